@@ -1,0 +1,79 @@
+"""The decision about one block: which program, in which arithmetic and form.
+
+Comes in: a found block. Goes out: `Conversion`, or the `Miss` that stands in its way. Pure: nothing is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from passes.activations import Arithmetic
+from passes.find import Block
+from passes.linear import Miss
+from passes.programs import Program
+
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+ARITHMETIC: dict[int, Arithmetic] = {
+    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7),
+    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16),
+    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12),
+    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-9),
+}
+"""Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
+
+steepness: SiLU(k y) / k is ReLU to 0.28 / k everywhere, and bit for bit once |k y| > 104, where the exponential is
+0 or infinite: k = 2^40 makes that |y| > 1e-10. tolerance: half a unit in the last place of 1.
+"""
+
+SMALLEST_OPSET = 7
+"""From here on Mul and Add broadcast without attributes."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One block and how it will be converted.
+
+    Attributes:
+        block: the block.
+        program: its head program.
+        form: name of the form, a key of `passes.forms.FORMS`.
+        inline: whether the heads are written out instead of calling a model-local function.
+        compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
+    """
+
+    block: Block
+    program: Program
+    form: str
+    inline: bool
+    compute_type: int
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads in the converted block: neurons times heads per neuron."""
+        neurons = self.block.neurons
+        return None if neurons is None else neurons * len(self.program.heads)
+
+
+def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion | Miss:
+    """Choose the program of `block`, or say why there is none."""
+    identified = block.identified
+    if opset < SMALLEST_OPSET:
+        return Miss(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output)
+    if block.elem_type == 0:
+        return Miss("its element type is unknown; add value_info, for example with onnx.shape_inference", block.output)
+    arithmetic = ARITHMETIC.get(block.elem_type)
+    if arithmetic is None:
+        name = onnx.TensorProto.DataType.Name(block.elem_type).lower()
+        return Miss(f"its element type {name} is not a floating-point type that heads can be computed in", block.output)
+    if identified.activation.program is None:
+        return Miss(f"{identified.label}: no head program for this activation yet", block.output)
+    if identified.gated is not None and identified.activation.name not in ("sigmoid", "tanh"):
+        return Miss(f"{identified.label}: no head program for a gate with an unbounded activation yet", block.output)
+    program = identified.activation.program(identified.parameters, arithmetic)
+    if identified.gated is not None:
+        program = program.gate()
+    compute_type = _DOUBLE if block.elem_type == _DOUBLE else _FLOAT
+    return Conversion(block, program, form, inline, compute_type)

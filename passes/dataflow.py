@@ -1,0 +1,269 @@
+"""One pass over a graph that says which tensors are elementwise functions of linear operators' outputs.
+
+Comes in: a `GraphView`. Goes out: `Dataflow`: a `Fact` per tensor, the linear operators, where each activation
+ends, and why others end nowhere. It is abstract interpretation with a small lattice, linear in the graph's size:
+
+    opaque    anything
+    leaf      the output of a linear operator, with the per-channel affine and shape-only operators behind it
+    function  an elementwise function, with scalar constants, of one or two leaves
+    beyond    a nonlinear function followed by per-channel affine or shape-only operators, on its way to W2
+
+`passes.find` turns the facts into MLP blocks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from passes.linear import LinearOperator, Miss, linear_operator
+from rewriter.graph import elementwise
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, label
+
+_SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
+_PARTS = {"Split", "Slice"}
+_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+_TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
+_SUMS = {"Add", "Sub", "Sum"}
+_FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+    onnx.TensorProto.DOUBLE,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a leaf comes from: the linear operators added up in it, and the affine nodes behind them."""
+
+    operators: tuple[LinearOperator, ...]
+    trailing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of one tensor.
+
+    Attributes:
+        leaves: the tensors that this one is an elementwise function of; itself where it is a leaf or opaque.
+        source: for a leaf, where it comes from; None for functions and for opaque tensors.
+        nonlinear: whether the function is (syntactically) not affine.
+        ends: for a tensor beyond an activation, the activation's output.
+    """
+
+    leaves: tuple[str, ...]
+    source: Source | None = None
+    nonlinear: bool = False
+    ends: str | None = None
+
+
+@dataclass
+class Dataflow:
+    """The facts of one graph; filled by `analyse`, read-only afterwards.
+
+    Attributes:
+        facts: tensor name to fact; a tensor that is not here is opaque or constant.
+        operators: node index to linear operator.
+        sinks: activation output to the linear operators that read it.
+        blocked: activation output to why another reader is no linear operator.
+        extended: activation outputs that a larger activation takes up.
+        near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
+    """
+
+    facts: dict[str, Fact] = field(default_factory=dict)
+    operators: dict[int, LinearOperator] = field(default_factory=dict)
+    sinks: dict[str, list[LinearOperator]] = field(default_factory=lambda: defaultdict(list))
+    blocked: dict[str, list[Miss]] = field(default_factory=lambda: defaultdict(list))
+    extended: set[str] = field(default_factory=set)
+    near_misses: dict[str, Miss] = field(default_factory=dict)
+
+    def source_of(self, tensor: str) -> Source | None:
+        """Where a leaf comes from, None for other tensors."""
+        fact = self.facts.get(tensor)
+        return None if fact is None else fact.source
+
+    def activation_behind(self, tensor: str) -> str | None:
+        """The activation output that `tensor` is, or lies beyond; None if there is none."""
+        fact = self.facts.get(tensor)
+        if fact is None:
+            return None
+        return tensor if fact.nonlinear else fact.ends
+
+
+def analyse(view: GraphView, constants: Constants) -> Dataflow:
+    """Run the pass over `view`."""
+    return _Analysis(view, constants).run()
+
+
+class _Analysis:
+    def __init__(self, view: GraphView, constants: Constants) -> None:
+        self._view = view
+        self._constants = constants
+        self._flow = Dataflow()
+
+    def run(self) -> Dataflow:
+        for index, node in enumerate(self._view.nodes):
+            if all(name in self._constants for name in node.output if name):
+                continue
+            if not self._linear(index, node):
+                self._other(index, node)
+        return self._flow
+
+    def _linear(self, index: int, node: onnx.NodeProto) -> bool:
+        found = linear_operator(self._view, self._constants, index)
+        if found is None:
+            return False
+        if isinstance(found, Miss):
+            self._block(node, found)
+            return True
+        self._flow.operators[index] = found
+        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,)))
+        activation = self._flow.activation_behind(found.data)
+        if activation is not None:
+            self._flow.sinks[activation].append(found)
+        return True
+
+    def _other(self, index: int, node: onnx.NodeProto) -> None:
+        if elementwise.lookup(node) is not None:
+            self._elementwise(index, node)
+        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS:
+            self._shape_only(index, node)
+        else:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
+
+    def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
+        """The node's outputs are opaque; activations that end in it remember why."""
+        for name in dict.fromkeys(node.input):
+            activation = self._flow.activation_behind(name)
+            if activation is not None:
+                self._flow.blocked[activation].append(miss)
+
+    # -- shape-only operators ------------------------------------------------------------------------------
+
+    def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
+        data = node.input[0]
+        fact = self._flow.facts.get(data)
+        if fact is None or any(name and name not in self._constants for name in node.input[1:] if node.op_type in _PARTS):
+            return
+        if node.op_type == "Slice" and not self._contiguous(node):
+            self._flow.near_misses.setdefault(data, Miss("the projection is taken apart with a stride", label(node)))
+            return
+        for output in node.output:
+            self._follow(output, data, fact, index)
+
+    def _contiguous(self, node: onnx.NodeProto) -> bool:
+        if len(node.input) < 5 or not node.input[4]:
+            return True
+        steps = self._constants.value(node.input[4])
+        return steps is not None and bool((steps == 1).all())  # type: ignore[attr-defined]
+
+    def _follow(self, output: str, data: str, fact: Fact, index: int) -> None:
+        """`output` is an affine or shape-only image of `data`, tensor by tensor rather than entry by entry."""
+        if fact.nonlinear or fact.ends is not None:
+            self._flow.facts[output] = Fact((output,), ends=fact.ends or data)
+        elif (source := self._affine_source(fact)) is not None:
+            self._flow.facts[output] = Fact((output,), source=replace(source, trailing=(*source.trailing, index)))
+
+    def _affine_source(self, fact: Fact) -> Source | None:
+        """The source of a leaf, or of an affine function of one leaf."""
+        if fact.source is not None:
+            return fact.source
+        return self._flow.source_of(fact.leaves[0]) if len(fact.leaves) == 1 and not fact.nonlinear else None
+
+    # -- elementwise operators -----------------------------------------------------------------------------
+
+    def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
+        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        if not self._plain(node) or not data:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
+            return
+        wide = [name for name in names if name in self._constants and not self._is_scalar(name, data[0])]
+        if wide:
+            self._per_channel(index, node, data, wide)
+            return
+        facts = [self._flow.facts.get(name) for name in data]
+        if any(fact is None for fact in facts):
+            self._mixed(node, data)
+            return
+        self._combine(index, node, data, [fact for fact in facts if fact is not None])
+
+    def _plain(self, node: onnx.NodeProto) -> bool:
+        """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
+        if node.op_type == "Cast":
+            return any(attribute.name == "to" and attribute.i in _FLOATS for attribute in node.attribute)
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            return self._constants.scalar(node.input[2]) == 0
+        return True
+
+    def _is_scalar(self, name: str, data: str) -> bool:
+        """One element, and not of a higher rank than the data (which would add axes)."""
+        if self._constants.scalar(name) is None:
+            return False
+        rank = len(self._constants.shape(name) or ())
+        data_rank = self._view.type_of(data).rank
+        return rank <= (1 if data_rank is None else max(data_rank, 0))
+
+    def _per_channel(self, index: int, node: onnx.NodeProto, data: list[str], wide: list[str]) -> None:
+        affine = node.op_type in ("Add", "Sub", "Mul", "Sum") or (node.op_type == "Div" and node.input[0] == data[0])
+        shape = self._constants.shape(wide[0])
+        fact = self._flow.facts.get(data[0])
+        if fact is None:
+            return
+        if not affine or len(data) > 1:
+            where = data[0] if fact.source is not None else fact.leaves[0]
+            reason = f"{label(node)} has a constant of shape {list(shape or ())} where a scalar is needed"
+            self._flow.near_misses.setdefault(where, Miss(reason, label(node)))
+            self._block(node, Miss(reason, label(node)))
+        elif shape is None or self._one_per_channel(shape, fact):
+            self._follow(node.output[0], data[0], fact, index)
+        else:
+            reason = f"{label(node)} has a constant of shape {list(shape)}, which is not one value per channel"
+            self._flow.near_misses.setdefault(data[0], Miss(reason, label(node)))
+            self._block(node, Miss(reason, label(node)))
+
+    def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
+        """Whether a constant varies along the channel axis alone: the last one, or a convolution's second."""
+        wide = [axis - len(shape) for axis, dim in enumerate(shape) if dim != 1]
+        source = self._affine_source(fact)
+        convolution = source is not None and source.operators[0].kind.startswith("Conv")
+        return len(wide) <= 1 and (convolution or all(axis == -1 for axis in wide))
+
+    def _mixed(self, node: onnx.NodeProto, data: list[str]) -> None:
+        outsider = next(name for name in data if name not in self._flow.facts)
+        self._block(node, Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node)))
+
+    def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
+        output = node.output[0]
+        if any(fact.ends is not None for fact in facts):
+            affine = len(facts) == 1 and self._is_affine(node, data)
+            if affine:
+                self._follow(output, data[0], facts[0], index)
+            else:
+                self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            return
+        leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
+        nonlinear = any(fact.nonlinear for fact in facts) or not self._is_affine(node, data)
+        if not nonlinear and len(leaves) > 1:
+            sources = [source for leaf in leaves if (source := self._flow.source_of(leaf)) is not None]
+            operators = tuple(operator for source in sources for operator in source.operators)
+            trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
+            self._flow.facts[output] = Fact((output,), source=Source(operators, (*trailing, index)))
+            return
+        if len(leaves) > 2:
+            self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
+            return
+        self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear)
+        self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:
+        if node.op_type in _SUMS or node.op_type in _TRANSPARENT:
+            return True
+        operands = [name for name in node.input if name and name not in self._constants]
+        if len(operands) != 1:
+            return False
+        return node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0])

@@ -1,0 +1,196 @@
+"""Finding the MLP blocks of one graph: linear operator, activation, linear operator.
+
+Comes in: a frozen `GraphView`. Goes out: `Findings`: the blocks, by what they compute, and every candidate that is
+no block with the reason. Nothing is changed. The ends of a block are structural (`passes.dataflow`), its middle
+is semantic (`passes.identify`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from passes.dataflow import Dataflow, analyse
+from passes.identify import Identified, Identifier, Region, Unknown
+from passes.linear import LinearOperator, Miss
+from passes.names import Namer
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, label
+
+
+@dataclass(frozen=True)
+class Block:
+    """One MLP block.
+
+    Attributes:
+        name: unique in the model; the module path where the exporter recorded it.
+        where: the scope, empty for the main graph.
+        region: the nodes between the pre-activation and the second operator's input.
+        gate: the pre-activation y (of the gate, in a gated block).
+        value: what the activation is multiplied with in a gated block; the gate itself otherwise.
+        first: the linear operators that make the pre-activations.
+        second: the linear operators that read the activation's output.
+        identified: the activation.
+        elem_type: TensorProto element type of the activation's output, 0 when unknown.
+    """
+
+    name: str
+    where: str
+    region: Region
+    gate: str
+    value: str
+    first: tuple[LinearOperator, ...]
+    second: tuple[LinearOperator, ...]
+    identified: Identified
+    elem_type: int
+
+    @property
+    def output(self) -> str:
+        """The tensor that the block's activation region ends in."""
+        return self.region.output
+
+    @property
+    def neurons(self) -> int | None:
+        """d_ff, None where the weights' shapes do not say."""
+        return next((op.in_features for op in self.second if op.in_features), None)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A candidate that is not an MLP block, or cannot be converted, and why."""
+
+    name: str
+    where: str
+    activation: str
+    first: str
+    second: str
+    miss: Miss
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found in one graph, in graph order."""
+
+    blocks: tuple[Block, ...]
+    left: tuple[Left, ...]
+
+
+def find(view: GraphView, namer: Namer) -> Findings:
+    """Find all MLP blocks and all near misses of `view`. Time linear in its nodes."""
+    constants = Constants(view)
+    flow = analyse(view, constants)
+    return _Finder(view, flow, Identifier(view, constants), namer).run()
+
+
+class _Finder:
+    def __init__(self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer) -> None:
+        self._view = view
+        self._flow = flow
+        self._identifier = identifier
+        self._namer = namer
+
+    def run(self) -> Findings:
+        blocks: list[Block] = []
+        left: list[Left] = []
+        for output, fact in self._flow.facts.items():
+            if not fact.nonlinear:
+                continue
+            sinks = self._flow.sinks.get(output, [])
+            if not sinks and output in self._flow.extended:
+                continue
+            found = self._candidate(output, fact.leaves, sinks)
+            (blocks if isinstance(found, Block) else left).append(found)  # type: ignore[arg-type]
+        for leaf, miss in self._flow.near_misses.items():
+            left.append(self._near_miss(leaf, miss))
+        return Findings(tuple(blocks), tuple(left))
+
+    def _candidate(self, output: str, leaves: tuple[str, ...], sinks: list[LinearOperator]) -> Block | Left:
+        region = self._region(output, leaves)
+        first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
+        identified = self._identifier.identify(region)
+        name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
+        miss = self._obstacle(output, first, sinks, identified)
+        if miss is None and isinstance(identified, Identified):
+            slots = identified.gated or (0, 0)
+            return Block(
+                name=name,
+                where=self._view.where,
+                region=region,
+                gate=leaves[slots[0]],
+                value=leaves[slots[1]],
+                first=first,
+                second=tuple(sink for sink in sinks if sink.rowwise),
+                identified=identified,
+                elem_type=self._view.type_of(output).elem_type or self._elem_type(first),
+            )
+        return Left(
+            name=name,
+            where=self._view.where,
+            activation=identified.label if isinstance(identified, Identified) else "",
+            first=kinds(first),
+            second=kinds(tuple(sinks)),
+            miss=miss or Miss("no reason", output),
+        )
+
+    def _obstacle(
+        self,
+        output: str,
+        first: tuple[LinearOperator, ...],
+        sinks: list[LinearOperator],
+        identified: Identified | Unknown,
+    ) -> Miss | None:
+        producer = self._view.made_by(output)
+        node = label(producer) if producer is not None else output
+        if isinstance(identified, Unknown):
+            return Miss(identified.reason, node)
+        if not sinks:
+            if self._flow.blocked.get(output):
+                return self._flow.blocked[output][0]
+            if output in self._view.outputs:
+                return Miss("its output is an output of the graph, and no linear operator reads it", node)
+            return Miss("no linear operator reads its output", node)
+        spatial = next((operator for operator in first if not operator.rowwise), None)
+        if spatial is not None:
+            return Miss(f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node]))
+        if not any(sink.rowwise for sink in sinks):
+            return Miss(f"the second operator is a {sinks[0].kind}, which mixes positions", label(self._view.nodes[sinks[0].node]))
+        return None
+
+    def _near_miss(self, leaf: str, miss: Miss) -> Left:
+        operators = self._operators(leaf)
+        name = self._namer.name(self._view, operators, (), ())
+        return Left(name, self._view.where, "", kinds(operators), "", miss)
+
+    def _operators(self, leaf: str) -> tuple[LinearOperator, ...]:
+        source = self._flow.source_of(leaf)
+        return () if source is None else source.operators
+
+    def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
+        """The nodes between the leaves and `output`, walked backwards from the output."""
+        inside: set[int] = set()
+        pending = [output]
+        while pending:
+            index = self._view.producer[pending.pop()]
+            if index in inside:
+                continue
+            inside.add(index)
+            pending.extend(
+                name for name in self._view.nodes[index].input if name in self._flow.facts and name not in leaves
+            )
+        return Region(output, leaves, tuple(sorted(inside)))
+
+    def _elem_type(self, first: tuple[LinearOperator, ...]) -> int:
+        """Where inference stopped: the pre-activation's type, else the weight's."""
+        for operator in first:
+            known = self._view.type_of(operator.output).elem_type or self._view.type_of(operator.weight).elem_type
+            if known:
+                return known
+        return 0
+
+
+def kinds(operators: tuple[LinearOperator, ...]) -> str:
+    """The operators as a report prints them: `MatMul 64x256`."""
+    shown = []
+    for operator in operators:
+        size = f" {operator.in_features}x{operator.out_features}" if operator.in_features else ""
+        shown.append(operator.kind + size)
+    return " + ".join(dict.fromkeys(shown))

@@ -1,0 +1,137 @@
+"""Form `local`: every query scored against exactly its own key and the bias keys.
+
+Comes in: a conversion. Goes out: the nodes that take the activation region's place. W1 becomes the stacked query and
+value projection of the d_ff heads, W2 their stacked output projection: both stay in the graph as they are,
+unread, so the linear operators may be anything linear. The pre-activation is the queries, the activation's output is
+what the heads write, each along its row of W2. The tensors at both ends keep their names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
+
+from passes.conversion import Conversion
+from passes.heads import DOMAIN, Spelling, emit, function_of, spelling_of
+from passes.programs import Head
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Fragment
+from rewriter.graph.view import GraphView
+
+
+def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion; reads no weights."""
+    return _Emitter(view, conversion).run()
+
+
+class _Emitter:
+    def __init__(self, view: GraphView, conversion: Conversion) -> None:
+        self._conversion = conversion
+        self._opset = view.opsets.get("", 1)
+        self._fragment = Fragment(f"{conversion.block.name}/heads")
+        self._functions: list[onnx.FunctionProto] = []
+        self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
+
+    def run(self) -> Replacement:
+        block, program = self._conversion.block, self._conversion.program
+        cast = block.elem_type != self._conversion.compute_type
+        query = self._read(block.gate, "query", cast=cast)
+        source = query if block.value == block.gate else self._read(block.value, "value", cast=cast)
+        target = self._fragment.qualified("output") if cast else block.output
+        self._sum(query, source, target)
+        if cast:
+            narrow = {"to": int(block.elem_type)}
+            self._fragment.node("Cast", [self._fragment.tensor(target)], "narrowed", output=block.output, **narrow)
+        metadata = {
+            f"{DOMAIN}.block": block.name,
+            f"{DOMAIN}.form": self._conversion.form,
+            f"{DOMAIN}.activation": block.identified.label,
+            f"{DOMAIN}.program": program.name,
+            f"{DOMAIN}.max_error": f"{program.max_error:.3g}",
+        }
+        return Replacement(
+            output=block.output,
+            region=block.region.nodes,
+            nodes=tuple(self._fragment.nodes(metadata)),
+            initializers=tuple(self._fragment.initializers()),
+            functions=tuple(self._functions),
+        )
+
+    @property
+    def _dtype(self) -> DTypeLike:
+        return np.float64 if self._double else np.float32
+
+    def _read(self, tensor: str, name: str, *, cast: bool) -> gs.Tensor:
+        existing = self._fragment.tensor(tensor)
+        if not cast:
+            return existing
+        return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
+
+    def _sum(self, query: gs.Tensor, source: gs.Tensor, target: str) -> None:
+        """All heads of the program, then the constant; a lone head takes the linear term into its softmax."""
+        program = self._conversion.program
+        alone = len(program.heads) == 1
+        terms: list[gs.Tensor] = []
+        last = alone and program.constant == 0.0
+        for number, head in enumerate(program.heads):
+            prefix = "" if alone else f"{number}/"
+            linear = program.linear if alone else 0.0
+            output = target if last else self._fragment.qualified(f"{prefix}output")
+            terms.append(self._head(prefix, head, linear, query, source, output))
+        if last:
+            return
+        if not alone and program.linear != 0.0:
+            terms.append(self._scaled(source, program.linear, 0.0, "linear"))
+        if program.constant != 0.0:
+            terms.append(self._scalar("constant", program.constant))
+        self._fragment.node("Sum", terms, "sum", output=target)
+
+    def _head(
+        self, prefix: str, head: Head, linear: float, query: gs.Tensor, source: gs.Tensor, output: str
+    ) -> gs.Variable:
+        spelling = spelling_of(head, linear, double=self._double)
+        inputs: dict[str, gs.Tensor] = {
+            "query": query,
+            "key": self._key(prefix, head, query),
+            "value": self._scaled(source, head.c + linear, head.d, f"{prefix}self_value"),
+        }
+        if not spelling.zero_bias:
+            inputs["key_offset"] = self._scalar(f"{prefix}key_offset", head.gamma)
+            for name, attribute in (("bias_key", "slope"), ("bias_offset", "offset"), ("bias_value", "value")):
+                row = [getattr(token, attribute) for token in head.bias_tokens]
+                inputs[name] = self._fragment.constant(f"{prefix}{name}", np.asarray(row, dtype=self._dtype))
+        if spelling.linear:
+            inputs["linear_value"] = self._scaled(source, linear, 0.0, f"{prefix}linear_value")
+        return self._attend(prefix, spelling, inputs, output)
+
+    def _attend(
+        self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str
+    ) -> gs.Variable:
+        if self._conversion.inline:
+            emit(self._fragment, spelling, inputs, output)
+            return self._fragment.tensor(output)
+        self._functions.append(function_of(spelling, self._opset))
+        ordered = [inputs[name] for name in spelling.inputs]
+        return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
+
+    def _key(self, prefix: str, head: Head, query: gs.Tensor) -> gs.Tensor:
+        """The self key: a constant, or affine in y where the self logit is quadratic."""
+        if head.alpha == 0.0:
+            return self._scalar(f"{prefix}key", head.beta)
+        return self._scaled(query, head.alpha, head.beta, f"{prefix}key")
+
+    def _scaled(self, tensor: gs.Tensor, factor: float, offset: float, name: str) -> gs.Tensor:
+        """`factor * tensor + offset`, with as few nodes as that needs."""
+        if factor == 0.0:
+            return self._scalar(name, offset)
+        result = tensor
+        if factor != 1.0:
+            result = self._fragment.node("Mul", [result, self._scalar(f"{name}_factor", factor)], name)
+        if offset != 0.0:
+            result = self._fragment.node("Add", [result, self._scalar(f"{name}_offset", offset)], f"{name}_shifted")
+        return result
+
+    def _scalar(self, name: str, value: float) -> gs.Constant:
+        return self._fragment.constant(name, np.asarray(value, dtype=self._dtype))

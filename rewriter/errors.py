@@ -1,0 +1,51 @@
+"""The errors a user can meet, each with the exit status of the command line.
+
+Comes in: nothing. Goes out: exception classes raised everywhere, turned into one line and an exit
+status by `rewriter.cli`. A message is one line, says what is wrong, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitStatus(IntEnum):
+    """Exit statuses of `rewrite`, part of its public interface."""
+
+    CONVERTED = 0
+    VALIDATION_FAILED = 1
+    USAGE = 2
+    NOTHING_TO_CONVERT = 3
+    BAD_MODEL = 4
+    PROVIDER_UNAVAILABLE = 5
+
+
+class RewriteError(Exception):
+    """Base of every error that the caller can act on."""
+
+    exit_status: ClassVar[ExitStatus] = ExitStatus.USAGE
+
+
+class UsageError(RewriteError):
+    """An option or an argument cannot be followed: a bad value, an output that exists, inputs that do not fit."""
+
+    exit_status = ExitStatus.USAGE
+
+
+class ModelError(RewriteError):
+    """The model file is unreadable, malformed or unsafe."""
+
+    exit_status = ExitStatus.BAD_MODEL
+
+
+class ProviderError(RewriteError):
+    """A requested execution provider is not available in this onnxruntime."""
+
+    exit_status = ExitStatus.PROVIDER_UNAVAILABLE
+
+
+class ValidationError(RewriteError):
+    """The proof could not be carried out, so no file is left."""
+
+    exit_status = ExitStatus.VALIDATION_FAILED

@@ -1,0 +1,153 @@
+"""Which tensors are constant, and the values of the small ones.
+
+Comes in: a `GraphView`. Goes out: `Constants`: a tensor is constant when nothing but initializers and Constant
+nodes feeds it (so a live Transpose or DequantizeLinear of a weight is constant too). Values are computed only
+on demand and only for small inline tensors: weights are never read.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from rewriter.graph import elementwise
+from rewriter.graph.view import GraphView, subgraphs
+
+_SMALL = 1024
+"""Largest number of elements whose values may be read."""
+
+_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_RESHAPING = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"}
+_TYPES = {
+    onnx.TensorProto.FLOAT: np.float32,
+    onnx.TensorProto.DOUBLE: np.float64,
+    onnx.TensorProto.FLOAT16: np.float16,
+    onnx.TensorProto.INT32: np.int32,
+    onnx.TensorProto.INT64: np.int64,
+}
+
+
+class Constants:
+    """Constness and small constant values of one view. Values are cached; the graph must not change meanwhile."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._values: dict[str, NDArray[np.generic] | None] = {}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All constant tensors, found in one pass."""
+        constant = set(self._view.initializers)
+        for node in self._view.nodes:
+            if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
+                continue
+            named = [name for name in node.input if name]
+            is_source = node.op_type == "Constant" and self._view.is_onnx(node)
+            if is_source or (named and all(name in constant for name in named)):
+                constant.update(node.output)
+        constant.discard("")
+        return frozenset(constant)
+
+    def __contains__(self, tensor: str) -> bool:
+        return tensor in self.names
+
+    def scalar(self, tensor: str) -> float | None:
+        """The value of a constant with exactly one element, as a float; None for anything else."""
+        value = self.value(tensor)
+        return float(np.asarray(value, dtype=np.float64).reshape(())) if value is not None and value.size == 1 else None
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Dimensions of a constant, from its initializer, its value, or type inference."""
+        if tensor in self._view.initializers:
+            return tuple(self._view.initializers[tensor].dims)
+        value = self.value(tensor)
+        if value is not None:
+            return value.shape
+        inferred = self._view.type_of(tensor).shape
+        if inferred is None or not all(isinstance(dim, int) for dim in inferred):
+            return None
+        return tuple(dim for dim in inferred if isinstance(dim, int))
+
+    def value(self, tensor: str) -> NDArray[np.generic] | None:
+        """The value of a small constant in its own type, or None when it is large, external or not foldable."""
+        if tensor not in self.names or tensor in self._view.overridable:
+            return None
+        if tensor not in self._values:
+            self._values[tensor] = None  # guards against cycles in hostile graphs
+            self._values[tensor] = self._compute(tensor)
+        return self._values[tensor]
+
+    def _compute(self, tensor: str) -> NDArray[np.generic] | None:
+        initializer = self._view.initializers.get(tensor)
+        if initializer is not None:
+            return _small_array(initializer)
+        node = self._view.made_by(tensor)
+        if node is None or not self._view.is_onnx(node):
+            return None
+        if node.op_type == "Constant":
+            return _constant_value(node)
+        if node.op_type in _RESHAPING:
+            return self._reshaped(node, tensor)
+        return self._folded(node)
+
+    def _reshaped(self, node: onnx.NodeProto, tensor: str) -> NDArray[np.generic] | None:
+        value = self.value(node.input[0])
+        shape = self._view.type_of(tensor).shape
+        if value is None or shape is None or not all(isinstance(dim, int) for dim in shape):
+            return None
+        target = tuple(dim for dim in shape if isinstance(dim, int))
+        if prod(target) > _SMALL:
+            return None
+        return np.broadcast_to(value, target) if node.op_type == "Expand" else value.reshape(target)
+
+    def _folded(self, node: onnx.NodeProto) -> NDArray[np.generic] | None:
+        if elementwise.lookup(node) is None:
+            return None
+        args = [self.value(name) for name in node.input]
+        known = [arg for arg in args if arg is not None]
+        if len(known) != len(args):
+            return None
+        target = _result_type(node, known)
+        if target is None:
+            return None
+        result = elementwise.evaluate(node, [np.asarray(arg, dtype=np.float64) for arg in known])
+        return result.astype(target)
+
+
+def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dtype[np.generic] | None:
+    """The element type that the operator gives, None where folding in float64 would not be faithful."""
+    if node.op_type == "Cast":
+        target = next((attribute.i for attribute in node.attribute if attribute.name == "to"), 0)
+        numpy_type = _TYPES.get(target)
+        return None if numpy_type is None else np.dtype(numpy_type)
+    if args[0].dtype.kind in "iub" and node.op_type not in ("Identity", "Neg"):
+        return None
+    return args[0].dtype
+
+
+def _constant_value(node: onnx.NodeProto) -> NDArray[np.generic] | None:
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            return _small_array(attribute.t)
+        if attribute.name == "value_float":
+            return np.asarray(attribute.f, dtype=np.float32)
+        if attribute.name == "value_int":
+            return np.asarray(attribute.i, dtype=np.int64)
+        if attribute.name == "value_floats" and len(attribute.floats) <= _SMALL:
+            return np.asarray(attribute.floats, dtype=np.float32)
+        if attribute.name == "value_ints" and len(attribute.ints) <= _SMALL:
+            return np.asarray(attribute.ints, dtype=np.int64)
+    return None
+
+
+def _small_array(tensor: onnx.TensorProto) -> NDArray[np.generic] | None:
+    if prod(tensor.dims) > _SMALL or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    return numpy_helper.to_array(tensor)

@@ -1,0 +1,133 @@
+"""Splicing: new nodes in the place of old ones, everything else byte for byte as it was.
+
+Comes in: a ModelProto and `Replacement`s that were planned on its frozen view. Goes out: the same proto, changed.
+Dead nodes and constants are removed only where a replacement made them dead: what was dead before stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.graph.view import GraphView, captured_names
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One region and what takes its place.
+
+    Attributes:
+        output: the tensor that the region makes; the new nodes make a tensor of the same name.
+        region: indices of the region's nodes in the view.
+        nodes: the new nodes, in topological order.
+        initializers: their constants.
+        functions: the model-local functions that they call.
+    """
+
+    output: str
+    region: tuple[int, ...]
+    nodes: tuple[onnx.NodeProto, ...]
+    initializers: tuple[onnx.TensorProto, ...]
+    functions: tuple[onnx.FunctionProto, ...] = ()
+
+
+def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Replacement]) -> None:
+    """Apply all replacements to the main graph of `model`, which must still be the graph that `view` indexed.
+
+    A region node that something else reads (another consumer, a graph output, a subgraph) stays and keeps its value.
+    """
+    graph = model.graph
+    places = {view.producer[replacement.output]: replacement for replacement in replacements}
+    dead = _dead_nodes(view, replacements, frozenset(places))
+    merged: list[onnx.NodeProto] = []
+    for index, node in enumerate(graph.node):
+        if index in places:
+            merged.extend(places[index].nodes)
+        elif index not in dead:
+            merged.append(node)
+    copies = [_copy(node) for node in merged]
+    del graph.node[:]
+    graph.node.extend(copies)
+    _drop_unused(graph, _inputs_of(view, dead | set(places)))
+    for replacement in replacements:
+        graph.initializer.extend(replacement.initializers)
+    _forget_types(graph)
+    _add_functions(model, [function for replacement in replacements for function in replacement.functions])
+
+
+def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
+    duplicate = onnx.NodeProto()
+    duplicate.CopyFrom(node)
+    return duplicate
+
+
+def _dead_nodes(view: GraphView, replacements: Sequence[Replacement], replaced: frozenset[int]) -> set[int]:
+    """Nodes that nothing needs once the replacements are in place."""
+    uses: Counter[str] = Counter({name: len(readers) for name, readers in view.consumers.items()})
+    for name in view.outputs:
+        uses[name] += 1
+    for replacement in replacements:
+        for node in replacement.nodes:
+            uses.update(name for name in node.input if name)
+    dead: set[int] = set()
+    pending: list[int] = []
+
+    def release(index: int) -> None:
+        for name in view.nodes[index].input:
+            if not name:
+                continue
+            uses[name] -= 1
+            maker = view.producer.get(name)
+            if uses[name] <= 0 and maker is not None:
+                pending.append(maker)
+
+    for index in sorted(replaced, reverse=True):
+        release(index)
+    while pending:
+        index = pending.pop()
+        node = view.nodes[index]
+        if index in dead or index in replaced or any(uses[name] > 0 for name in node.output):
+            continue
+        dead.add(index)
+        release(index)
+    return dead
+
+
+def _inputs_of(view: GraphView, nodes: Iterable[int]) -> frozenset[str]:
+    return frozenset(name for index in nodes for name in view.nodes[index].input)
+
+
+def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
+    """Remove initializers among `candidates` that nothing reads any more, unless the signature declares them."""
+    used = {name for node in graph.node for name in node.input}
+    for node in graph.node:
+        used |= captured_names(node)
+    used.update(value.name for value in (*graph.output, *graph.input))
+    for position in reversed(range(len(graph.initializer))):
+        name = graph.initializer[position].name
+        if name in candidates and name not in used:
+            del graph.initializer[position]
+
+
+def _forget_types(graph: onnx.GraphProto) -> None:
+    """Remove value_info of tensors that no longer exist."""
+    made = {name for node in graph.node for name in node.output}
+    made.update(tensor.name for tensor in graph.initializer)
+    made.update(value.name for value in graph.input)
+    for position in reversed(range(len(graph.value_info))):
+        if graph.value_info[position].name not in made:
+            del graph.value_info[position]
+
+
+def _add_functions(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
+    present = {(function.domain, function.name) for function in model.functions}
+    for function in functions:
+        if (function.domain, function.name) not in present:
+            model.functions.append(function)
+            present.add((function.domain, function.name))
+    domains = {function.domain for function in functions}
+    imported = {entry.domain for entry in model.opset_import}
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(domains - imported))

@@ -1,0 +1,239 @@
+"""What elementwise operators compute, as numpy functions in float64.
+
+Comes in: a node and the values of its inputs. Goes out: the value of its output. One table, `OPERATORS`,
+holds every operator that acts on each entry of a tensor alone; whatever is not in it is not elementwise.
+Used to fold small constants and to evaluate an activation region on a grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.graph.view import ONNX_DOMAINS
+
+Array = NDArray[np.float64]
+Attributes = Mapping[str, float]
+Evaluate = Callable[[Sequence[Array], Attributes], Array]
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """One elementwise operator.
+
+    Attributes:
+        evaluate: numpy inputs (float64; absent optional inputs are left off the end) and attributes to output.
+        affine: whether the output is affine in each single input when the others are constants.
+        defaults: attribute defaults of the operator's specification.
+    """
+
+    evaluate: Evaluate
+    affine: bool = False
+    defaults: tuple[tuple[str, float], ...] = ()
+
+
+_erf_scalar = np.frompyfunc(math.erf, 1, 1)
+
+
+def erf(x: Array) -> Array:
+    """Error function, entry by entry, to the last bit of float64 (math.erf)."""
+    return np.asarray(_erf_scalar(x), dtype=np.float64)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), accurate in relative terms on both tails."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)) without overflow."""
+    return np.logaddexp(0.0, x)
+
+
+_erfc_scalar = np.frompyfunc(math.erfc, 1, 1)
+
+
+def normal_cdf(x: Array) -> Array:
+    """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
+    return 0.5 * np.asarray(_erfc_scalar(-x / math.sqrt(2.0)), dtype=np.float64)
+
+
+def gelu_erf(x: Array) -> Array:
+    """x Phi(x)."""
+    return x * normal_cdf(x)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The tanh approximation of GELU, as x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
+    return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
+
+
+def _unary(function: Callable[[Array], Array]) -> Elementwise:
+    return Elementwise(lambda args, _: function(args[0]))
+
+
+def _fold(function: Callable[[Array, Array], Array], *, affine: bool = False) -> Elementwise:
+    def evaluate(args: Sequence[Array], _: Attributes) -> Array:
+        result = args[0]
+        for arg in args[1:]:
+            result = function(result, arg)
+        return result
+
+    return Elementwise(evaluate, affine=affine)
+
+
+def _clip(args: Sequence[Array], attributes: Attributes) -> Array:
+    low = args[1] if len(args) > 1 else attributes["min"]
+    high = args[2] if len(args) > 2 else attributes["max"]
+    return np.minimum(np.maximum(args[0], low), high)
+
+
+def _elu(args: Sequence[Array], attributes: Attributes) -> Array:
+    alpha = attributes["alpha"]
+    return np.where(args[0] > 0, args[0], alpha * np.expm1(np.minimum(args[0], 0.0)))
+
+
+def _celu(args: Sequence[Array], attributes: Attributes) -> Array:
+    alpha = attributes["alpha"]
+    return np.maximum(args[0], 0.0) + np.minimum(alpha * np.expm1(np.minimum(args[0], 0.0) / alpha), 0.0)
+
+
+def _selu(args: Sequence[Array], attributes: Attributes) -> Array:
+    below = attributes["alpha"] * np.expm1(np.minimum(args[0], 0.0))
+    return attributes["gamma"] * np.where(args[0] > 0, args[0], below)
+
+
+def _hard_sigmoid(args: Sequence[Array], attributes: Attributes) -> Array:
+    return np.clip(attributes["alpha"] * args[0] + attributes["beta"], 0.0, 1.0)
+
+
+def _leaky(args: Sequence[Array], attributes: Attributes) -> Array:
+    return np.where(args[0] >= 0, args[0], attributes["alpha"] * args[0])
+
+
+def _shrink(args: Sequence[Array], attributes: Attributes) -> Array:
+    x, bias, threshold = args[0], attributes["bias"], attributes["lambd"]
+    return np.where(x < -threshold, x + bias, np.where(x > threshold, x - bias, 0.0))
+
+
+def _gelu(args: Sequence[Array], attributes: Attributes) -> Array:
+    return gelu_tanh(args[0]) if attributes["approximate"] else gelu_erf(args[0])
+
+
+def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
+    return lambda args, _: function(args[0] + args[1] if len(args) > 1 else args[0])
+
+
+def _power(base: Array, exponent: Array) -> Array:
+    return np.power(base, exponent)
+
+
+def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise:
+    return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
+
+
+_IDENTITY = Elementwise(lambda args, _: args[0], affine=True)
+
+_ONNX: dict[str, Elementwise] = {
+    "Identity": _IDENTITY,
+    "Cast": _IDENTITY,
+    "CastLike": _IDENTITY,
+    "Dropout": _IDENTITY,
+    "Neg": Elementwise(lambda args, _: -args[0], affine=True),
+    "Add": _fold(np.add, affine=True),
+    "Sum": _fold(np.add, affine=True),
+    "Sub": _fold(np.subtract, affine=True),
+    "Mul": _fold(np.multiply, affine=True),
+    "Div": _fold(np.divide),
+    "Pow": _fold(_power),
+    "Max": _fold(np.maximum),
+    "Min": _fold(np.minimum),
+    "Abs": _unary(np.abs),
+    "Sqrt": _unary(np.sqrt),
+    "Reciprocal": _unary(np.reciprocal),
+    "Exp": _unary(np.exp),
+    "Log": _unary(np.log),
+    "Sin": _unary(np.sin),
+    "Cos": _unary(np.cos),
+    "Atan": _unary(np.arctan),
+    "Sign": _unary(np.sign),
+    "Floor": _unary(np.floor),
+    "Ceil": _unary(np.ceil),
+    "Round": _unary(np.rint),
+    "Erf": _unary(erf),
+    "Tanh": _unary(np.tanh),
+    "Sigmoid": _unary(sigmoid),
+    "Relu": _unary(lambda x: np.maximum(x, 0.0)),
+    "Softplus": _unary(softplus),
+    "Softsign": _unary(lambda x: x / (1.0 + np.abs(x))),
+    "Mish": _unary(lambda x: x * np.tanh(softplus(x))),
+    "HardSwish": _unary(lambda x: x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)),
+    "Swish": Elementwise(lambda args, a: args[0] * sigmoid(a["alpha"] * args[0]), defaults=(("alpha", 1.0),)),
+    "Gelu": Elementwise(_gelu, defaults=(("approximate", 0.0),)),
+    "Clip": Elementwise(_clip, defaults=(("min", -math.inf), ("max", math.inf))),
+    "Elu": Elementwise(_elu, defaults=(("alpha", 1.0),)),
+    "Celu": Elementwise(_celu, defaults=(("alpha", 1.0),)),
+    "Selu": Elementwise(_selu, defaults=(("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875))),
+    "HardSigmoid": Elementwise(_hard_sigmoid, defaults=(("alpha", 0.2), ("beta", 0.5))),
+    "LeakyRelu": Elementwise(_leaky, defaults=(("alpha", 0.01),)),
+    "PRelu": Elementwise(lambda args, _: np.where(args[0] >= 0, args[0], args[1] * args[0])),
+    "ThresholdedRelu": Elementwise(
+        lambda args, a: np.where(args[0] > a["alpha"], args[0], 0.0), defaults=(("alpha", 1.0),)
+    ),
+    "Shrink": Elementwise(_shrink, defaults=(("bias", 0.0), ("lambd", 0.5))),
+    "Where": Elementwise(lambda args, _: np.where(args[0] != 0, args[1], args[2])),
+    "Greater": _truth(np.greater),
+    "GreaterOrEqual": _truth(np.greater_equal),
+    "Less": _truth(np.less),
+    "LessOrEqual": _truth(np.less_equal),
+    "Equal": _truth(np.equal),
+    "And": _truth(np.logical_and),
+    "Or": _truth(np.logical_or),
+    "Not": _unary(lambda x: (x == 0).astype(np.float64)),
+}
+
+_MICROSOFT: dict[str, Elementwise] = {
+    "Gelu": _unary(gelu_erf),
+    "FastGelu": Elementwise(_with_bias(gelu_tanh)),
+    "BiasGelu": Elementwise(_with_bias(gelu_erf)),
+    "QuickGelu": Elementwise(
+        lambda args, a: args[0] * sigmoid(a["alpha"] * args[0]), defaults=(("alpha", 1.7020000219345093),)
+    ),
+}
+
+OPERATORS: dict[tuple[str, str], Elementwise] = {
+    **{("", name): operator for name, operator in _ONNX.items()},
+    **{(MICROSOFT, name): operator for name, operator in _MICROSOFT.items()},
+}
+
+
+def lookup(node: onnx.NodeProto) -> Elementwise | None:
+    """The elementwise operator that `node` applies, or None."""
+    domain = "" if node.domain in ONNX_DOMAINS else node.domain
+    return OPERATORS.get((domain, node.op_type))
+
+
+def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
+    """Apply an elementwise node to float64 inputs, in float64.
+
+    Raises:
+        KeyError: when the node is not elementwise.
+    """
+    domain = "" if node.domain in ONNX_DOMAINS else node.domain
+    operator = OPERATORS[domain, node.op_type]
+    attributes = dict(operator.defaults)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.FLOAT:
+            attributes[attribute.name] = attribute.f
+        elif attribute.type == onnx.AttributeProto.STRING and attribute.name == "approximate":
+            attributes["approximate"] = float(attribute.s == b"tanh")
+    with np.errstate(all="ignore"):
+        return np.asarray(operator.evaluate(args, attributes), dtype=np.float64)

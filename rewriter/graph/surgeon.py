@@ -1,0 +1,97 @@
+"""The one place that touches onnx-graphsurgeon: it builds the new parts of a graph.
+
+Comes in: operators and constants, by name. Goes out: protobuf nodes, initializers and functions, which
+`rewriter.graph.edit` splices into a model. Only what is new goes through graphsurgeon: a round trip of a whole model
+would lose metadata, doc strings and IR version, so the model itself stays the protobuf that it was
+(docs/decisions/0001). Traps avoided here: nodes are compared with `is`, never `==`; `Graph.layer` is not used
+(quadratic, float32 constants); no LazyValues; no TensorProto is shared with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+
+class Fragment:
+    """New nodes that read existing tensors by name and write into existing names.
+
+    Every tensor made here is called `<prefix>/<name>`, and so is the node that makes it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._tensors: dict[str, gs.Variable] = {}
+        self._nodes: list[gs.Node] = []
+        self._constants: list[gs.Constant] = []
+
+    def tensor(self, name: str) -> gs.Variable:
+        """A tensor that exists already, or that a later node of this fragment writes, by its full name."""
+        return self._tensors.setdefault(name, gs.Variable(name))
+
+    def constant(self, name: str, values: NDArray[np.generic]) -> gs.Constant:
+        """A new constant `<prefix>/<name>`."""
+        constant = gs.Constant(self.qualified(name), np.ascontiguousarray(values).reshape(values.shape))
+        self._constants.append(constant)
+        return constant
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[gs.Tensor],
+        name: str,
+        *,
+        output: str | None = None,
+        domain: str | None = None,
+        **attributes: object,
+    ) -> gs.Variable:
+        """Append a node; its output is called `output` in full, or `<prefix>/<name>`."""
+        result = self.tensor(output or self.qualified(name))
+        self._nodes.append(
+            gs.Node(operator, self.qualified(name), dict(attributes), list(inputs), [result], domain=domain)
+        )
+        return result
+
+    def qualified(self, name: str) -> str:
+        """`name` under the fragment's prefix."""
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
+        """The nodes in the order they were added, each with `metadata`."""
+        protos = [OnnxExporter.export_node(node) for node in self._nodes]
+        for proto in protos:
+            for key, value in metadata.items():
+                proto.metadata_props.add(key=key, value=value)
+        return protos
+
+    def initializers(self) -> list[onnx.TensorProto]:
+        """The constants as initializers."""
+        return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants]
+
+    def function(
+        self,
+        domain: str,
+        name: str,
+        inputs: Sequence[str],
+        output: str,
+        *,
+        opset: int,
+        doc: str,
+    ) -> onnx.FunctionProto:
+        """The fragment as a model-local function; its constants become Constant nodes."""
+        function = gs.Function(
+            name,
+            domain=domain,
+            nodes=self._nodes,
+            inputs=[self.tensor(entry) for entry in inputs],
+            outputs=[self.tensor(output)],
+            doc_string=doc,
+            opset=opset,
+            import_domains=[onnx.helper.make_opsetid("", opset)],
+        )
+        return OnnxExporter.export_function(function)

@@ -1,0 +1,130 @@
+"""Element types and shapes of a model's tensors, inferred without touching the weights.
+
+Comes in: a ModelProto of any size, its external data not loaded. Goes out: a mapping from tensor name to
+`TensorType`. onnx's own inference does the work, on a skeleton that carries no weight bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import onnx
+
+Dim = int | str | None
+"""One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
+
+_INLINE_LIMIT = 1024
+"""Initializers up to this many elements keep their values: shape inference reads small ones (Reshape, Slice)."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type (TensorProto.DataType, 0 when unknown) and shape (None when the rank is unknown)."""
+
+    elem_type: int
+    shape: tuple[Dim, ...] | None
+
+    UNKNOWN: ClassVar[TensorType]
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None when unknown."""
+        return None if self.shape is None else len(self.shape)
+
+
+TensorType.UNKNOWN = TensorType(0, None)
+
+
+def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
+    """Infer the types of all tensors of the main graph.
+
+    Inference stops at operators that onnx does not know (custom domains); what it cannot say is left out.
+    A model that inference cannot read at all yields what the model itself declares.
+    """
+    skeleton = skeleton_of(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; declared types remain
+        inferred = skeleton
+    return declared_types(inferred.graph)
+
+
+def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
+    """The types that a graph states: inputs, outputs, value_info and initializers."""
+    types: dict[str, TensorType] = {}
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        if value.type.HasField("tensor_type"):
+            types[value.name] = _tensor_type(value.type.tensor_type)
+    for tensor in graph.initializer:
+        types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
+    return types
+
+
+def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` without weight bytes: large initializers become external stubs of the same type and shape.
+
+    The copy is made field by field, so a model of gigabytes costs kilobytes.
+    """
+    skeleton = onnx.ModelProto()
+    skeleton.ir_version = model.ir_version
+    skeleton.opset_import.extend(model.opset_import)
+    skeleton.functions.extend(model.functions)
+    graph = skeleton.graph
+    graph.name = model.graph.name
+    graph.node.extend(_without_large_constants(node) for node in model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    graph.initializer.extend(_stub(tensor) for tensor in model.graph.initializer)
+    return skeleton
+
+
+def _stub(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    if prod(tensor.dims) <= _INLINE_LIMIT and tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return tensor
+    stub = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    stub.data_location = onnx.TensorProto.EXTERNAL
+    stub.external_data.add(key="location", value="weights")
+    return stub
+
+
+def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
+    if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
+        return node
+    small = onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output)
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            small.attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=_stub(attribute.t))
+        else:
+            small.attribute.append(attribute)
+    return small
+
+
+def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
+    if not proto.HasField("shape"):
+        return TensorType(proto.elem_type, None)
+    return TensorType(proto.elem_type, tuple(_dim(dim) for dim in proto.shape.dim))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return dim.dim_param or None
+
+
+def same_shape(left: TensorType, right: TensorType) -> bool | None:
+    """Whether two tensors certainly have the same shape; None when it cannot be told."""
+    if left.shape is None or right.shape is None:
+        return None
+    if len(left.shape) != len(right.shape):
+        return False
+    if any(a is None or b is None or isinstance(a, str) != isinstance(b, str) for a, b in _pairs(left, right)):
+        return None
+    return all(a == b for a, b in _pairs(left, right))
+
+
+def _pairs(left: TensorType, right: TensorType) -> list[tuple[Dim, Dim]]:
+    return list(zip(left.shape or (), right.shape or (), strict=False))
+
