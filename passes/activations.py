@@ -172,7 +172,7 @@ def _solve_sigmoid(f: Function) -> Parameters | None:
 def _logistic_program(p: Parameters, _: Arithmetic) -> Program:
     k, height, low = p
     name = "sigmoid" if low == 0.0 else "tanh"
-    return Program(name, (Head(beta=k, c=0.0, d=low + height, bias_tokens=(BiasToken(value=low),)),))
+    return Program(name, (Head(beta=k, c=0.0, d=height),), constant=low)
 
 
 # -- recognised by name, no program yet ----------------------------------------------------------------------

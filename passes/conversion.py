@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from passes.activations import Arithmetic
@@ -51,6 +52,11 @@ class Conversion:
     compute_type: int
 
     @property
+    def max_error(self) -> float:
+        """Certified largest error of the heads as they stand in the graph, in exact arithmetic, absolute."""
+        return self.program.max_error + self.program.coefficient_error
+
+    @property
     def heads(self) -> int | None:
         """Attention heads in the converted block: neurons times heads per neuron."""
         neurons = self.block.neurons
@@ -76,4 +82,5 @@ def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion |
     if identified.gated is not None:
         program = program.gate()
     compute_type = _DOUBLE if block.elem_type == _DOUBLE else _FLOAT
+    program = program.rounded(np.float64 if compute_type == _DOUBLE else np.float32)
     return Conversion(block, program, form, inline, compute_type)

@@ -8,7 +8,7 @@ them. Two spellings of the same softmax attention:
     `NeuronAttention_m`  m bias tokens with keys and values of their own; the largest logit is subtracted first.
 
 Each query is scored against exactly its own key and the bias keys: the paper's mask is made structural. The
-operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum) and Gather.
+operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
 """
 
 from __future__ import annotations
@@ -89,15 +89,18 @@ def spelling_of(head: Head, linear: float, *, double: bool) -> Spelling:
     return Spelling(len(head.bias_tokens), zero_bias, linear != 0.0, double)
 
 
-def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> None:
+def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, *, opset: int) -> None:
     """Add the nodes of one head to `fragment`, writing the tensor named `output` in full."""
-    (_emit_one if spelling.zero_bias else _emit_many)(fragment, spelling, inputs, output)
+    if spelling.zero_bias:
+        _emit_one(fragment, spelling, inputs, output)
+    else:
+        _emit_many(fragment, spelling, inputs, output, opset)
 
 
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`."""
     body = Fragment("")
-    emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output")
+    emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output", opset=opset)
     doc = _DOC_ONE
     if not spelling.zero_bias:
         m = spelling.bias_tokens
@@ -113,8 +116,10 @@ def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tenso
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
-def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> None:
-    query, value = inputs["query"], inputs["value"]
+def _emit_many(
+    fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, opset: int
+) -> None:
+    query, value = _bounded(fragment, spelling, inputs["query"], opset), inputs["value"]
     logits = [_logit(fragment, query, inputs["key"], inputs["key_offset"], "self")]
     bias_values = []
     for j in range(spelling.bias_tokens):
@@ -146,3 +151,16 @@ def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tens
 
 def _logit(fragment: Fragment, query: gs.Tensor, key: gs.Tensor, offset: gs.Tensor, name: str) -> gs.Variable:
     return fragment.node("Add", [fragment.node("Mul", [query, key], f"{name}_score"), offset], f"{name}_logit")
+
+
+def _bounded(fragment: Fragment, spelling: Spelling, query: gs.Tensor, opset: int) -> gs.Variable:
+    """The query within +-2^60 (float32): far beyond where the weights are 0 and 1, and no logit can reach infinity,
+    whose difference to another infinite logit would be NaN."""
+    limit = 2.0**500 if spelling.double else 2.0**60
+    if opset < 11:
+        return fragment.node("Clip", [query], "finite_query", min=-limit, max=limit)
+    bounds = [
+        fragment.constant(name, np.asarray(value, dtype=spelling.dtype))
+        for name, value in (("lowest_query", -limit), ("highest_query", limit))
+    ]
+    return fragment.node("Clip", [query, *bounds], "finite_query")

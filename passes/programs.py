@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
 
@@ -58,6 +58,23 @@ class Head:
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
+    def rounded(self, dtype: DTypeLike) -> Head:
+        """The head with its coefficients rounded to a type."""
+
+        def narrow(number: float) -> float:
+            return float(np.asarray(number, dtype=dtype))
+
+        return Head(
+            beta=narrow(self.beta),
+            alpha=narrow(self.alpha),
+            gamma=narrow(self.gamma),
+            c=narrow(self.c),
+            d=narrow(self.d),
+            bias_tokens=tuple(
+                BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value)) for token in self.bias_tokens
+            ),
+        )
+
     def conditioned(self) -> Head:
         """The shift of this head that float32 likes best: the key with the largest logit at y = 0 becomes zero.
 
@@ -79,6 +96,7 @@ class Program:
         linear: factor of z outside the heads (a head that attends to itself alone).
         constant: constant outside the heads.
         max_error: certified largest absolute error against the activation, over `domain`, in exact arithmetic.
+        coefficient_error: largest change that rounding the coefficients to the arithmetic's type makes.
         rounding: largest error over max(1, |f|) that evaluating the program in float32 was measured to add to
             `max_error`; what an exact program shows is a few units in the last place.
         domain: largest |y| for which `max_error` holds.
@@ -89,6 +107,7 @@ class Program:
     linear: float = 0.0
     constant: float = 0.0
     max_error: float = 0.0
+    coefficient_error: float = 0.0
     rounding: float = 4 * 2.0**-24
     domain: float = float("inf")
 
@@ -106,6 +125,24 @@ class Program:
         """The program in float64. `z` (default y) is what self values read; shapes broadcast."""
         source = y if z is None else z
         return np.asarray(sum(head.evaluate(y, source) for head in self.heads) + self.linear * source + self.constant)
+
+    def rounded(self, dtype: DTypeLike) -> Program:
+        """The program with coefficients of a type, as it stands in a graph; what that changes is measured and stated.
+
+        The change is the largest over a grid that is dense where the weights move and reaches 1e6, with a tenth added.
+        """
+        result = replace(
+            self,
+            heads=tuple(head.rounded(dtype) for head in self.heads),
+            linear=float(np.asarray(self.linear, dtype=dtype)),
+            constant=float(np.asarray(self.constant, dtype=dtype)),
+        )
+        if result == self:
+            return self
+        tails = np.logspace(-3, 6, 2000)
+        points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails])
+        change = np.abs(result.evaluate(points) - self.evaluate(points)) / np.maximum(1.0, np.abs(points))
+        return replace(result, coefficient_error=1.1 * float(change.max()))
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f; self values keep reading y."""
@@ -135,22 +172,13 @@ class Program:
         )
 
     def gate(self) -> Program:
-        """The program of f(y) u for a bounded f whose own program has constant values: d becomes d u, v_j becomes v_j u.
-
-        Only a program with all bias-token values 0 stays one of constant bias tokens (sigmoid: GLU); the others
-        move their bias value v into the linear term: sigma d + (1 - sigma) v = sigma (d - v) + v.
+        """The program of f(y) u, given that of a bounded f whose values are constants: what was d becomes d u.
 
         Raises:
-            ValueError: when a self value reads y, or a head has several bias tokens with different values.
+            ValueError: when a self value reads y, or a bias token has a value.
         """
-        heads = []
-        linear = self.constant
-        for head in self.heads:
-            values = {token.value for token in head.bias_tokens}
-            if head.c != 0.0 or len(values) != 1 or self.linear != 0.0:
-                raise ValueError(f"{self.name} is not the program of a bounded activation with one bias value")
-            (value,) = values
-            linear += value
-            tokens = tuple(replace(token, value=0.0) for token in head.bias_tokens)
-            heads.append(replace(head, c=head.d - value, d=0.0, bias_tokens=tokens))
-        return replace(self, name=f"{self.name}_gate", heads=tuple(heads), linear=linear, constant=0.0)
+        plain = all(head.c == 0.0 and all(token.value == 0.0 for token in head.bias_tokens) for head in self.heads)
+        if not plain or self.linear != 0.0:
+            raise ValueError(f"{self.name} is not a program of constant self values and valueless bias tokens")
+        heads = tuple(replace(head, c=head.d, d=0.0) for head in self.heads)
+        return replace(self, name=f"{self.name}_gate", heads=heads, linear=self.constant, constant=0.0)

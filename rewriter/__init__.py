@@ -1,0 +1,36 @@
+"""Rewrites the MLP blocks of an ONNX transformer as attention heads, and proves that the outputs stay the same.
+
+>>> from rewriter import rewrite
+>>> report = rewrite("model.onnx", "attnonly.onnx")
+>>> report.exit_status, len(report.converted)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewriter.api import rewrite
+    from rewriter.errors import ExitStatus, ModelError, ProviderError, RewriteError, UsageError, ValidationError
+    from rewriter.report import Report
+
+__all__ = [
+    "ExitStatus",
+    "ModelError",
+    "ProviderError",
+    "Report",
+    "RewriteError",
+    "UsageError",
+    "ValidationError",
+    "rewrite",
+]
+
+_HOMES = {"rewrite": "rewriter.api", "Report": "rewriter.report"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import lazily: `passes` imports `rewriter.graph`, and the API imports `passes`."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
+    return getattr(import_module(_HOMES.get(name, "rewriter.errors")), name)

@@ -49,7 +49,7 @@ class _Emitter:
             f"{DOMAIN}.form": self._conversion.form,
             f"{DOMAIN}.activation": block.identified.label,
             f"{DOMAIN}.program": program.name,
-            f"{DOMAIN}.max_error": f"{program.max_error:.3g}",
+            f"{DOMAIN}.max_error": f"{self._conversion.max_error:.3g}",
         }
         return Replacement(
             output=block.output,
@@ -110,7 +110,7 @@ class _Emitter:
         self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str
     ) -> gs.Variable:
         if self._conversion.inline:
-            emit(self._fragment, spelling, inputs, output)
+            emit(self._fragment, spelling, inputs, output, opset=self._opset)
             return self._fragment.tensor(output)
         self._functions.append(function_of(spelling, self._opset))
         ordered = [inputs[name] for name in spelling.inputs]

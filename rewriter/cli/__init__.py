@@ -1,0 +1,57 @@
+"""The command line: `rewrite MODEL -o OUT`, with subcommands after it.
+
+One file per command; `COMMANDS` is the table. The plain command is the one without a name: whatever does not start
+with the name of a subcommand goes to it, so a model file called like a subcommand is reachable as ./NAME.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rewriter.cli.convert import convert
+from rewriter.errors import RewriteError
+
+COMMANDS: dict[str, click.Command] = {}
+"""Subcommand name to command; the plain command is `convert`."""
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with an `ExitStatus`."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status. Errors become one line on standard error."""
+    try:
+        command, rest = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        result: Any = command.main(rest, prog_name=_name(command), standalone_mode=False)
+    except RewriteError as error:
+        click.echo(f"rewrite: {error}", err=True)
+        return int(error.exit_status)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("rewrite: interrupted; nothing was written", err=True)
+        return _INTERRUPTED
+    except MemoryError:
+        click.echo("rewrite: out of memory; try --no-validate, or fewer and shorter inputs with --dim", err=True)
+        return 1
+    return int(result) if result is not None else 0
+
+
+def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
+    """A subcommand where the first word names one, else the plain command with all the words."""
+    if arguments and arguments[0] in COMMANDS:
+        return COMMANDS[arguments[0]], arguments[1:]
+    return convert, arguments
+
+
+def _name(command: click.Command) -> str:
+    return next((f"rewrite {name}" for name, known in COMMANDS.items() if known is command), "rewrite")

@@ -1,0 +1,148 @@
+"""The external data of an output that stands in another directory than its source.
+
+Comes in: the checked references of the rewritten proto, the directory they are resolved in, and OUT. Goes
+out: data files beside OUT, and for each location the new one. Used by `save`.
+
+A data file is called `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. A name thus never changes
+its content, so an older OUT stays whole whatever happens to a newer one, and a file of the same content is
+used again. Files that no model refers to any more are left: who else reads them is not known here. Files are
+copied whole, in bounded memory, sharing blocks with the source where the file system can; offsets stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from rewriter.errors import UsageError
+from rewriter.files.durable import CHUNK, create, hidden_path, os_errors, sync_directory, write_all
+from rewriter.files.external import ExternalRef, open_inside
+from rewriter.text import quoted
+
+# What copy_file_range answers between file systems, or where a file system or kernel lacks it.
+_CANNOT_SHARE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF}
+
+
+def place_data(
+    references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]
+) -> dict[str, str]:
+    """Bring the files that `references` name beside `out`, complete and synced.
+
+    Args:
+        references: checked references, resolved in `base_dir`.
+        base_dir: directory of the source.
+        out: absolute path of the output.
+        made: receives the path of every file before it is created, for the caller to remove on failure.
+
+    Returns:
+        The new location for each location.
+
+    Raises:
+        ModelError: a data file changed into something that is refused.
+        UsageError: a file cannot be written, or a file of that name has other content.
+    """
+    moved: dict[str, str] = {}
+    for ref in references:
+        if ref.location in moved:
+            continue
+        source = open_inside(base_dir, ref.location, ref.tensor)
+        try:
+            moved[ref.location] = _place(source, out, made).name
+        finally:
+            os.close(source)
+    if moved:
+        with os_errors("sync", out.parent):
+            sync_directory(out.parent)
+    return moved
+
+
+def _place(source: int, out: Path, made: list[Path]) -> Path:
+    # What a location may not hold (backslash, drive, bytes that are not UTF-8) is spelled '_'.
+    prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
+    # Looked for before anything is written: a second run then needs no second copy on the disk.
+    found = _find(source, prefix, out.parent)
+    if found:
+        return found
+    temporary = hidden_path(out.parent, ".data")
+    made.append(temporary)
+    with os_errors("write", temporary):
+        handle = create(temporary)
+        try:
+            digest = _copy(source, handle)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    target = out.parent / f"{prefix}{digest[:12]}.data"
+    with os_errors("write", target):
+        if not os.path.lexists(target):
+            made.append(target)
+        elif _digest_of(target) != digest:
+            raise UsageError(
+                f"{quoted(target)} holds other data than its name says; remove it or choose another "
+                "output name"
+            )
+        os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not
+    return target
+
+
+def _find(source: int, prefix: str, directory: Path) -> Path | None:
+    size = os.fstat(source).st_size
+    with os_errors("read", directory), os.scandir(directory) as entries:
+        # `load` refuses a data file with two hard links, so such a one is no use.
+        names = {
+            entry.name
+            for entry in entries
+            if entry.name.startswith(prefix)
+            and entry.is_file(follow_symlinks=False)
+            and (entry.stat().st_size, entry.stat().st_nlink) == (size, 1)
+        }
+        if not names:
+            return None
+        digest = _digest(source)
+        target = directory / f"{prefix}{digest[:12]}.data"
+        return target if target.name in names and _digest_of(target) == digest else None
+
+
+def _copy(source: int, target: int) -> str:
+    """Copy one open file to another and return the SHA-256 of what was written."""
+    digest, done, sharing = hashlib.sha256(), 0, hasattr(os, "copy_file_range")
+    while True:
+        if sharing:
+            try:
+                sharing = os.copy_file_range(source, target, CHUNK, done, done) > 0
+            except OSError as error:
+                if error.errno not in _CANNOT_SHARE:
+                    raise
+                sharing = False
+        # Hashed from the copy where the kernel made it, so that the name tells what the copy holds.
+        chunk = os.pread(target if sharing else source, CHUNK, done)
+        if not sharing:
+            os.lseek(target, done, os.SEEK_SET)
+            write_all(target, chunk)
+        if not chunk:
+            return digest.hexdigest()
+        digest.update(chunk)
+        done += len(chunk)
+
+
+def _digest(handle: int) -> str:
+    digest, done = hashlib.sha256(), 0
+    while chunk := os.pread(handle, CHUNK, done):
+        digest.update(chunk)
+        done += len(chunk)
+    return digest.hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a regular file, None for a link or anything else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return None
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return _digest(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,129 @@
+"""Loading a model without trusting it.
+
+Comes in: a path, or a ModelProto in memory. Goes out: a frozen `LoadedModel`, checked by `structure`, whose
+external references were checked by `external` and whose external bytes were not read. Used by everything that
+starts from a model; `read_tensor` is used wherever the values of one tensor are needed.
+
+The path may be a symbolic link, because the Hugging Face cache consists of them. External data is then looked
+up beside the link, in the directory of the path as given, and the data files themselves may not be links:
+for a model in that cache whose weights are external, the error says how to copy it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from rewriter.errors import ModelError
+from rewriter.files.external import ExternalRef, read_external, resolve
+from rewriter.files.modelfile import byte_size, read_model
+from rewriter.files.structure import check_structure
+from rewriter.files.tensors import check_inline, element_type
+from rewriter.files.walk import is_external, iter_tensors
+from rewriter.text import quoted
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checked model and where it came from.
+
+    Attributes:
+        proto: the model; external data is not loaded, initializers keep their references.
+        path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
+        base_dir: directory that external data is resolved in, `path.parent`; None for a proto in memory.
+        external: every external reference: initializers, attributes, subgraphs, functions, sparse tensors.
+        file_size: bytes of the model file; for a proto in memory, what its file would have.
+    """
+
+    proto: onnx.ModelProto
+    path: Path | None
+    base_dir: Path | None
+    external: tuple[ExternalRef, ...]
+    file_size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model file and of the external ranges it refers to, each byte counted once."""
+        return self.file_size + external_bytes(self.external)
+
+
+def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
+    """Load and check a model.
+
+    A proto in memory is used as it is, not copied; it may not have external data, for want of a directory.
+
+    Raises:
+        ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
+            refers to external data against the rules of `rewriter.files.external`.
+    """
+    if isinstance(source, onnx.ModelProto):
+        check_structure(source)
+        external = collect_external(source, None)
+        return LoadedModel(source, None, None, external, byte_size(source))
+    # Not resolved and not normalised: both would change which directory external data is looked up in.
+    path = Path(source).absolute()
+    proto, file_size = read_model(path)
+    check_structure(proto)
+    return LoadedModel(proto, path, path.parent, collect_external(proto, path.parent), file_size)
+
+
+def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:
+    """Check every external reference of a model against `base_dir`. Raises ModelError."""
+    tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
+    if tensors and base_dir is None:
+        raise ModelError(
+            f"tensor {quoted(tensors[0].name)} has external data and the model was given in memory, "
+            "without a directory; pass the path of the model instead"
+        )
+    return tuple(resolve(tensor, base_dir) for tensor in tensors if base_dir is not None)
+
+
+def external_bytes(references: tuple[ExternalRef, ...]) -> int:
+    """Count the bytes that references cover, each byte of a file once (tied weights share their bytes)."""
+    total, path, end = 0, None, 0
+    for ref in sorted(references, key=lambda ref: (ref.path, ref.offset)):
+        if ref.path != path:
+            path, end = ref.path, 0
+        total += max(ref.offset + ref.length - max(end, ref.offset), 0)
+        end = max(end, ref.offset + ref.length)
+    return total
+
+
+def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
+    """Read the values of one tensor of a model, inline or external, checking it again first.
+
+    Returns:
+        An array of the tensor's dims and element type (`ml_dtypes` for bfloat16, float8 and 4-bit types).
+
+    Raises:
+        ModelError: the data do not match the dims, or the data file changed into something that is refused.
+    """
+    name = quoted(tensor.name)
+    if is_external(tensor):
+        if model.base_dir is None:
+            raise ModelError(
+                f"tensor {name} has external data; pass the path of the model instead of a proto"
+            )
+        raw = read_external(tensor, model.base_dir)
+        if element_type(tensor).bits % 8 == 0:
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            if dtype.byteorder != "|" and dtype.kind != "V":
+                dtype = dtype.newbyteorder("<")
+            return raw.view(dtype).reshape(tuple(tensor.dims))
+        tensor = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw.tobytes())
+    check_inline(tensor)
+    try:
+        return onnx.numpy_helper.to_array(tensor)
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ) as error:
+        # For example a string that is not UTF-8.
+        raise ModelError(
+            f"tensor {name} holds values outside its element type; export the model again"
+        ) from error

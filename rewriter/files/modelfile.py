@@ -1,0 +1,119 @@
+"""The bytes of a model file, and what they are when they are not a model.
+
+Comes in: an absolute path. Goes out: the parsed ModelProto and the size of the file, or a ModelError with the
+likeliest cause. Used by `load`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from rewriter.errors import ModelError
+from rewriter.text import quoted
+
+MAX_FILE = 2**31 - 1
+"""Protobuf reads no message of 2 GiB or more."""
+
+TOO_LARGE = (
+    "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
+    "(onnx.save(..., save_as_external_data=True)) and rewrite that"
+)
+
+# First bytes of what people pass by mistake: (offset, bytes, what it is and what to do).
+_FOREIGN = (
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the model; run `git lfs pull` in its repository"),
+    (0, b"PK\x03\x04", "a zip archive (or a PyTorch checkpoint); extract or export the .onnx model from it"),
+    (0, b"\x1f\x8b", "gzip-compressed; decompress it first"),
+    (4, b"ORTM", "in the ORT format, which cannot be rewritten; pass the .onnx model it was made from"),
+    (4, b"TFL3", "a TensorFlow Lite model; convert it to ONNX first"),
+    (0, b"\x89HDF", "an HDF5 file; export the model to ONNX first"),
+)
+
+
+def read_model(path: Path) -> tuple[onnx.ModelProto, int]:
+    """Read and parse a model file.
+
+    Returns:
+        The model, with a graph, and the bytes of the file.
+
+    Raises:
+        ModelError: in one line, why it cannot be read and what to do.
+    """
+    data = _read(path)
+    try:
+        proto = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        reason = "its subgraphs nest too deep" if "MaxDepth" in str(error) else "truncated or damaged"
+        raise ModelError(f"{quoted(path)} is {_foreign(data) or _damaged(reason)}") from error
+    # Some text parses as protobuf by accident, with nothing in it.
+    if not proto.HasField("graph"):
+        raise ModelError(f"{quoted(path)} is {_foreign(data) or _damaged('it has no graph')}")
+    return proto, len(data)
+
+
+def byte_size(proto: onnx.ModelProto) -> int:
+    """Return the bytes that a model takes in a file. Raises ModelError when no file can hold it."""
+    try:
+        return int(proto.ByteSize())
+    except (EncodeError, ValueError) as error:
+        raise ModelError(TOO_LARGE) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        # Looked at first, because opening a device can have effects; not blocking, because opening a FIFO
+        # (swapped in meanwhile) would wait for a writer.
+        _check_regular(path.stat(), path)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(handle, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            status = os.fstat(handle)
+            _check_regular(status, path)
+            data = file.read(status.st_size + 1)
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{quoted(path)} does not exist; check the path (a link may point to nothing)"
+        ) from error
+    except PermissionError as error:
+        raise ModelError(
+            f"{quoted(path)} may not be read: permission denied; change its mode or copy it"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "the name cannot be used"
+        raise ModelError(f"{quoted(path)} cannot be read: {reason}; check the path and the disk") from error
+    if len(data) != status.st_size:
+        raise ModelError(f"{quoted(path)} changed while it was read; run again when nothing writes to it")
+    return data
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{quoted(path)} is not a regular file; save the model to a file and pass that")
+    if not status.st_size:
+        raise ModelError(f"{quoted(path)} is empty; download or export the model again")
+    if status.st_size > MAX_FILE:
+        raise ModelError(
+            f"{quoted(path)} has {status.st_size} bytes and protobuf reads up to {MAX_FILE}; "
+            "save the model with external data (onnx.save(..., save_as_external_data=True))"
+        )
+
+
+def _damaged(reason: str) -> str:
+    return f"not a readable ONNX model ({reason}); download or export it again"
+
+
+def _foreign(data: bytes) -> str | None:
+    for offset, start, what in _FOREIGN:
+        if data.startswith(start, offset):
+            return what
+    # A model has control bytes near its start (field tags and lengths); text has none.
+    text = data[:512].decode("latin-1")
+    if text.isascii() and all(char.isprintable() or char in "\t\r\n" for char in text):
+        return f"a text file, not an ONNX model (it starts with {quoted(text[:40])}); pass the .onnx file"
+    return None

@@ -1,0 +1,158 @@
+"""Staging an output, and committing it once it was proved.
+
+Comes in: a rewritten proto, OUT, and the source that it came from. Goes out: a complete model under a hidden
+name in OUT's directory, that onnxruntime can load; after `commit`, the same under the name OUT. Used by the
+command line and the Python interface: stage, prove the staged file, commit.
+
+- Until `commit`, OUT is as it was. `commit` renames: OUT is the old file or the new one, never a part of
+  either, also after kill -9. A kill can leave hidden `.rewrite-*` files and content-addressed data files.
+- A block left without `commit`, or by any exception, leaves nothing that it made.
+- In the directory of the source, references to external data stay as they are: no weights are read or copied.
+  In another directory, `datafiles` copies the data before the graph is written.
+- Same proto, same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+
+from rewriter.errors import ModelError, UsageError
+from rewriter.files.datafiles import place_data
+from rewriter.files.durable import create, hidden_path, os_errors, sync_directory, write_all
+from rewriter.files.load import LoadedModel, collect_external, external_bytes
+from rewriter.files.modelfile import MAX_FILE, TOO_LARGE
+from rewriter.files.outputrules import check_output
+from rewriter.files.walk import is_external, iter_tensors
+from rewriter.text import quoted
+
+__all__ = ["StagedModel", "check_output", "staged_output"]
+
+
+class StagedModel:
+    """An output that is complete on disk and not yet under its name.
+
+    Attributes:
+        path: the hidden file in OUT's directory, loadable with its external data.
+        size: bytes of that file and of the external ranges it refers to, as `LoadedModel.size` counts them.
+    """
+
+    def __init__(
+        self, path: Path, size: int, out: Path, data: tuple[Path, ...], source: LoadedModel, *, force: bool
+    ) -> None:
+        self.path = path
+        self.size = size
+        self._out = out
+        self._data = data
+        self._source = source
+        self._force = force
+        self._renaming = False
+
+    @property
+    def committed(self) -> bool:
+        """Whether the staged file now stands at OUT."""
+        # Asked of the file system, so that an interrupt right after the rename cannot mislead the clean-up.
+        return self._renaming and not os.path.lexists(self.path)
+
+    def commit(self) -> None:
+        """Put the staged file at OUT, atomically and durably. A second call does nothing.
+
+        Raises:
+            UsageError: OUT was taken meanwhile against the rules of `check_output`, or the rename failed.
+        """
+        if self.committed:
+            return
+        check_output(self._out, source=self._source, force=self._force)
+        for path in self._data:
+            # Another run that writes the same data beside the same OUT may have failed and taken them away.
+            if not path.exists():
+                raise UsageError(f"{quoted(path)} was removed before the output was complete; run again")
+        with os_errors("rename to", self._out):
+            self._renaming = True
+            os.replace(self.path, self._out)  # noqa: PTH105 - the name says what happens, Path.replace does not
+            sync_directory(self._out.parent)
+
+
+@contextmanager
+def staged_output(
+    proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool
+) -> Iterator[StagedModel]:
+    """Write a model beside OUT, for the block to check and to `commit`.
+
+    The proto comes back unchanged: its locations of external data are edited while it is serialised and then
+    restored, because a copy would double the memory of inline weights. Do not use it from another thread
+    while the block is being entered.
+
+    Args:
+        proto: the model to write; its external references are those of the source.
+        out: the output path.
+        source: the model that `proto` was made from.
+        force: whether an existing OUT may be replaced.
+
+    Raises:
+        UsageError: `out` breaks a rule of `check_output`, or the disk refuses (full, read-only, quota).
+        ModelError: the model has 2 GiB or more inline, or its external data cannot be used.
+    """
+    out = Path(out).absolute()
+    check_output(out, source=source, force=force)
+    made: list[Path] = []
+    staged: StagedModel | None = None
+    try:
+        references = collect_external(proto, source.base_dir)
+        locations: dict[str, str] = {}
+        if references and source.base_dir is not None and not _same_directory(source.base_dir, out.parent):
+            locations = place_data(references, source.base_dir, out, made)
+        data = _serialise(proto, locations)
+        path = hidden_path(out.parent, ".onnx")
+        made.append(path)
+        with os_errors("write", path):
+            handle = create(path)
+            try:
+                write_all(handle, data)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        size = len(data) + external_bytes(references)
+        del data
+        placed = tuple(out.parent / location for location in locations.values())
+        staged = StagedModel(path, size, out, placed, source, force=force)
+        yield staged
+    finally:
+        if staged is None or not staged.committed:
+            for path in reversed(made):
+                # What cannot be removed must not hide the error that brought us here.
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _same_directory(one: Path, other: Path) -> bool:
+    with os_errors("read", other):
+        return one.samefile(other)
+
+
+def _serialise(proto: onnx.ModelProto, locations: dict[str, str]) -> bytes:
+    entries = [
+        entry
+        for tensor in (iter_tensors(proto) if locations else ())
+        if is_external(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    ]
+    before = [entry.value for entry in entries]
+    try:
+        for entry, location in zip(entries, before, strict=True):
+            entry.value = locations[location]
+        data: bytes = proto.SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise ModelError(TOO_LARGE) from error
+    finally:
+        for entry, location in zip(entries, before, strict=True):
+            entry.value = location
+    if len(data) > MAX_FILE:
+        raise ModelError(TOO_LARGE)
+    return data

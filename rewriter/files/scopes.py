@@ -1,0 +1,150 @@
+"""Names and order: every name is defined once, and before it is read.
+
+Comes in: a graph or a local function whose nesting was bounded. Goes out: nothing, or a ModelError that says
+whether a name is unknown, the nodes are out of order, or the graph has a cycle. Used by `structure`.
+
+A subgraph sees the names that stand before its node in the graphs around it. As onnx and onnxruntime have it,
+a node output may not repeat any name it sees, and inputs and initializers none of their own graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import onnx
+
+from rewriter.errors import ModelError
+from rewriter.files.walk import iter_nodes, subgraphs
+from rewriter.text import quoted
+
+
+class _Scope:
+    __slots__ = ("names", "nodes", "parent")
+
+    def __init__(self, nodes: Sequence[onnx.NodeProto], parent: _Scope | None) -> None:
+        self.names: set[str] = set()
+        self.nodes = nodes
+        self.parent = parent
+
+    def sees(self, name: str) -> bool:
+        scope: _Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return True
+            scope = scope.parent
+        return False
+
+
+def check_graph(graph: onnx.GraphProto, parent: _Scope | None = None) -> None:
+    """Check the names and the order of a graph and its subgraphs. Raises ModelError."""
+    scope = _Scope(graph.node, parent)
+    _declare(scope, (value.name for value in graph.input), "graph input")
+    # An initializer with the name of an input is that input's default value.
+    initializers = _Scope(graph.node, None)
+    _declare(initializers, (tensor.name for tensor in graph.initializer), "initializer")
+    _declare(initializers, (sparse.values.name for sparse in graph.sparse_initializer), "initializer")
+    scope.names |= initializers.names
+    _check_nodes(scope)
+    _check_outputs(scope, (value.name for value in graph.output), "graph output")
+
+
+def check_function(function: onnx.FunctionProto) -> None:
+    """Check the names and the order of a local function. Raises ModelError."""
+    scope = _Scope(function.node, None)
+    _declare(scope, function.input, "function input")
+    _check_nodes(scope)
+    _check_outputs(scope, function.output, "function output")
+
+
+def _declare(scope: _Scope, names: Iterable[str], what: str) -> None:
+    for name in names:
+        if not name or not isinstance(name, str):
+            raise ModelError(f"{what} has the unusable name {quoted(name)}; export the model again")
+        if name in scope.names:
+            raise ModelError(f"{what} {quoted(name)} is defined twice in one graph; export the model again")
+        scope.names.add(name)
+
+
+def _check_outputs(scope: _Scope, names: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in scope.names:
+            raise ModelError(
+                f"{what} {quoted(name)} is never defined in its graph; the file is damaged: export the "
+                "model again"
+            )
+
+
+def _check_nodes(scope: _Scope) -> None:
+    for node in scope.nodes:
+        texts = (node.op_type, node.domain, node.name)
+        if not node.op_type or not all(isinstance(text, str) for text in texts):
+            raise ModelError(
+                f"{_title(node)} of domain {quoted(node.domain)} has no usable operator, domain or name; "
+                "export the model again"
+            )
+        for name in node.input:
+            if name and not scope.sees(name):
+                raise _unseen(name, node, scope)
+        for graph in subgraphs(node) if node.attribute else ():
+            check_graph(graph, scope)
+        for name in node.output:
+            if not name:
+                continue
+            if scope.sees(name) or not isinstance(name, str):
+                raise ModelError(
+                    f"{_title(node)} defines {quoted(name)} again, or its name is not UTF-8; a name may be "
+                    "defined once (static single assignment): export the model again"
+                )
+            scope.names.add(name)
+
+
+def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
+    around: _Scope | None = scope
+    while around is not None:
+        if any(name in other.output for other in around.nodes):
+            looping = _node_in_cycle(around.nodes)
+            if looping is not None:
+                return ModelError(
+                    f"the graph has a cycle through {_title(looping)}, so it has no meaning; export the "
+                    "model again"
+                )
+            return ModelError(
+                f"the nodes are not in topological order: {_title(node)} reads {quoted(name)} before it is "
+                "produced; sort the graph (onnx_graphsurgeon: import_onnx, toposort, export_onnx) and "
+                "save it again"
+            )
+        around = around.parent
+    return ModelError(f"{_title(node)} reads {quoted(name)}, which is never defined; export the model again")
+
+
+def _node_in_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
+    """Return a node that stands in a cycle, if there is one (Kahn's algorithm, linear)."""
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    # What a subgraph reads, its node reads. Names defined inside it are not in `producer`.
+    reads = [
+        {producer[name] for inner in iter_nodes([node]) for name in inner.input if name in producer}
+        for node in nodes
+    ]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, sources in enumerate(reads):
+        for source in sources:
+            readers[source].append(index)
+    waiting = [len(sources) for sources in reads]
+    ready = deque(index for index, count in enumerate(waiting) if not count)
+    while ready:
+        for index in readers[ready.popleft()]:
+            waiting[index] -= 1
+            if not waiting[index]:
+                ready.append(index)
+    stuck = next((index for index, count in enumerate(waiting) if count), None)
+    seen: set[int] = set()
+    # A stuck node may only stand behind a cycle: walking up through stuck nodes ends in one.
+    while stuck is not None and stuck not in seen:
+        seen.add(stuck)
+        stuck = next(source for source in reads[stuck] if waiting[source])
+    return None if stuck is None else nodes[stuck]
+
+
+def _title(node: onnx.NodeProto) -> str:
+    return f"node {quoted(node.name)} ({quoted(node.op_type)})"

@@ -1,0 +1,138 @@
+"""How many elements and bytes a TensorProto must hold, and whether it does.
+
+Comes in: one TensorProto. Goes out: its element and byte counts, or a ModelError. Used by `structure` for
+every inline tensor, and by `external` for the length of every external one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.errors import ModelError
+from rewriter.text import quoted
+
+MAX_BYTES = 2**63 - 1
+MAX_RANK = 64
+"""The most axes a NumPy array can have."""
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """One ONNX element type: its width in bits and where its values stand when they are not raw."""
+
+    name: str
+    bits: int  # in raw_data and external data, packed without gaps
+    field: str  # the typed field of TensorProto
+    eighths: int = 8  # entries of that field per element, in eighths: 16 for complex, 4 for packed 4-bit
+
+
+# Numbers, not TensorProto.X: the older onnx releases that we support lack the newest names.
+ELEMENT_TYPES = {
+    1: ElementType("FLOAT", 32, "float_data"),
+    2: ElementType("UINT8", 8, "int32_data"),
+    3: ElementType("INT8", 8, "int32_data"),
+    4: ElementType("UINT16", 16, "int32_data"),
+    5: ElementType("INT16", 16, "int32_data"),
+    6: ElementType("INT32", 32, "int32_data"),
+    7: ElementType("INT64", 64, "int64_data"),
+    8: ElementType("STRING", 0, "string_data"),
+    9: ElementType("BOOL", 8, "int32_data"),
+    10: ElementType("FLOAT16", 16, "int32_data"),
+    11: ElementType("DOUBLE", 64, "double_data"),
+    12: ElementType("UINT32", 32, "uint64_data"),
+    13: ElementType("UINT64", 64, "uint64_data"),
+    14: ElementType("COMPLEX64", 64, "float_data", 16),
+    15: ElementType("COMPLEX128", 128, "double_data", 16),
+    16: ElementType("BFLOAT16", 16, "int32_data"),
+    17: ElementType("FLOAT8E4M3FN", 8, "int32_data"),
+    18: ElementType("FLOAT8E4M3FNUZ", 8, "int32_data"),
+    19: ElementType("FLOAT8E5M2", 8, "int32_data"),
+    20: ElementType("FLOAT8E5M2FNUZ", 8, "int32_data"),
+    21: ElementType("UINT4", 4, "int32_data", 4),
+    22: ElementType("INT4", 4, "int32_data", 4),
+    23: ElementType("FLOAT4E2M1", 4, "int32_data", 4),
+    24: ElementType("FLOAT8E8M0", 8, "int32_data"),
+    25: ElementType("UINT2", 2, "int32_data", 2),
+    26: ElementType("INT2", 2, "int32_data", 2),
+    27: ElementType("FLOAT6E2M3", 6, "int32_data"),
+    28: ElementType("FLOAT6E3M2", 6, "int32_data"),
+}
+TYPED_FIELDS = tuple(sorted({element.field for element in ELEMENT_TYPES.values()}))
+
+
+def element_type(tensor: onnx.TensorProto) -> ElementType:
+    """Return the element type of a tensor. Raises ModelError when it is undefined or unknown."""
+    found = ELEMENT_TYPES.get(tensor.data_type)
+    if found is None:
+        raise ModelError(
+            f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}; export the "
+            "model again"
+        )
+    return found
+
+
+def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
+    """Multiply dims. Raises ModelError when one is negative or the tensor would pass 2**63 bytes.
+
+    Zeros are left out of the overflow check, as NumPy does: `[0, 2**62, 2**62]` has no elements and still
+    cannot be made.
+    """
+    count, nonzero = 1, 1
+    for rank, dim in enumerate(dims, 1):
+        count *= dim
+        nonzero *= dim or 1
+        if dim < 0:
+            raise ModelError(
+                f"tensor {quoted(name)} has the negative dimension {dim}; export the model again"
+            )
+        if nonzero * max(bits, 8) > MAX_BYTES * 8 or rank > MAX_RANK:
+            raise ModelError(
+                f"tensor {quoted(name)} has dimensions too large to exist (2**63 bytes or over {MAX_RANK} "
+                "axes); export the model again"
+            )
+    return count
+
+
+def byte_count(tensor: onnx.TensorProto) -> int:
+    """Return the bytes that raw or external data of this tensor must have."""
+    bits = element_type(tensor).bits
+    return (count_elements(tensor.dims, tensor.name, bits) * bits + 7) // 8
+
+
+def check_inline(tensor: onnx.TensorProto) -> None:
+    """Check that a tensor holds its values inline, once, and exactly as many as its dims say.
+
+    Raises:
+        ModelError: values missing, left over, in two fields, in the wrong field, or in segments.
+    """
+    element, name = element_type(tensor), quoted(tensor.name)
+    count = count_elements(tensor.dims, tensor.name, element.bits)
+    if tensor.HasField("segment"):
+        raise ModelError(
+            f"tensor {name} is stored in segments, which no runtime reads; export the model again"
+        )
+    typed = {field: len(getattr(tensor, field)) for field in TYPED_FIELDS}
+    used = [field for field, entries in typed.items() if entries]
+    raw = tensor.HasField("raw_data") and element.name != "STRING"
+    if (raw and used) or (tensor.raw_data and not raw):
+        raise ModelError(
+            f"tensor {name} ({element.name}) holds raw data beside {', '.join(used) or 'no string data'}; "
+            "export the model again"
+        )
+    wrong = [field for field in used if field != element.field]
+    if wrong:
+        raise ModelError(
+            f"tensor {name} ({element.name}) holds values in {', '.join(wrong)} where {element.field} "
+            "belongs; export the model again"
+        )
+    have, need, unit = typed[element.field], (count * element.eighths + 7) // 8, f"entries of {element.field}"
+    if raw:
+        have, need, unit = len(tensor.raw_data), (count * element.bits + 7) // 8, "bytes of raw data"
+    if have != need:
+        raise ModelError(
+            f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}; "
+            "the file is damaged: download or export it again"
+        )

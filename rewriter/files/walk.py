@@ -1,0 +1,107 @@
+"""Every graph, node and tensor of a model, wherever it hides.
+
+Comes in: a ModelProto. Goes out: iterators over its nodes and tensors, through subgraphs, local functions,
+function attribute defaults, sparse tensors and training graphs. Used by `structure`, `load` and `save`, so
+that no tensor is checked by one and forgotten by another. Nothing here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import onnx
+
+from rewriter.errors import ModelError
+
+MAX_DEPTH = 30
+"""Deepest nesting of subgraphs. Protobuf itself gives up at 100 messages, three per subgraph."""
+
+
+_Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the values of a tensor stand in another file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs in the attributes of one node, whatever type the attributes claim to have."""
+    return [graph for attribute in node.attribute for graph in _graphs(attribute)]
+
+
+def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and the nodes of their subgraphs, at any depth."""
+    yield from (thing for thing in _descend(nodes) if isinstance(thing, onnx.NodeProto))
+
+
+def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every TensorProto of a model.
+
+    Raises:
+        ModelError: subgraphs nest deeper than `MAX_DEPTH`.
+    """
+    for thing in _descend(_roots(model)):
+        if isinstance(thing, onnx.GraphProto):
+            yield from thing.initializer
+        elif isinstance(thing, onnx.AttributeProto):
+            yield from thing.tensors
+            if thing.HasField("t"):
+                yield thing.t
+        for sparse in _sparse(thing):
+            yield from (sparse.values, sparse.indices)
+
+
+def iter_sparse(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    """Yield every SparseTensorProto of a model; `iter_tensors` yields the two tensors inside each."""
+    for thing in _descend(_roots(model)):
+        yield from _sparse(thing)
+
+
+def _roots(model: onnx.ModelProto) -> list[_Thing]:
+    roots: list[_Thing] = [model.graph]
+    for function in model.functions:
+        roots += [*function.node, *function.attribute_proto]
+    for training in model.training_info:
+        roots += [training.initialization, training.algorithm]
+    return roots
+
+
+def _descend(roots: Iterable[_Thing]) -> Iterator[_Thing]:
+    # An explicit stack, because a hostile model nests deeper than Python recurses.
+    stack: list[tuple[Iterator[_Thing], int]] = [(iter(roots), 0)]
+    while stack:
+        iterator, depth = stack[-1]
+        thing = next(iterator, None)
+        if thing is None:
+            stack.pop()
+            continue
+        yield thing
+        if isinstance(thing, onnx.NodeProto):
+            stack.append((iter(thing.attribute), depth))
+        elif isinstance(thing, onnx.GraphProto):
+            stack.append((iter(thing.node), depth))
+        elif inner := _graphs(thing):
+            if depth >= MAX_DEPTH:
+                raise ModelError(
+                    f"subgraphs nest deeper than {MAX_DEPTH} levels; this model is damaged or hostile: "
+                    "export it again"
+                )
+            stack.append((iter(inner), depth + 1))
+
+
+def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    graphs = list(attribute.graphs)
+    if attribute.HasField("g"):
+        graphs.append(attribute.g)
+    return graphs
+
+
+def _sparse(thing: _Thing) -> Iterator[onnx.SparseTensorProto]:
+    if isinstance(thing, onnx.GraphProto):
+        yield from thing.sparse_initializer
+    elif isinstance(thing, onnx.AttributeProto):
+        yield from thing.sparse_tensors
+        if thing.HasField("sparse_tensor"):
+            yield thing.sparse_tensor

@@ -1,0 +1,169 @@
+"""How far apart two outputs are.
+
+Comes in: the expected and the actual array of one output. Goes out: `OutputStats`, and their combination over
+several cases. Used by the validation, end to end and per block.
+
+Everything is computed in float64, in pieces. Elements that are NaN or infinite at either
+side are left out of the distances and judged by parity: both sides must have the same ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewriter.proof.pieces import Distances, is_ranking, measure
+
+Array = NDArray[Any]
+
+_LOGITS = re.compile(r"logits|scores", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OutputStats:
+    """Distances of one output, or of several cases of it.
+
+    Attributes:
+        name: the output.
+        elements: how many elements were compared.
+        max_abs: largest absolute difference, in output units; infinite when shapes or parity differ.
+        mean_abs: mean absolute difference.
+        p99_abs: absolute difference that 99 % of the elements stay below; the largest of the cases' after
+            merging, so an upper bound.
+        max_rel: largest |difference| / |expected|, over elements with expected != 0.
+        cosine: cosine of the angle between the two as vectors, None where one is all zero; the smallest of
+            the cases' after merging.
+        top1: fraction of rows over the last axis with the same argmax, None where the output is no logits.
+        kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None where no logits.
+        worst: index of the largest difference, None where nothing was compared.
+        worst_case: which of the merged cases it lies in.
+        same_shape: the shapes are equal.
+        same_dtype: the element types are equal.
+        nan_parity: NaN at the same places.
+        inf_parity: the same infinities at the same places.
+        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite
+            where no tolerance helps.
+        rows: how many rows `top1` and `kl` are about.
+    """
+
+    name: str
+    elements: int
+    max_abs: float
+    mean_abs: float
+    p99_abs: float
+    max_rel: float
+    cosine: float | None
+    top1: float | None
+    kl: float | None
+    worst: tuple[int, ...] | None
+    worst_case: int
+    same_shape: bool
+    same_dtype: bool
+    nan_parity: bool
+    inf_parity: bool
+    min_tolerance: float
+    rows: int = 0
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the two agree in all that no tolerance forgives."""
+        return self.same_shape and self.same_dtype and self.nan_parity and self.inf_parity
+
+
+def compare(name: str, expected: Array, actual: Array) -> OutputStats:
+    """Measure `actual` against `expected`.
+
+    Booleans count as 0 and 1. Strings differ by 0 or infinitely. An output is logits when its name says so or
+    when it is float with a last axis of two or more.
+    """
+    same_shape = expected.shape == actual.shape
+    same_dtype = expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= set("OUS")
+    if not same_shape:
+        return _apart(name, same_dtype=same_dtype)
+    if expected.dtype.kind in "OUS" or actual.dtype.kind in "OUS":
+        return _compare_strings(name, expected, actual, same_dtype=same_dtype)
+    ranked = is_ranking(expected) and (bool(_LOGITS.search(name)) or expected.shape[-1] > 1)
+    found = measure(expected, actual, ranked=ranked)
+    return _stats(name, found, expected.shape, same_dtype=same_dtype)
+
+
+def merge(stats: Sequence[OutputStats]) -> OutputStats:
+    """Combine the statistics of one output over several cases; every case counts by its elements or rows."""
+    if not stats:
+        raise ValueError("no statistics to merge")
+    worst = max(range(len(stats)), key=lambda index: stats[index].max_abs)
+    elements = sum(each.elements for each in stats)
+    ranked = [each for each in stats if each.top1 is not None and each.rows]
+    rows = sum(each.rows for each in ranked)
+    cosines = [each.cosine for each in stats if each.cosine is not None]
+    mean = sum(each.mean_abs * each.elements for each in stats if each.elements) / max(elements, 1)
+    return OutputStats(
+        name=stats[0].name,
+        elements=elements,
+        max_abs=stats[worst].max_abs,
+        mean_abs=mean if all(each.same_shape for each in stats) else float("inf"),
+        p99_abs=max(each.p99_abs for each in stats),
+        max_rel=max(each.max_rel for each in stats),
+        cosine=min(cosines, default=None),
+        top1=sum((each.top1 or 0) * each.rows for each in ranked) / rows if rows else None,
+        kl=sum((each.kl or 0) * each.rows for each in ranked) / rows if rows else None,
+        worst=stats[worst].worst,
+        worst_case=worst,
+        same_shape=all(each.same_shape for each in stats),
+        same_dtype=all(each.same_dtype for each in stats),
+        nan_parity=all(each.nan_parity for each in stats),
+        inf_parity=all(each.inf_parity for each in stats),
+        min_tolerance=max(each.min_tolerance for each in stats),
+        rows=rows,
+    )
+
+
+def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: bool) -> OutputStats:
+    parity = found.nan_parity and found.inf_parity
+    worst = None
+    if found.worst is not None:
+        worst = tuple(int(place) for place in np.unravel_index(found.worst, shape))
+    return OutputStats(
+        name=name,
+        elements=found.elements,
+        max_abs=found.max_abs if parity else float("inf"),
+        mean_abs=found.mean_abs,
+        p99_abs=found.p99_abs,
+        max_rel=found.max_rel if parity else float("inf"),
+        cosine=found.cosine,
+        top1=found.top1,
+        kl=found.kl,
+        worst=worst,
+        worst_case=0,
+        same_shape=True,
+        same_dtype=same_dtype,
+        nan_parity=found.nan_parity,
+        inf_parity=found.inf_parity,
+        min_tolerance=found.min_tolerance if parity else float("inf"),
+        rows=found.rows,
+    )
+
+
+def _apart(name: str, *, same_dtype: bool) -> OutputStats:
+    far = float("inf")
+    return OutputStats(
+        name, 0, far, far, far, far, None, None, None, None, 0, False, same_dtype, True, True, far
+    )  # fmt: skip
+
+
+def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: bool) -> OutputStats:
+    unequal = np.asarray(expected.astype(object) != actual.astype(object), dtype=np.bool_).reshape(-1)
+    differs = bool(unequal.any())
+    far = float("inf") if differs else 0.0
+    place = int(unequal.argmax()) if unequal.size else None
+    worst = None
+    if place is not None:
+        worst = tuple(int(index) for index in np.unravel_index(place, expected.shape))
+    return OutputStats(
+        name, unequal.size, far, far, far, far, None, None, None, worst, 0, True, same_dtype, True, True, far
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Which execution providers of onnxruntime really work here.
+
+Comes in: the name a user writes, `cpu` or `cuda`. Goes out: `Provider` with what onnxruntime wants to be
+told, or a ProviderError that says what to install. Used by `rewriter.proof.sessions` and the command line.
+
+A provider that is built in may still not start (no driver, no cuDNN); onnxruntime then runs on the CPU
+without a word. So availability is tried out, once, on a model of one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rewriter.errors import ProviderError
+from rewriter.proof.messages import one_line
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One execution provider.
+
+    Attributes:
+        name: what users write.
+        kernel_set: onnxruntime's name for it.
+        settings: its options.
+        package: the package that brings it.
+    """
+
+    name: str
+    kernel_set: str
+    settings: tuple[tuple[str, str], ...] = ()
+    package: str = "onnxruntime"
+
+    @property
+    def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
+        """The `providers` argument of an InferenceSession."""
+        return [(self.kernel_set, dict(self.settings))]
+
+
+PROVIDERS = (
+    Provider("cpu", "CPUExecutionProvider"),
+    # TF32 keeps 10 bits of mantissa in matrix products: no proof could be carried out with it.
+    Provider("cuda", "CUDAExecutionProvider", (("use_tf32", "0"),), "onnxruntime-gpu"),
+)
+
+
+def available_providers() -> tuple[str, ...]:
+    """Names of the providers that a session really starts on; `cpu` always."""
+    return tuple(provider.name for provider in PROVIDERS if _obstacle(provider) is None)
+
+
+def require_provider(name: str) -> Provider:
+    """The provider called `name`.
+
+    Raises:
+        ProviderError: there is none, or no session starts on it; the message says what to install.
+    """
+    provider = next((known for known in PROVIDERS if known.name == name), None)
+    if provider is None:
+        names = ", ".join(known.name for known in PROVIDERS)
+        raise ProviderError(f"unknown execution provider '{one_line(name)}': choose among {names}")
+    obstacle = _obstacle(provider)
+    if obstacle is not None:
+        raise ProviderError(f"execution provider '{name}' is not available: {obstacle}")
+    return provider
+
+
+@functools.cache
+def load_onnxruntime() -> Any:
+    """The onnxruntime module, told to be quiet."""
+    with _quiet_stderr():  # while it is imported it may report on devices, before it can be told not to
+        import onnxruntime
+    onnxruntime.set_default_logger_severity(4)
+    return onnxruntime
+
+
+@functools.cache
+def _obstacle(provider: Provider) -> str | None:
+    """Why no session starts on `provider`, None when one does."""
+    if provider.name == "cpu":
+        return None
+    ort = load_onnxruntime()
+    if provider.kernel_set not in ort.get_available_providers():
+        return (
+            f"this onnxruntime has no {provider.kernel_set}; install it with "
+            f"'pip uninstall onnxruntime' and 'pip install {provider.package}'"
+        )
+    with contextlib.redirect_stdout(io.StringIO()), _quiet_stderr():
+        reason = _start(ort, provider)
+    if reason is None:
+        return None
+    return (
+        f"{provider.package} is installed but does not start ({reason}); it needs an NVIDIA driver, CUDA and "
+        f"cuDNN: 'pip install {provider.package}[cuda,cudnn]'"
+    )
+
+
+def _start(ort: Any, provider: Provider) -> str | None:
+    if hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # finds the CUDA libraries of pip packages
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    x = np.ones((2, 2), np.float32)
+    try:
+        session = ort.InferenceSession(
+            _tiny_model(), options, providers=provider.onnxruntime, enable_fallback=0
+        )
+        if provider.kernel_set not in session.get_providers():
+            return "onnxruntime fell back to the CPU"
+        session.run(None, {"x": x})
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
+        return one_line(error, 160)
+    return None
+
+
+def _tiny_model() -> bytes:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 2])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "tiny", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return data
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Send the process's standard error, C++ code included, to nowhere for a moment."""
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:  # standard error is closed: nothing to keep quiet
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)

@@ -1,0 +1,151 @@
+"""What each graph input is for.
+
+Comes in: a model. Goes out: one `InputSpec` per input that has to be fed: its element type, its shape and
+its `Role`. Roles are told by name and by type; the first line of `_NAMES` that fits decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import onnx
+
+from rewriter.errors import UsageError
+from rewriter.graph.types import Dim
+from rewriter.graph.view import GraphView
+from rewriter.text import quoted
+
+
+class Role(Enum):
+    """What an input means, and so which values are valid."""
+
+    FLAG = auto()
+    MASK = auto()
+    PAST = auto()
+    POSITIONS = auto()
+    TOKEN_TYPES = auto()
+    PAST_LENGTH = auto()
+    TOTAL_LENGTH = auto()
+    LAST_INDEX = auto()
+    LENGTHS = auto()
+    TIMESTEP = auto()
+    KEEP = auto()
+    IDS = auto()
+    INTEGERS = auto()
+    FLOATS = auto()
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One graph input.
+
+    Attributes:
+        name: its name.
+        dtype: its numpy element type.
+        shape: its dimensions: number, symbolic name, or None.
+        role: what it is for.
+    """
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[Dim, ...]
+    role: Role
+
+
+_INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
+_NAMES: tuple[tuple[str, str, Role], ...] = (
+    (r"use_cache|branch", _BOOL, Role.FLAG),
+    (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
+    (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
+    (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
+    (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
+    (r"token_type|segment", _INTEGERS, Role.TOKEN_TYPES),
+    (r"total_seq(uence)?_len", _INTEGERS, Role.TOTAL_LENGTH),
+    (r"seqlens_k", _INTEGERS, Role.LAST_INDEX),
+    (r"to_keep", _INTEGERS, Role.KEEP),
+    (r"length|lengths|_lens?$", _INTEGERS, Role.LENGTHS),
+    (r"time_?steps?$|^t$", _INTEGERS + _FLOATS, Role.TIMESTEP),
+    (r"(^|[._/:])(ids?|tokens?|input|inputs)$|_ids?$|_tokens?$|ids?[._:]?\d*$", _INTEGERS, Role.IDS),
+)
+"""Pattern in the lower-case name, kinds of numpy element type, role."""
+
+_SUPPORTED: Mapping[int, type[np.generic]] = {
+    onnx.TensorProto.FLOAT: np.float32,
+    onnx.TensorProto.DOUBLE: np.float64,
+    onnx.TensorProto.FLOAT16: np.float16,
+    onnx.TensorProto.BOOL: np.bool_,
+    onnx.TensorProto.INT8: np.int8,
+    onnx.TensorProto.INT16: np.int16,
+    onnx.TensorProto.INT32: np.int32,
+    onnx.TensorProto.INT64: np.int64,
+    onnx.TensorProto.UINT8: np.uint8,
+    onnx.TensorProto.UINT16: np.uint16,
+    onnx.TensorProto.UINT32: np.uint32,
+    onnx.TensorProto.UINT64: np.uint64,
+}
+
+
+def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...]:
+    """One entry per input that has no default.
+
+    Raises:
+        UsageError: no values can be made for an input: it is no tensor, has no shape, or an element type
+            such as string.
+    """
+    needed = set(view.inputs)
+    return tuple(_spec(value) for value in model.graph.input if value.name in needed)
+
+
+def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
+    """The numpy element type that carries `elem_type`; None where there is none to make values in."""
+    if elem_type == onnx.TensorProto.BFLOAT16:
+        import ml_dtypes
+
+        bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    found = _SUPPORTED.get(elem_type)
+    return None if found is None else np.dtype(found)
+
+
+def is_float(dtype: np.dtype[np.generic]) -> bool:
+    """Whether `dtype` is a floating point type, bfloat16 included."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+    name = quoted(value.name)
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        what = (kind or "unknown type").removesuffix("_type").replace("_", " ")
+        raise UsageError(f"input {name} is no tensor ({what}): models with such inputs cannot be validated")
+    tensor = value.type.tensor_type
+    dtype = numpy_type(tensor.elem_type)
+    if dtype is None:
+        known = onnx.TensorProto.DataType.items()
+        spelled = next((label.lower() for label, number in known if number == tensor.elem_type), "unknown")
+        raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
+    if not tensor.HasField("shape"):
+        raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
+    shape = tuple(_dim(dim) for dim in tensor.shape.dim)
+    return InputSpec(value.name, dtype, shape, _role(value.name, dtype))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    # Exporters write -1 or 0 for a dimension that may vary.
+    if dim.HasField("dim_value") and dim.dim_value > 0:
+        return dim.dim_value
+    return dim.dim_param or None
+
+
+def _role(name: str, dtype: np.dtype[np.generic]) -> Role:
+    kind = _FLOATS if is_float(dtype) else dtype.kind
+    for pattern, kinds, role in _NAMES:
+        if kind in kinds and re.search(pattern, name.lower()):
+            return role
+    if kind == _BOOL:
+        return Role.FLAG
+    return Role.FLOATS if kind == _FLOATS else Role.INTEGERS

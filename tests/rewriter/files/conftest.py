@@ -1,0 +1,55 @@
+"""Small models for the tests of this room: inline ones, and ones whose weights stand in a data file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+WEIGHTS = np.arange(1024, dtype=np.float32)
+
+Entries = Iterable[tuple[str, str]]
+MakeExternal = Callable[[Entries], onnx.ModelProto]
+
+
+def _model(weight: onnx.TensorProto) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1024] x) => (float[1024] y) { y = Add(x, W) }'
+    )
+    model.graph.initializer.append(weight)
+    return model
+
+
+@pytest.fixture
+def make_external() -> MakeExternal:
+    """Return a function that makes `y = x + W`, W of 1024 floats being external with the given entries."""
+
+    def make(entries: Entries) -> onnx.ModelProto:
+        weight = onnx.TensorProto(
+            name="W", data_type=onnx.TensorProto.FLOAT, dims=[1024], data_location=onnx.TensorProto.EXTERNAL
+        )
+        for key, value in entries:
+            weight.external_data.add(key=key, value=value)
+        return _model(weight)
+
+    return make
+
+
+@pytest.fixture
+def inline_model() -> onnx.ModelProto:
+    """`y = x + W` with W inline."""
+    return _model(onnx.numpy_helper.from_array(WEIGHTS, "W"))
+
+
+@pytest.fixture
+def source(tmp_path: Path, make_external: MakeExternal) -> Path:
+    """The path of `y = x + W` with W in `w.bin`, in a directory of its own."""
+    directory = tmp_path / "source"
+    directory.mkdir()
+    (directory / "w.bin").write_bytes(WEIGHTS.tobytes())
+    path = directory / "model.onnx"
+    path.write_bytes(make_external([("location", "w.bin")]).SerializeToString())
+    return path

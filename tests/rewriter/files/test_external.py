@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from rewriter.errors import ModelError
+from rewriter.files.external import ExternalRef, read_external, resolve
+from rewriter.files.load import load_model, read_tensor
+
+if TYPE_CHECKING:
+    from tests.rewriter.files.conftest import MakeExternal
+
+WEIGHTS = np.arange(1024, dtype=np.float32)
+SIZE = WEIGHTS.nbytes
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A directory with one of everything that a location could name."""
+    base = tmp_path / "base"
+    (base / "sub").mkdir(parents=True)
+    data = WEIGHTS.tobytes()
+    (base / "w.bin").write_bytes(data)
+    (base / "a b-ü.bin").write_bytes(data)
+    (base / "sub" / "w.bin").write_bytes(data)
+    (base / "long.bin").write_bytes(data[:64] + data + data[:64])
+    (base / "half.bin").write_bytes(data[: SIZE // 2])
+    (base / "empty.bin").touch()
+    (tmp_path / "outside.bin").write_bytes(data)
+    (base / "link.bin").symlink_to("w.bin")
+    (base / "link-out.bin").symlink_to(tmp_path / "outside.bin")
+    (base / "dangling.bin").symlink_to("nowhere")
+    (base / "linked-sub").symlink_to("sub")
+    (base / "one.bin").write_bytes(data)
+    (base / "two.bin").hardlink_to(base / "one.bin")
+    os.mkfifo(base / "fifo")
+    return base
+
+
+ACCEPTED = {
+    "location only": [("location", "w.bin")],
+    "leading dot": [("location", "./w.bin")],
+    "subdirectory": [("location", "sub/w.bin")],
+    "blank and umlaut": [("location", "a b-ü.bin")],
+    "all keys": [("location", "w.bin"), ("offset", "0"), ("length", str(SIZE)), ("checksum", "unchecked")],
+    "offset and length": [("location", "long.bin"), ("offset", "64"), ("length", str(SIZE))],
+    "leading zeros": [("location", "w.bin"), ("offset", "000"), ("length", f"0{SIZE}")],
+}
+
+
+@pytest.mark.parametrize("entries", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_sound_references_load_here_and_in_onnxruntime(
+    entries: list[tuple[str, str]], base: Path, make_external: MakeExternal
+) -> None:
+    path = base / "model.onnx"
+    path.write_bytes(make_external(entries).SerializeToString())
+    model = load_model(path)
+    assert np.array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert np.array_equal(session.run(None, {"x": np.zeros(1024, np.float32)})[0], WEIGHTS)
+
+
+LOCATIONS = {
+    "": "is empty",
+    ".": "not a plain path",
+    "./": "not a plain path",
+    "..": "leaves its directory",
+    "../outside.bin": "leaves its directory",
+    "a/../../outside.bin": "leaves its directory",
+    "sub/../w.bin": "leaves its directory",
+    "sub/./w.bin": "not a plain path",
+    "sub//w.bin": "not a plain path",
+    "w.bin/": "not a plain path",
+    "/etc/passwd": "is absolute",
+    "//host/share/w.bin": "is absolute",
+    "\\\\host\\share\\w.bin": "contains a backslash",
+    "sub\\w.bin": "contains a backslash",
+    "..\\outside.bin": "contains a backslash",
+    "C:/w.bin": "names a drive",
+    "c:w.bin": "names a drive",
+    "w.bin\0.txt": "contains a NUL",
+    "missing.bin": "put the data file beside the model",
+    "missing/w.bin": "put the data file beside the model",
+    "x" * 300: "put the data file beside the model",
+    "sub": "is a directory",
+    "w.bin/w.bin": "below something that is not a directory",
+    "fifo": "is a FIFO, socket or device",
+    "socket": "is a FIFO, socket or device",
+    "link.bin": "is a symbolic link; copy the model with its data (`cp -rL",
+    "link-out.bin": "is a symbolic link",
+    "dangling.bin": "is a symbolic link",
+    "linked-sub/w.bin": "lies behind a symbolic link",
+    "two.bin": "2 hard links",
+    "half.bin": "2048 bytes of external data where its dimensions need 4096",
+    "empty.bin": "0 bytes of external data where its dimensions need 4096",
+    "long.bin": "4224 bytes of external data where its dimensions need 4096",
+}
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"), LOCATIONS.items(), ids=[repr(name)[:30] for name in LOCATIONS]
+)
+def test_unsafe_locations_are_refused(
+    location: str, reason: str, base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base)  # the name of a socket is short: the limit is 108 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        path = base / "model.onnx"
+        path.write_bytes(make_external([("location", location)]).SerializeToString())
+        with pytest.raises(ModelError, match=re.escape(reason)) as caught:
+            load_model(path)
+    assert str(caught.value).isprintable()
+
+
+ENTRIES = {
+    "no location": ([("offset", "0")], "without a location"),
+    "unknown key": ([("location", "w.bin"), ("mode", "rw")], "key 'mode'"),
+    "basepath": (
+        [("location", "w.bin"), ("basepath", "/etc")],
+        "key 'basepath', which onnxruntime does not load",
+    ),
+    "twice": ([("location", "x"), ("location", "w.bin")], "key 'location' twice"),
+    "negative offset": (
+        [("location", "w.bin"), ("offset", "-4")],
+        "offset '-4', which is not a whole number",
+    ),
+    "negative length": ([("location", "w.bin"), ("length", "-4096")], "length '-4096'"),
+    "signed": ([("location", "w.bin"), ("offset", "+0")], "offset '+0'"),
+    "spaces": ([("location", "w.bin"), ("offset", " 0")], "offset ' 0'"),
+    "underscore": ([("location", "w.bin"), ("length", "4_096")], "length '4_096'"),
+    "newline": ([("location", "w.bin"), ("length", "4096\n")], r"length '4096\n'"),
+    "hexadecimal": ([("location", "w.bin"), ("length", "0x1000")], "length '0x1000'"),
+    "fraction": ([("location", "w.bin"), ("length", "4096.0")], "length '4096.0'"),
+    "superscript": ([("location", "w.bin"), ("offset", "²")], "offset '²'"),
+    "other digits": ([("location", "w.bin"), ("offset", "٠")], "offset '٠'"),
+    "empty number": ([("location", "w.bin"), ("offset", "")], "offset ''"),
+    "2**63": ([("location", "w.bin"), ("offset", str(2**63))], "offset '9223372036854775808'"),
+    "endless": ([("location", "w.bin"), ("offset", "9" * 5000)], "offset '9999"),
+    "sum past 2**63": (
+        [("location", "w.bin"), ("offset", str(2**63 - 1)), ("length", str(SIZE))],
+        "which has 4096; the data file is incomplete",
+    ),
+    "offset past the end": ([("location", "w.bin"), ("offset", "5000")], "which has 4096"),
+    "length past the end": (
+        [("location", "w.bin"), ("offset", "4"), ("length", str(SIZE))],
+        "which has 4096",
+    ),
+    "short length": ([("location", "w.bin"), ("length", "8")], "8 bytes of external data where"),
+    "long length": ([("location", "long.bin"), ("length", "4100")], "4100 bytes of external data where"),
+}
+
+
+@pytest.mark.parametrize(("entries", "reason"), ENTRIES.values(), ids=ENTRIES.keys())
+def test_bad_entries_are_refused(
+    entries: list[tuple[str, str]], reason: str, base: Path, make_external: MakeExternal
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(reason)) as caught:
+        resolve(make_external(entries).graph.initializer[0], base)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (onnx.TensorProto(raw_data=b"1234"), "both inline and external"),
+        (onnx.TensorProto(float_data=[1.0]), "both inline and external"),
+        (onnx.TensorProto(data_type=onnx.TensorProto.STRING), "string tensor 'W' cannot"),
+        (onnx.TensorProto(data_type=99), "unknown element type 99"),
+        (onnx.TensorProto(dims=[1024, -1]), "negative dimension -1"),
+        (onnx.TensorProto(dims=[2**62, 2**62]), "too large to exist"),
+    ],
+)
+def test_tensors_that_cannot_be_external_are_refused(
+    changes: onnx.TensorProto, reason: str, base: Path, make_external: MakeExternal
+) -> None:
+    tensor = make_external([("location", "w.bin")]).graph.initializer[0]
+    if changes.dims:
+        tensor.ClearField("dims")
+    tensor.MergeFrom(changes)
+    with pytest.raises(ModelError, match=reason):
+        resolve(tensor, base)
+
+
+def test_location_that_is_not_utf8_is_refused(base: Path, make_external: MakeExternal) -> None:
+    data = make_external([("location", "w.bin")]).SerializeToString().replace(b"w.bin", b"w.b\xff\xfe")
+    (base / "model.onnx").write_bytes(data)
+    with pytest.raises(ModelError, match="is not UTF-8"):
+        load_model(base / "model.onnx")
+
+
+def test_reference_says_where_the_bytes_stand(
+    base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base.parent)
+    tensor = make_external([("location", "long.bin"), ("offset", "64"), ("length", str(SIZE))])
+    ref = resolve(tensor.graph.initializer[0], "base")
+    assert ref == ExternalRef("W", "long.bin", base / "long.bin", 64, SIZE)
+
+
+def test_file_is_checked_again_when_it_is_read(source: Path) -> None:
+    model = load_model(source)
+    tensor = model.proto.graph.initializer[0]
+    data = source.parent / "w.bin"
+    os.truncate(data, SIZE - 1)
+    with pytest.raises(ModelError, match="4095 bytes of external data"):
+        read_tensor(model, tensor)
+    data.unlink()
+    data.symlink_to("/etc/passwd")
+    with pytest.raises(ModelError, match="is a symbolic link"):
+        read_tensor(model, tensor)
+
+
+def test_link_swapped_in_after_the_look_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(source)
+    data = source.parent / "w.bin"
+    (source.parent / "other.bin").write_bytes(WEIGHTS.tobytes())
+    open_file = os.open
+
+    def swap(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "w.bin":
+            data.unlink()
+            data.symlink_to("other.bin")
+        return open_file(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swap)
+    with pytest.raises(ModelError, match=r"cannot open external data 'w\.bin'"):
+        read_tensor(model, model.proto.graph.initializer[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(5, "Input/output error"), "Input/output error"), (None, "shrank")]
+)
+def test_disk_failures_while_reading(
+    error: OSError | None, reason: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(source)
+
+    def fail(*_: object) -> int:
+        if error:
+            raise error
+        return 0
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(ModelError, match=reason):
+        read_external(model.proto.graph.initializer[0], source.parent)
+
+
+def test_no_file_descriptor_is_left_open(base: Path, make_external: MakeExternal) -> None:
+    before = len([*Path("/dev/fd").iterdir()])
+    for location in LOCATIONS:
+        with pytest.raises(ModelError):
+            resolve(make_external([("location", location)]).graph.initializer[0], base)
+    resolve(make_external([("location", "sub/w.bin")]).graph.initializer[0], base)
+    assert len([*Path("/dev/fd").iterdir()]) == before
+
+
+def test_four_gigabytes_are_checked_without_reading(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(source.parent / "w.bin", 2**32)  # sparse: takes no space
+    proto = onnx.load(source, load_external_data=False)
+    proto.graph.initializer[0].dims[:] = [2**30]
+    source.write_bytes(proto.SerializeToString())
+
+    def refuse(*_: object) -> int:
+        raise AssertionError("external data was read")
+
+    for function in ("pread", "preadv"):
+        monkeypatch.setattr(os, function, refuse)
+    model = load_model(source)
+    assert model.external[0].length == 2**32
+    assert model.size == 2**32 + source.stat().st_size

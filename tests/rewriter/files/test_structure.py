@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from rewriter.errors import ModelError
+from rewriter.files import functions
+from rewriter.files.structure import check_structure
+from rewriter.files.walk import MAX_DEPTH
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 17, "local": 1]> ' + text)
+
+
+IF = "If(c) <then_branch = t () => (float[2] o) { %s }, else_branch = e () => (float[2] o) { o = Neg(x) }>"
+
+SOUND = {
+    "chain": "g (float[2] x) => (float[2] y) { a = Relu(x) y = Neg(a) }",
+    "optional input and output": "g (float[2] x) => (float[2] y) { a = Clip(x, , x) y, = Dropout(a) }",
+    "input is output": "g (float[2] x) => (float[2] x) {}",
+    "initializer is default of input": "g (float[2] x) => (float[2] y) <float[2] x = {1, 2}> { y = Neg(x) }",
+    "branches share names": f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(x)'} }}",
+    "branch reads outer": f"g (float[2] x, bool c) => (float[2] y) {{ a = Neg(x) y = {IF % 'o = Neg(a)'} }}",
+    "branch output has the name of the node's": (
+        "g (float[2] x, bool c) => (float[2] y) { y = If(c) "
+        "<then_branch = t () => (float[2] y) { y = Neg(x) }, "
+        "else_branch = e () => (float[2] y) { y = Relu(x) }> }"
+    ),
+    "local function": (
+        "g (float[2] x) => (float[2] y) { y = local.f(x) } "
+        '<domain: "local", opset_import: ["": 17]> f (p) => (q) { r = Neg(p) q = Relu(r) }'
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SOUND.values(), ids=SOUND.keys())
+def test_sound_models_pass(text: str) -> None:
+    check_structure(parse(text))
+
+
+FUNCTION = ' <domain: "local", opset_import: ["": 17, "local": 1]> '
+CALL = "g (float[2] x) => (float[2] y) { y = local.f(x) }"
+
+UNSOUND = {
+    "undefined input": (
+        "g (float[2] x) => (float[2] y) { y = Add(x, z) }",
+        "node '' ('Add') reads 'z', which is never defined",
+    ),
+    "undefined output": (
+        "g (float[2] x) => (float[2] y) { z = Neg(x) }",
+        "graph output 'y' is never defined",
+    ),
+    "no outputs": ("g (float[2] x) => () { z = Neg(x) }", "the model has no outputs"),
+    "out of order": (
+        "g (float[2] x) => (float[2] y) { y = Neg(a) a = Relu(x) }",
+        "not in topological order: node '' ('Neg') reads 'a' before it is produced; sort the graph",
+    ),
+    "branch reads later name": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(a)'} a = Relu(x) }}",
+        "not in topological order",
+    ),
+    "cycle": (
+        "g (float[2] x) => (float[2] y) { a = Neg(b) b = Neg(a) y = Exp(a) }",
+        "cycle through node '' ('Neg')",
+    ),
+    "behind a cycle": (
+        "g (float[2] x) => (float[2] y) { y = Exp(b) a = Neg(b) b = Neg(a) }",
+        "cycle through node '' ('Neg')",
+    ),
+    "self loop": ("g (float[2] x) => (float[2] y) { y = Add(x, y) }", "cycle through node '' ('Add')"),
+    "cycle through a branch": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(a)'} a = Relu(y) }}",
+        "cycle through node",
+    ),
+    "output twice": (
+        "g (float[2] x) => (float[2] y) { y = Neg(x) y = Relu(x) }",
+        "node '' ('Relu') defines 'y' again",
+    ),
+    "output twice in one node": ("g (float[2] x) => (float[2] y) { y, y = Split(x) }", "defines 'y' again"),
+    "output is input": ("g (float[2] x) => (float[2] x) { x = Neg(x) }", "defines 'x' again"),
+    "output is initializer": (
+        "g () => (float[2] w) <float[2] w = {1, 2}> { w = Neg(w) }",
+        "defines 'w' again",
+    ),
+    "input twice": (
+        "g (float[2] x, float[2] x) => (float[2] y) { y = Neg(x) }",
+        "graph input 'x' is defined twice",
+    ),
+    "initializer twice": (
+        "g (float[2] x) => (float[2] y) <float w = {1}, float w = {2}> { y = Add(x, w) }",
+        "initializer 'w' is defined twice",
+    ),
+    "branch output shadows": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ a = Neg(x) y = {IF % 'a = Neg(x) o = Neg(a)'} }}",
+        "defines 'a' again",
+    ),
+    "branch returns outer name": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF.replace('[2] o', '[2] x', 1) % ''} }}",
+        "graph output 'x' is never defined in its graph",
+    ),
+    "function twice": (
+        CALL + 2 * (FUNCTION + "f (p) => (q) { q = Neg(p) }"),
+        "local function 'f' is defined twice",
+    ),
+    "function calls itself": (
+        CALL + FUNCTION + "f (p) => (q) { q = local.f(p) }",
+        "local function 'f' calls itself",
+    ),
+    "mutual recursion": (
+        CALL + FUNCTION + "f (p) => (q) { q = local.h(p) }" + FUNCTION + "h (p) => (q) { q = local.f(p) }",
+        "calls itself",
+    ),
+    "recursion in a branch": (
+        CALL + FUNCTION + "f (x, c) => (q) { q = " + IF % "o = local.f(x, c)" + " }",
+        "local function 'f' calls itself",
+    ),
+    "function reads unknown": (
+        CALL + FUNCTION + "f (p) => (q) { q = Neg(x) }",
+        "reads 'x', which is never defined",
+    ),
+    "function output unknown": (
+        CALL + FUNCTION + "f (p) => (q) { r = Neg(p) }",
+        "function output 'q' is never defined",
+    ),
+    "function input twice": (
+        CALL + FUNCTION + "f (p, p) => (q) { q = Neg(p) }",
+        "function input 'p' is defined twice",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), UNSOUND.values(), ids=UNSOUND.keys())
+def test_unsound_graphs_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        check_structure(parse(text))
+
+
+Edit = Callable[[onnx.ModelProto], object]
+
+EDITS: dict[str, tuple[Edit, str]] = {
+    "no graph": (lambda m: m.ClearField("graph"), "has no graph"),
+    "no IR version": (lambda m: m.ClearField("ir_version"), "has no IR version"),
+    "no operator set": (lambda m: m.ClearField("opset_import"), "names no operator set"),
+    "operator set twice": (
+        lambda m: m.opset_import.add(domain="ai.onnx", version=9),
+        "domain '' is named twice",
+    ),
+    "operator set without version": (
+        lambda m: m.opset_import.add(domain="new"),
+        "domain 'new' is named twice or has no",
+    ),
+    "empty input name": (lambda m: m.graph.input.add(), "graph input has the unusable name ''"),
+    "empty initializer name": (
+        lambda m: m.graph.initializer.add(data_type=1, dims=[0]),
+        "initializer has the unusable name ''",
+    ),
+    "sparse initializer repeats": (
+        lambda m: m.graph.sparse_initializer.add(
+            values=TensorProto(name="w", data_type=1, dims=[0]), indices=TensorProto(data_type=7, dims=[0])
+        ),
+        "initializer 'w' is defined twice",
+    ),
+    "sparse dims": (
+        lambda m: m.graph.sparse_initializer.add(
+            values=TensorProto(name="s", data_type=1, dims=[0]),
+            indices=TensorProto(data_type=7, dims=[0]),
+            dims=[-1],
+        ),
+        "tensor 's' has the negative dimension -1",
+    ),
+    "no operator": (
+        lambda m: m.graph.node.add(output=["z"]),
+        "node '' ('') of domain '' has no usable operator",
+    ),
+    "unnamed function": (lambda m: m.functions.add(domain="local"), "unusable name ''"),
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), EDITS.values(), ids=EDITS.keys())
+def test_unsound_models_are_refused(edit: Edit, reason: str) -> None:
+    model = parse("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    edit(model)
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        check_structure(model)
+
+
+TENSORS = {
+    "negative dim": (TensorProto(data_type=1, dims=[2, -1]), "negative dimension -1"),
+    "overflow": (TensorProto(data_type=1, dims=[2**32, 2**32]), "too large to exist"),
+    "overflow by one": (TensorProto(data_type=2, dims=[2**62, 2]), "too large to exist"),
+    "overflow hidden by zero": (TensorProto(data_type=1, dims=[0, 2**62, 2**62]), "too large to exist"),
+    "axes": (TensorProto(data_type=1, dims=[1] * 65, float_data=[1]), "over 64 axes"),
+    "a million axes": (TensorProto(data_type=1, dims=[1] * 10**6), "over 64 axes"),
+    "undefined type": (TensorProto(dims=[1]), "unknown element type 0"),
+    "unknown type": (TensorProto(data_type=77, dims=[1]), "unknown element type 77"),
+    "raw too short": (
+        TensorProto(data_type=1, dims=[2], raw_data=bytes(7)),
+        "holds 7 bytes of raw data where its dimensions need 8",
+    ),
+    "raw too long": (TensorProto(data_type=1, dims=[2], raw_data=bytes(9)), "holds 9 bytes of raw data"),
+    "raw missing": (
+        TensorProto(data_type=1, dims=[2]),
+        "holds 0 entries of float_data where its dimensions need 2",
+    ),
+    "raw empty": (TensorProto(data_type=1, dims=[2], raw_data=b""), "holds 0 bytes of raw data"),
+    "scalar missing": (TensorProto(data_type=1), "holds 0 entries"),
+    "typed too long": (
+        TensorProto(data_type=7, dims=[1], int64_data=[1, 2]),
+        "holds 2 entries of int64_data",
+    ),
+    "complex": (TensorProto(data_type=14, dims=[2], float_data=[1, 2]), "need 4"),
+    "half byte": (TensorProto(data_type=22, dims=[3], raw_data=bytes(3)), "need 2"),
+    "raw and typed": (
+        TensorProto(data_type=1, dims=[1], raw_data=bytes(4), float_data=[1]),
+        "raw data beside float_data",
+    ),
+    "wrong field": (
+        TensorProto(data_type=1, dims=[1], double_data=[1]),
+        "double_data where float_data belongs",
+    ),
+    "two fields": (
+        TensorProto(data_type=1, dims=[1], float_data=[1], int32_data=[1]),
+        "values in int32_data",
+    ),
+    "raw strings": (TensorProto(data_type=8, dims=[1], raw_data=b"x"), "raw data beside no string data"),
+    "segment": (
+        TensorProto(data_type=1, dims=[0], segment=TensorProto.Segment(begin=0, end=1)),
+        "in segments",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensor", "reason"), TENSORS.values(), ids=TENSORS.keys())
+@pytest.mark.parametrize("place", ["initializer", "attribute", "function"])
+def test_tensors_that_do_not_hold_what_they_say(tensor: TensorProto, reason: str, place: str) -> None:
+    model = parse(CALL + FUNCTION + "f (p) => (q) { q = Neg(p) }")
+    named = TensorProto(name="w\n")
+    named.MergeFrom(tensor)
+    if place == "initializer":
+        model.graph.initializer.append(named)
+    else:
+        nodes = model.graph.node if place == "attribute" else model.functions[0].node
+        nodes.add(op_type="Constant", output=["k"]).attribute.add(name="value", t=named)
+    with pytest.raises(ModelError, match=re.escape(reason)) as caught:
+        check_structure(model)
+    assert r"tensor 'w\n'" in str(caught.value)
+
+
+def _break_utf8(data: bytes) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.ParseFromString(data.replace(b"NAME", b"\xff\xfeAB"))
+    return model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2] NAME) => (float[2] y) { y = Neg(NAME) }",
+        "g (float[2] x) => (float[2] NAME) { NAME = Neg(x) }",
+        "g (float[2] x) => (float[2] y) { y = NAME(x) }",
+        "g (float[2] x) => (float[2] y) { y = NAME.f(x) }",
+        "g (float[2] x) => (float[2] y) <float NAME = {1}> { y = Neg(x) }",
+        "g (float[2] x) => (float[2] y) { y = Neg(NAME) }",
+        CALL + FUNCTION + "f (NAME) => (q) { q = Neg(NAME) }",
+        CALL + FUNCTION + "NAME (p) => (q) { q = Neg(p) }",
+    ],
+)
+def test_names_that_are_not_utf8_are_refused(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_structure(_break_utf8(parse(text).SerializeToString()))
+    assert str(caught.value).isprintable()
+    assert r"\\xff\\xfe" in str(caught.value)
+
+
+def _nested(depth: int) -> onnx.ModelProto:
+    model = parse("g (bool x) => (bool x) {}")
+    graph = model.graph
+    for _ in range(depth):
+        node = graph.node.add(op_type="If", input=["x"], output=[""])
+        graph = node.attribute.add(name="then_branch").g
+        graph.SetInParent()
+    return model
+
+
+def test_nesting_is_bounded() -> None:
+    check_structure(_nested(MAX_DEPTH))
+    for depth in (MAX_DEPTH + 1, 10_000):
+        with pytest.raises(ModelError, match="nest deeper than 30 levels"):
+            check_structure(_nested(depth))
+
+
+def test_functions_that_explode_when_inlined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = local.f39(x) }")
+    for index in range(40):
+        inner = f"local.f{index - 1}" if index else "Neg"
+        body = onnx.parser.parse_function(
+            f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}"
+        )
+        model.functions.append(body)
+    with pytest.raises(ModelError, match="unfold to more than 10,000,000 nodes"):
+        check_structure(model)
+    monkeypatch.setattr(functions, "MAX_INLINED", 2**41)
+    check_structure(model)
+
+
+def test_long_chain_of_functions_does_not_recurse() -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = local.f4999(x) }")
+    for index in range(5000):
+        function = model.functions.add(domain="local", name=f"f{index}", input=["p"], output=["q"])
+        call = ("local", f"f{index - 1}") if index else ("", "Neg")
+        function.node.add(domain=call[0], op_type=call[1], input=["p"], output=["q"])
+    check_structure(model)
+
+
+@pytest.mark.parametrize("fault", [None, "never defined", "cycle", "not in topological order"])
+def test_time_is_linear(fault: str | None) -> None:
+    model = parse("g (float[2] t0) => (float[2] t100000) {}")
+    nodes = [onnx.NodeProto(op_type="Relu", input=[f"t{i}"], output=[f"t{i + 1}"]) for i in range(100_000)]
+    if fault == "never defined":
+        nodes[-1].input[0] = "missing"
+    if fault == "cycle":
+        nodes[0].input[0] = "t100000"
+    if fault == "not in topological order":
+        nodes.reverse()
+    model.graph.node.extend(nodes)
+    start = time.perf_counter()
+    if fault:
+        with pytest.raises(ModelError, match=fault):
+            check_structure(model)
+    else:
+        check_structure(model)
+    assert time.perf_counter() - start < 5
