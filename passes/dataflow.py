@@ -38,10 +38,17 @@ _FLOATS = {
 
 @dataclass(frozen=True)
 class Source:
-    """Where a leaf comes from: the linear operators added up in it, and the affine nodes behind them."""
+    """Where a leaf comes from.
+
+    Attributes:
+        operators: the linear operators added up in it.
+        trailing: the affine and shape-only nodes behind them.
+        miss: why it is, all the same, not what a linear operator gives; activations behind it are left for that.
+    """
 
     operators: tuple[LinearOperator, ...]
     trailing: tuple[int, ...] = ()
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True)
@@ -222,9 +229,12 @@ class _Analysis:
         elif shape is None or self._one_per_channel(shape, fact):
             self._follow(node.output[0], data[0], fact, index)
         else:
-            reason = f"{label(node)} has a constant of shape {list(shape)}, which is not one value per channel"
-            self._flow.near_misses.setdefault(data[0], Miss(reason, label(node)))
-            self._block(node, Miss(reason, label(node)))
+            miss = Miss(f"{label(node)} has a constant of shape {list(shape)}, not one value per channel", label(node))
+            self._block(node, miss)
+            source = self._affine_source(fact)
+            if source is not None and source.miss is None:
+                output = node.output[0]
+                self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss))
 
     def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
         """Whether a constant varies along the channel axis alone: the last one, or a convolution's second."""
@@ -252,7 +262,8 @@ class _Analysis:
             sources = [source for leaf in leaves if (source := self._flow.source_of(leaf)) is not None]
             operators = tuple(operator for source in sources for operator in source.operators)
             trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
-            self._flow.facts[output] = Fact((output,), source=Source(operators, (*trailing, index)))
+            miss = next((source.miss for source in sources if source.miss), None)
+            self._flow.facts[output] = Fact((output,), source=Source(operators, (*trailing, index), miss))
             return
         if len(leaves) > 2:
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))

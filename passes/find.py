@@ -108,7 +108,7 @@ class _Finder:
         first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
         identified = self._identifier.identify(region)
         name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
-        miss = self._obstacle(output, first, sinks, identified)
+        miss = self._leaf_miss(leaves) or self._obstacle(output, first, sinks, identified)
         if miss is None and isinstance(identified, Identified):
             slots = identified.gated or (0, 0)
             return Block(
@@ -154,6 +154,10 @@ class _Finder:
         if not any(sink.rowwise for sink in sinks):
             return Miss(f"the second operator is a {sinks[0].kind}, which mixes positions", label(self._view.nodes[sinks[0].node]))
         return None
+
+    def _leaf_miss(self, leaves: tuple[str, ...]) -> Miss | None:
+        sources = [self._flow.source_of(leaf) for leaf in leaves]
+        return next((source.miss for source in sources if source is not None and source.miss is not None), None)
 
     def _near_miss(self, leaf: str, miss: Miss) -> Left:
         operators = self._operators(leaf)

@@ -21,11 +21,11 @@ Attributes = Mapping[str, Any]
 Operator = Callable[..., Array | tuple[Array | None, ...]]
 
 _MICROSOFT = "com.microsoft"
-_erf = np.vectorize(math.erf, otypes=["d"])
 
 
 def _erf_of(_: Attributes, x: Array) -> Array:
-    return np.asarray(_erf(x)) if x.size else x
+    # Nearly twice as fast as numpy.vectorize; numpy itself has no erf.
+    return np.fromiter(map(math.erf, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -165,6 +165,11 @@ def _number(attributes: Attributes, name: str, default: float) -> float:
     return float(np.float32(attributes.get(name, default)))
 
 
+def _gather_elements(attributes: Attributes, data: Array, indices: Array) -> Array:
+    # onnx's own takes at most 64 rows along the axis.
+    return np.take_along_axis(data, indices.astype(np.int64), axis=int(attributes.get("axis", 0)))
+
+
 NUMPY_OPERATORS: Mapping[tuple[str, str], Operator] = {
     ("", "Erf"): _erf_of,
     ("", "Sigmoid"): lambda _, x: _sigmoid(x),
@@ -178,6 +183,7 @@ NUMPY_OPERATORS: Mapping[tuple[str, str], Operator] = {
     ("", "SimplifiedLayerNormalization"): _rms_norm,
     ("", "GroupNormalization"): _group_norm,
     ("", "Conv"): _conv,
+    ("", "GatherElements"): _gather_elements,
     ("", "Attention"): attention,
     ("", "RotaryEmbedding"): rotary,
     (_MICROSOFT, "Gelu"): _gelu,

@@ -20,7 +20,6 @@ _PASSING = {
     "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Mul", "Where", "Flatten",
     "Transpose", "Tile",
 }  # fmt: skip
-_COUNTERS = {"Range", "CumSum"}
 _FLOATS = {
     onnx.TensorProto.FLOAT,
     onnx.TensorProto.FLOAT16,
@@ -81,8 +80,10 @@ def _counted(scope: Scope, tensor: str) -> int | None:
         node = scope.view.made_by(pending.pop())
         if node is None:
             continue
-        if node.op_type in _COUNTERS:
+        if node.op_type == "Range":
             return offset
+        if node.op_type == "CumSum":  # counts from 1, unless it leaves the element itself out
+            return offset + (not any(item.name == "exclusive" and item.i for item in node.attribute))
         if node.op_type == "Slice" and node.input[0] in scope.constants:
             return None if _is_constant(scope, list(node.input[1:3])) else offset
         if node.op_type in {"Add", "Sub"}:

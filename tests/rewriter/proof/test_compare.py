@@ -84,7 +84,7 @@ def test_empty(shape: tuple[int, ...]) -> None:
 
 
 def test_scalar() -> None:
-    stats = compare("loss", np.float32(1).reshape(()), np.float32(1.5).reshape(()))
+    stats = compare("loss", np.full((), 1, np.float32), np.full((), 1.5, np.float32))
     assert (stats.max_abs, stats.worst, stats.top1) == (0.5, (), None)
 
 

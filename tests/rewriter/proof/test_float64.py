@@ -177,7 +177,7 @@ def test_attention_is_not_rounded(attributes: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [3, 4])
-@pytest.mark.parametrize("attributes", ["", "interleaved = 1", "rotary_embedding_dim = 4"])
+@pytest.mark.parametrize("attributes", ["interleaved = 0", "interleaved = 1", "rotary_embedding_dim = 4"])
 def test_operators_of_our_own_agree_with_onnxruntime(rank: int, attributes: str) -> None:
     from rewriter.proof.sessions import open_session
 
@@ -191,18 +191,22 @@ def test_operators_of_our_own_agree_with_onnxruntime(rank: int, attributes: str)
     for name in "cs":
         table = RNG.standard_normal((9, half)).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(table, name))
-    feeds = {"x": RNG.standard_normal(shape).astype(np.float32), "p": np.arange(10).reshape(2, 5) % 9}
+    feeds: dict[str, Any] = {
+        "x": RNG.standard_normal(shape).astype(np.float32),
+        "p": np.arange(10).reshape(2, 5) % 9,
+    }
     np.testing.assert_allclose(run(model, **feeds), open_session(model).run(feeds)["y"], atol=1e-5)
 
 
 def test_both_engines_agree() -> None:
     body = (
         "m = MatMul(x, w) r = ReduceMean<keepdims = 1>(m, axis) c = Sub(m, r) p = Pow(c, two) t = Tanh(p) "
-        "s = Softmax(t) big = Constant<value = float {-3.4028235e38}>() k = Less(s, half) z = Where(k, big, s) "
-        "y = Softmax(z)"
+        "s = Softmax(t) big = Constant<value = float {-3.4028235e38}>() k = Less(s, half) "
+        "z = Where(k, big, s) y = Softmax(z)"
     )
     model = parse(
-        "(float[2, 3, 4] x) => (float[2, 3, 4] y) <int64[1] axis = {-1}, float two = {2}, float half = {0.3}>",
+        "(float[2, 3, 4] x) => (float[2, 3, 4] y) "
+        "<int64[1] axis = {-1}, float two = {2}, float half = {0.3}>",
         body,
     )
     model.graph.initializer.append(
@@ -230,7 +234,8 @@ def test_resize_keeps_its_scales_float32() -> None:
 
 def test_subgraphs_and_functions() -> None:
     branches = (
-        "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() r = Add(x, k) }, "
+        "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() "
+        "r = Add(x, k) }, "
         "else_branch = e () => (float[2] r) { r = local.half(x) }>"
     )
     function = (
@@ -263,7 +268,7 @@ def test_refusals(body: str, reason: str) -> None:
 
 
 def test_an_operator_that_the_evaluator_lacks() -> None:
-    with pytest.raises(NoReference, match="onnx's reference evaluator cannot load it: .*Nothing"):
+    with pytest.raises(NoReference, match=r"onnx's reference evaluator cannot load it: .*Nothing"):
         open_reference(parse("(float[2] x) => (float[2] y)", "y = Nothing(x)"))
     windowed = parse(
         "(float[1, 1, 2, 2] x, int64[1] n) => (float[1, 1, 2, 2] y)",
@@ -294,7 +299,7 @@ def test_larger_than_2_gb(tmp_path: Path) -> None:
     tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1 << 15, 1 << 15])
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="w.bin")
-    with pytest.raises(NoReference, match="^larger than 2 GB$"):
+    with pytest.raises(NoReference, match=r"^larger than 2 GB$"):
         open_reference(model, tmp_path)
 
 

@@ -66,7 +66,11 @@ RANGE = "s = Shape(ids) n = Gather(s, one) p = Range(zero, n, one)"
 POSITIONS = {
     "counted": (f"{RANGE} y = Gather(table, p)", 64),
     "with an offset": (f"{RANGE} q = Add(p, two) y = Gather(table, q)", 62),
-    "cumulative sum of a mask": ("p = CumSum(ids, one) q = Mul(p, ids) y = Gather(table, q)", 64),
+    "cumulative sum of a mask": ("p = CumSum(ids, one) q = Mul(p, ids) y = Gather(table, q)", 63),
+    "numbered as in OPT": (
+        "p = CumSum(ids, one) q = Mul(p, ids) r = Sub(q, one) s = Add(r, two) y = Gather(table, s)",
+        62,
+    ),
     "a slice of the table": ("n = Shape(ids) e = Slice(n, ones, twos) y = Slice(table, zeros, e)", 64),
     "buckets of distances": (f"{RANGE} q = Abs(p) r = Min(q, two) y = Gather(table, r)", None),
     "token types": (f"{RANGE} y = Gather(types, p)", None),
