@@ -67,7 +67,9 @@ def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion |
     """Choose the program of `block`, or say why there is none."""
     identified = block.identified
     if opset < SMALLEST_OPSET:
-        return Miss(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output)
+        return Miss(
+            f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output
+        )
     if block.elem_type == 0:
         return Miss("its element type is unknown; add value_info, for example with onnx.shape_inference", block.output)
     arithmetic = ARITHMETIC.get(block.elem_type)

@@ -154,7 +154,9 @@ class _Analysis:
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
         data = node.input[0]
         fact = self._flow.facts.get(data)
-        if fact is None or any(name and name not in self._constants for name in node.input[1:] if node.op_type in _PARTS):
+        if fact is None or any(
+            name and name not in self._constants for name in node.input[1:] if node.op_type in _PARTS
+        ):
             return
         if node.op_type == "Slice" and not self._contiguous(node):
             self._flow.near_misses.setdefault(data, Miss("the projection is taken apart with a stride", label(node)))
@@ -166,7 +168,7 @@ class _Analysis:
         if len(node.input) < 5 or not node.input[4]:
             return True
         steps = self._constants.value(node.input[4])
-        return steps is not None and bool((steps == 1).all())  # type: ignore[attr-defined]
+        return steps is not None and bool((steps == 1).all())
 
     def _follow(self, output: str, data: str, fact: Fact, index: int) -> None:
         """`output` is an affine or shape-only image of `data`, tensor by tensor rather than entry by entry."""

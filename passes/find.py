@@ -150,9 +150,14 @@ class _Finder:
             return Miss("no linear operator reads its output", node)
         spatial = next((operator for operator in first if not operator.rowwise), None)
         if spatial is not None:
-            return Miss(f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node]))
+            return Miss(
+                f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node])
+            )
         if not any(sink.rowwise for sink in sinks):
-            return Miss(f"the second operator is a {sinks[0].kind}, which mixes positions", label(self._view.nodes[sinks[0].node]))
+            return Miss(
+                f"the second operator is a {sinks[0].kind}, which mixes positions",
+                label(self._view.nodes[sinks[0].node]),
+            )
         return None
 
     def _leaf_miss(self, leaves: tuple[str, ...]) -> Miss | None:

@@ -26,14 +26,14 @@ from rewriter.graph.surgeon import Fragment
 DOMAIN = "attnonly"
 
 _DOC_ONE = (
-    "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) and "
-    "the bias token, whose key and value are zero. Theorem 3 of Huben and Morris 2023, arXiv 2309.08593; the mask "
+    "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) "
+    "and the bias token, whose key and value are zero. Theorem 3 of Huben and Morris 2023, arXiv 2309.08593; the mask "
     "is structural. query and value: [..., heads], head dimension 1; key: a scalar."
 )
 _DOC_MANY = (
     "Softmax attention of each neuron's head over {keys} keys: the token itself (logit query * key + key_offset, value "
     "`value`) and {m} constant bias tokens (logit query * bias_key[j] + bias_offset[j], value bias_value[j]); the "
-    "largest logit is subtracted first. query and value: [..., heads]; bias_key, bias_offset, bias_value: [{m}].{linear}"
+    "largest logit is subtracted first. query, value: [..., heads]; bias_key, bias_offset, bias_value: [{m}].{linear}"
 )
 _DOC_LINEAR = (
     " linear_value is added to every value: a further head that attends to itself alone, taken into the weighted sum "
@@ -116,9 +116,7 @@ def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tenso
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
-def _emit_many(
-    fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, opset: int
-) -> None:
+def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, opset: int) -> None:
     query, value = _bounded(fragment, spelling, inputs["query"], opset), inputs["value"]
     logits = [_logit(fragment, query, inputs["key"], inputs["key_offset"], "self")]
     bias_values = []
@@ -154,8 +152,10 @@ def _logit(fragment: Fragment, query: gs.Tensor, key: gs.Tensor, offset: gs.Tens
 
 
 def _bounded(fragment: Fragment, spelling: Spelling, query: gs.Tensor, opset: int) -> gs.Variable:
-    """The query within +-2^60 (float32): far beyond where the weights are 0 and 1, and no logit can reach infinity,
-    whose difference to another infinite logit would be NaN."""
+    """The query within +-2^60 (float32), far beyond where the weights are 0 and 1.
+
+    No logit can reach infinity then, whose difference to another infinite logit would be NaN.
+    """
     limit = 2.0**500 if spelling.double else 2.0**60
     if opset < 11:
         return fragment.node("Clip", [query], "finite_query", min=-limit, max=limit)

@@ -113,9 +113,9 @@ class Identifier:
 
     def _scalar(self, name: str, position: int) -> Array:
         if not name:  # an absent optional bound, as in Clip(x, '', 6)
-            return np.float64(-np.inf if position == 1 else np.inf).reshape(())
+            return np.asarray(-np.inf if position == 1 else np.inf, dtype=np.float64)
         value = self._constants.scalar(name)
-        return np.float64(np.nan if value is None else value).reshape(())
+        return np.asarray(np.nan if value is None else value, dtype=np.float64)
 
     def _signature(self, region: Region) -> object:
         names = {leaf: f"leaf{position}" for position, leaf in enumerate(region.leaves)}

@@ -8,8 +8,8 @@ the weights; else `mlp_<n>`.
 from __future__ import annotations
 
 import ast
-import os.path
 import re
+from itertools import takewhile
 
 import onnx
 
@@ -87,5 +87,5 @@ def _common(paths: list[list[str]]) -> str:
     """The longest common path, joined with dots and free of characters that would confuse a reader or a glob."""
     if not paths:
         return ""
-    parts = os.path.commonprefix(paths)  # element-wise on lists
+    parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
     return ".".join(cleaned for part in parts if (cleaned := _ODD.sub("_", part)))[:200]

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
 from rewriter.graph.view import ONNX_DOMAINS
-from rewriter.proof.blocks import Claim
+from rewriter.proof.claims import Claim
 from rewriter.proof.sessions import available_providers, require_provider
 from rewriter.proof.validate import Progress, Settings, Validation, validate
 from rewriter.report import BlockRow, Report, Shape
@@ -201,10 +201,9 @@ def _to_file(
     force: bool,
 ) -> Report:
     """Save beside OUT, prove the saved file, and rename it only then."""
-    run.progress("saving", 0, 1)
-    start = time.perf_counter()
-    with staged_output(rewritten, out, source=source, force=force) as staged:
-        run._seconds["save"] = time.perf_counter() - start  # noqa: SLF001 - the clock is this module's own
+    with ExitStack() as stack:
+        with run.step("save", "saving"):
+            staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
         report = replace(report, after=_shape(rewritten, staged.size))
         if settings is not None:
             with run.step("validate", "proving"):

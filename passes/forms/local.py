@@ -42,8 +42,8 @@ class _Emitter:
         target = self._fragment.qualified("output") if cast else block.output
         self._sum(query, source, target)
         if cast:
-            narrow = {"to": int(block.elem_type)}
-            self._fragment.node("Cast", [self._fragment.tensor(target)], "narrowed", output=block.output, **narrow)
+            wide = self._fragment.tensor(target)
+            self._fragment.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
         metadata = {
             f"{DOMAIN}.block": block.name,
             f"{DOMAIN}.form": self._conversion.form,
@@ -106,9 +106,7 @@ class _Emitter:
             inputs["linear_value"] = self._scaled(source, linear, 0.0, f"{prefix}linear_value")
         return self._attend(prefix, spelling, inputs, output)
 
-    def _attend(
-        self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str
-    ) -> gs.Variable:
+    def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> gs.Variable:
         if self._conversion.inline:
             emit(self._fragment, spelling, inputs, output, opset=self._opset)
             return self._fragment.tensor(output)

@@ -96,7 +96,9 @@ class Console:
             table.add_row("size", _size(report.before.bytes), _size(after.bytes), f"{change:+,d} B")
         for name, proof in (report.validation.providers if report.validation else {}).items():
             old, new = proof.load_seconds
-            table.add_row(f"load time, {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", f"{(new - old) * 1e3:+.0f} ms")
+            table.add_row(
+                f"load time, {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", f"{(new - old) * 1e3:+.0f} ms"
+            )
         self._out.print(table)
 
     def _proof(self, report: Report) -> None:
@@ -124,7 +126,9 @@ class Console:
         for provider, proof in validation.providers.items():
             ratio = "-" if proof.error_ratio is None else f"{proof.error_ratio:.2f}"
             self._out.print(
-                Text(f"error against float64, rewritten over original, on {provider}: {ratio}  ({validation.reference})")
+                Text(
+                    f"error against float64, rewritten over original, on {provider}: {ratio}  ({validation.reference})"
+                )
             )
             if proof.cpu_nodes:
                 self._out.print(Text(f"ran on the CPU: {_clean(', '.join(proof.cpu_nodes))}", style="yellow"))
@@ -155,7 +159,9 @@ class Console:
     def _verdict(self, report: Report, *, proved: bool, planned_only: bool) -> None:
         if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             reasons = f"; {len(report.left)} candidates left, reasons above" if report.left and not self._quiet else ""
-            self._out.print(Text(f"NOTHING TO CONVERT  no MLP block in {_clean(report.model)}{reasons}", style="yellow"))
+            self._out.print(
+                Text(f"NOTHING TO CONVERT  no MLP block in {_clean(report.model)}{reasons}", style="yellow")
+            )
             return
         count = len(report.converted)
         blocks = f"{count} block{'s' if count != 1 else ''}"
@@ -174,7 +180,7 @@ class Console:
             return
         seconds = report.seconds.get("total", 0.0)
         if not proved:
-            line = f"NOT PROVED  {what} written to {report.output} in {seconds:.1f} s; run without --no-validate to prove it"
+            line = f"NOT PROVED  {what} written to {report.output} in {seconds:.1f} s (--no-validate)"
             self._out.print(Text(_clean(line), style="yellow"))
             return
         providers = ", ".join(report.validation.providers) if report.validation else ""

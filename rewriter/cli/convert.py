@@ -33,7 +33,7 @@ def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, 
     return sizes
 
 
-def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
     from importlib.metadata import version
@@ -50,7 +50,9 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None: 
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path), help="Where to write the result.")
-@click.option("--form", type=click.Choice(["local"]), default="local", show_default=True, help="How heads become nodes.")
+@click.option(
+    "--form", type=click.Choice(["local"]), default="local", show_default=True, help="How heads become nodes."
+)
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")

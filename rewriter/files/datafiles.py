@@ -27,9 +27,7 @@ from rewriter.text import quoted
 _CANNOT_SHARE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF}
 
 
-def place_data(
-    references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]
-) -> dict[str, str]:
+def place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
     """Bring the files that `references` name beside `out`, complete and synced.
 
     Args:
@@ -82,8 +80,7 @@ def _place(source: int, out: Path, made: list[Path]) -> Path:
             made.append(target)
         elif _digest_of(target) != digest:
             raise UsageError(
-                f"{quoted(target)} holds other data than its name says; remove it or choose another "
-                "output name"
+                f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
             )
         os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not
     return target

@@ -40,9 +40,7 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
             f"cannot {action} {quoted(path)}: {error.strerror or 'input/output error'}; {advice}"
         ) from error
     except ValueError as error:  # a NUL in the path
-        raise UsageError(
-            f"cannot {action} {quoted(path)}: the name cannot be used; choose another"
-        ) from error
+        raise UsageError(f"cannot {action} {quoted(path)}: the name cannot be used; choose another") from error
 
 
 def hidden_path(directory: Path, suffix: str) -> Path:

@@ -68,13 +68,10 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
                 got = os.preadv(handle, [data[done : done + _READ].data], ref.offset + done)
             except OSError as error:
                 raise ModelError(
-                    f"cannot read {quoted(ref.path)} for tensor {quoted(ref.tensor)}: {error.strerror}; "
-                    "check the disk"
+                    f"cannot read {quoted(ref.path)} for tensor {quoted(ref.tensor)}: {error.strerror}; check the disk"
                 ) from error
             if not got:
-                raise ModelError(
-                    f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it"
-                )
+                raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
             done += got
         return data
 
@@ -147,9 +144,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
     name = quoted(tensor.name)
     for entry in tensor.external_data:
         if entry.key in entries:
-            raise ModelError(
-                f"tensor {name} has the external data key {quoted(entry.key)} twice; export it again"
-            )
+            raise ModelError(f"tensor {name} has the external data key {quoted(entry.key)} twice; export it again")
         if entry.key not in KEYS:
             raise ModelError(
                 f"tensor {name} has the external data key {quoted(entry.key)}, which onnxruntime does not "

@@ -33,13 +33,9 @@ def check_functions(model: onnx.ModelProto) -> None:
     for function in model.functions:
         key = (_domain(function.domain), function.name, function.overload)
         if not all(isinstance(part, str) for part in key) or not function.name:
-            raise ModelError(
-                f"a local function has the unusable name {quoted(function.name)}; export the model again"
-            )
+            raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
-            raise ModelError(
-                f"local function {quoted(function.name)} is defined twice; export the model again"
-            )
+            raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}
     inlined: dict[_Key, int] = {}
@@ -48,8 +44,7 @@ def check_functions(model: onnx.ModelProto) -> None:
     main = _calls(model.graph.node, functions)
     if sum(inlined[callee] * n for callee, n in main.items()) > MAX_INLINED:
         raise ModelError(
-            f"the local functions of this model unfold to more than {MAX_INLINED:,} nodes; export it "
-            "without functions"
+            f"the local functions of this model unfold to more than {MAX_INLINED:,} nodes; export it without functions"
         )
 
 

@@ -105,9 +105,7 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
     name = quoted(tensor.name)
     if is_external(tensor):
         if model.base_dir is None:
-            raise ModelError(
-                f"tensor {name} has external data; pass the path of the model instead of a proto"
-            )
+            raise ModelError(f"tensor {name} has external data; pass the path of the model instead of a proto")
         raw = read_external(tensor, model.base_dir)
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
@@ -124,6 +122,4 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
         OverflowError,
     ) as error:
         # For example a string that is not UTF-8.
-        raise ModelError(
-            f"tensor {name} holds values outside its element type; export the model again"
-        ) from error
+        raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error

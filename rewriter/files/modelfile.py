@@ -75,13 +75,9 @@ def _read(path: Path) -> bytes:
             _check_regular(status, path)
             data = file.read(status.st_size + 1)
     except FileNotFoundError as error:
-        raise ModelError(
-            f"{quoted(path)} does not exist; check the path (a link may point to nothing)"
-        ) from error
+        raise ModelError(f"{quoted(path)} does not exist; check the path (a link may point to nothing)") from error
     except PermissionError as error:
-        raise ModelError(
-            f"{quoted(path)} may not be read: permission denied; change its mode or copy it"
-        ) from error
+        raise ModelError(f"{quoted(path)} may not be read: permission denied; change its mode or copy it") from error
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or "the name cannot be used"
         raise ModelError(f"{quoted(path)} cannot be read: {reason}; check the path and the disk") from error

@@ -36,9 +36,7 @@ def _check_directory(out: Path) -> None:
     if not directory.is_dir():
         raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"{quoted(directory)} may not be written; choose an output directory that you may write to"
-        )
+        raise UsageError(f"{quoted(directory)} may not be written; choose an output directory that you may write to")
 
 
 def _check_not_source(out: Path, source: LoadedModel) -> None:
@@ -47,9 +45,7 @@ def _check_not_source(out: Path, source: LoadedModel) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if source.path and _is(target, source.path):
-        raise UsageError(
-            f"{quoted(out)} is the input itself, which is never overwritten; choose another output"
-        )
+        raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
     for path in {ref.path for ref in source.external}:
         if _is(target, path):
             raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")

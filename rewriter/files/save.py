@@ -79,9 +79,7 @@ class StagedModel:
 
 
 @contextmanager
-def staged_output(
-    proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool
-) -> Iterator[StagedModel]:
+def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
     """Write a model beside OUT, for the block to check and to `commit`.
 
     The proto comes back unchanged: its locations of external data are edited while it is serialised and then

@@ -70,8 +70,7 @@ def _check_outputs(scope: _Scope, names: Iterable[str], what: str) -> None:
     for name in names:
         if name not in scope.names:
             raise ModelError(
-                f"{what} {quoted(name)} is never defined in its graph; the file is damaged: export the "
-                "model again"
+                f"{what} {quoted(name)} is never defined in its graph; the file is damaged: export the model again"
             )
 
 
@@ -106,8 +105,7 @@ def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
             looping = _node_in_cycle(around.nodes)
             if looping is not None:
                 return ModelError(
-                    f"the graph has a cycle through {_title(looping)}, so it has no meaning; export the "
-                    "model again"
+                    f"the graph has a cycle through {_title(looping)}, so it has no meaning; export the model again"
                 )
             return ModelError(
                 f"the nodes are not in topological order: {_title(node)} reads {quoted(name)} before it is "
@@ -123,8 +121,7 @@ def _node_in_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     # What a subgraph reads, its node reads. Names defined inside it are not in `producer`.
     reads = [
-        {producer[name] for inner in iter_nodes([node]) for name in inner.input if name in producer}
-        for node in nodes
+        {producer[name] for inner in iter_nodes([node]) for name in inner.input if name in producer} for node in nodes
     ]
     readers: list[list[int]] = [[] for _ in nodes]
     for index, sources in enumerate(reads):

@@ -27,13 +27,9 @@ from rewriter.text import quoted
 def check_structure(model: onnx.ModelProto) -> None:
     """Check that a model is structurally sound. Raises ModelError with the first fault."""
     if not model.HasField("graph"):
-        raise ModelError(
-            "the model has no graph; the file is truncated or not ONNX: download or export it again"
-        )
+        raise ModelError("the model has no graph; the file is truncated or not ONNX: download or export it again")
     if model.ir_version < 1:
-        raise ModelError(
-            "the model has no IR version; the file is truncated or damaged: download or export it again"
-        )
+        raise ModelError("the model has no IR version; the file is truncated or damaged: download or export it again")
     _check_opsets(model)
     # First of all: what follows recurses, and relies on the bound that this walk checks.
     for tensor in iter_tensors(model):
@@ -57,7 +53,6 @@ def _check_opsets(model: onnx.ModelProto) -> None:
         domain = "" if opset.domain == "ai.onnx" else opset.domain
         if not isinstance(domain, str) or domain in seen or opset.version < 1:
             raise ModelError(
-                f"the operator set of domain {quoted(domain)} is named twice or has no version; export "
-                "the model again"
+                f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
             )
         seen.add(domain)

@@ -68,8 +68,7 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
     found = ELEMENT_TYPES.get(tensor.data_type)
     if found is None:
         raise ModelError(
-            f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}; export the "
-            "model again"
+            f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}; export the model again"
         )
     return found
 
@@ -85,9 +84,7 @@ def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
         count *= dim
         nonzero *= dim or 1
         if dim < 0:
-            raise ModelError(
-                f"tensor {quoted(name)} has the negative dimension {dim}; export the model again"
-            )
+            raise ModelError(f"tensor {quoted(name)} has the negative dimension {dim}; export the model again")
         if nonzero * max(bits, 8) > MAX_BYTES * 8 or rank > MAX_RANK:
             raise ModelError(
                 f"tensor {quoted(name)} has dimensions too large to exist (2**63 bytes or over {MAX_RANK} "
@@ -111,9 +108,7 @@ def check_inline(tensor: onnx.TensorProto) -> None:
     element, name = element_type(tensor), quoted(tensor.name)
     count = count_elements(tensor.dims, tensor.name, element.bits)
     if tensor.HasField("segment"):
-        raise ModelError(
-            f"tensor {name} is stored in segments, which no runtime reads; export the model again"
-        )
+        raise ModelError(f"tensor {name} is stored in segments, which no runtime reads; export the model again")
     typed = {field: len(getattr(tensor, field)) for field in TYPED_FIELDS}
     used = [field for field, entries in typed.items() if entries]
     raw = tensor.HasField("raw_data") and element.name != "STRING"

@@ -85,8 +85,7 @@ def _descend(roots: Iterable[_Thing]) -> Iterator[_Thing]:
         elif inner := _graphs(thing):
             if depth >= MAX_DEPTH:
                 raise ModelError(
-                    f"subgraphs nest deeper than {MAX_DEPTH} levels; this model is damaged or hostile: "
-                    "export it again"
+                    f"subgraphs nest deeper than {MAX_DEPTH} levels; this model is damaged or hostile: export it again"
                 )
             stack.append((iter(inner), depth + 1))
 

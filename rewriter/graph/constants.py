@@ -23,7 +23,7 @@ _SMALL = 1024
 
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _RESHAPING = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"}
-_TYPES = {
+_TYPES: dict[int, type[np.generic]] = {
     onnx.TensorProto.FLOAT: np.float32,
     onnx.TensorProto.DOUBLE: np.float64,
     onnx.TensorProto.FLOAT16: np.float16,

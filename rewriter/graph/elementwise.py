@@ -67,7 +67,7 @@ def normal_cdf(x: Array) -> Array:
 
 
 def gelu_erf(x: Array) -> Array:
-    """x Phi(x)."""
+    """GELU: x Phi(x)."""
     return x * normal_cdf(x)
 
 

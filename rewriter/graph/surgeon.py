@@ -94,4 +94,5 @@ class Fragment:
             opset=opset,
             import_domains=[onnx.helper.make_opsetid("", opset)],
         )
-        return OnnxExporter.export_function(function)
+        proto: onnx.FunctionProto = OnnxExporter.export_function(function)
+        return proto

@@ -127,4 +127,3 @@ def same_shape(left: TensorType, right: TensorType) -> bool | None:
 
 def _pairs(left: TensorType, right: TensorType) -> list[tuple[Dim, Dim]]:
     return list(zip(left.shape or (), right.shape or (), strict=False))
-

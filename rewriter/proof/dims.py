@@ -61,13 +61,9 @@ def check_dims(specs: Sequence[InputSpec], fixed: Mapping[str, int]) -> None:
     for name, value in fixed.items():
         if name not in known:
             listed = ", ".join(quoted(each) for each in known) or "none"
-            raise UsageError(
-                f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}"
-            )
+            raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
         if value < 0:
-            raise UsageError(
-                f"dimension {quoted(name)} cannot be {value}: give a number that is not negative"
-            )
+            raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a number that is not negative")
 
 
 def resolve(
@@ -88,20 +84,13 @@ def resolve(
         for name in names_in(dim):
             values.setdefault(name, kinds[kind_by_name(name) or Kind.SEQUENCE])
     shapes = {spec.name: _shape(spec, kinds, values, hints) for spec in specs}
-    used = {
-        kind_of(spec, axis)
-        for spec in specs
-        for axis, dim in enumerate(spec.shape)
-        if not isinstance(dim, int)
-    }
+    used = {kind_of(spec, axis) for spec in specs for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
     if Kind.TOTAL in used and any(spec.role is Role.PAST for spec in specs):
         used |= {Kind.PAST, Kind.SEQUENCE}
     return Sizes(shapes, kinds, frozenset(used))
 
 
-def _shape(
-    spec: InputSpec, kinds: Mapping[Kind, int], values: Mapping[str, int], hints: Hints
-) -> tuple[int, ...]:
+def _shape(spec: InputSpec, kinds: Mapping[Kind, int], values: Mapping[str, int], hints: Hints) -> tuple[int, ...]:
     return tuple(
         dim if isinstance(dim, int) else _dimension(spec, axis, dim, kinds, values, hints)
         for axis, dim in enumerate(spec.shape)
@@ -119,12 +108,7 @@ def _dimension(
     if dim is None:
         return _size(spec, axis, kinds, hints)
     named = {kind_by_name(name) for name in names_in(dim)}
-    if (
-        spec.role is Role.MASK
-        and axis == len(spec.shape) - 1
-        and dim not in names_in(dim)
-        and named == {Kind.PAST}
-    ):
+    if spec.role is Role.MASK and axis == len(spec.shape) - 1 and dim not in names_in(dim) and named == {Kind.PAST}:
         # Exporters that traced one new token write `past + 1` for what is past and sequence.
         return kinds[Kind.TOTAL]
     value = value_of(dim, values)
@@ -181,11 +165,7 @@ def _pinned(specs: Sequence[InputSpec]) -> dict[Kind, int]:
             continue
         for axis, dim in enumerate(spec.shape):
             kind = kind_of(spec, axis)
-            if (
-                isinstance(dim, int)
-                and kind not in {Kind.ONE, Kind.TOTAL}
-                and not (dim == 1 and kind is Kind.BATCH)
-            ):
+            if isinstance(dim, int) and kind not in {Kind.ONE, Kind.TOTAL} and not (dim == 1 and kind is Kind.BATCH):
                 pinned.setdefault(kind, dim)
     return pinned
 

@@ -76,10 +76,7 @@ class Reference:
         Raises:
             NoReference: the evaluator cannot run an operator on these feeds.
         """
-        wide = {
-            name: array.astype(np.float64) if is_float(array.dtype) else array
-            for name, array in feeds.items()
-        }
+        wide = {name: array.astype(np.float64) if is_float(array.dtype) else array for name, array in feeds.items()}
         return self._engine.run(wide)
 
 
@@ -123,9 +120,7 @@ def _loaded(model: onnx.ModelProto, base_dir: Path | None) -> onnx.ModelProto:
 
 def _tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
     # The main graph holds the weights; subgraphs and functions share them or hold little.
-    constants = [
-        attribute.t for node in model.graph.node for attribute in node.attribute if attribute.HasField("t")
-    ]
+    constants = [attribute.t for node in model.graph.node for attribute in node.attribute if attribute.HasField("t")]
     return [*model.graph.initializer, *constants]
 
 
@@ -185,17 +180,13 @@ def _operator_class(domain: str, name: str, form: Operator) -> Any:
 
     def run(self: Any, *operands: Any, **given: Any) -> tuple[Any, ...]:
         stated = {
-            item.name: helper.get_attribute_value(item)
-            for item in self.onnx_node.attribute
-            if not item.ref_attr_name
+            item.name: helper.get_attribute_value(item) for item in self.onnx_node.attribute if not item.ref_attr_name
         }
         linked = {item.name: given[item.name] for item in self.onnx_node.attribute if item.name in given}
         made = form({**linked, **stated}, *operands)
         outputs = made if isinstance(made, tuple) else (made,)
         wanted = outputs[: len(self.onnx_node.output)]
-        if any(
-            label and output is None for label, output in zip(self.onnx_node.output, wanted, strict=False)
-        ):
+        if any(label and output is None for label, output in zip(self.onnx_node.output, wanted, strict=False)):
             raise NotImplementedError(f"{name} with all of its outputs")
         return tuple(np.zeros(0) if output is None else output for output in wanted)
 

@@ -55,9 +55,7 @@ def load_cases(path: Path, model: onnx.ModelProto) -> tuple[Case, ...]:
         missing = [quoted(name) for name in needed if name not in feeds]
         if missing:
             where = "" if case == _ONLY else f" of case {quoted(case)}"
-            raise UsageError(
-                f"{path.name}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing"
-            )
+            raise UsageError(f"{path.name}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
     return tuple(Case(one_line(case, 80), feeds) for case, feeds in cases.items())
 
 

@@ -41,9 +41,7 @@ class _Plan:
     cached: bool
 
 
-def make_cases(
-    model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None
-) -> tuple[Case, ...]:
+def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
     """Inputs for `model`, valid by construction: ids within their tables, masks with padding.
 
     Args:
@@ -73,9 +71,7 @@ def make_cases(
         Case(
             name,
             {
-                spec.name: make_values(
-                    Request(spec, plan.sizes, tables.rows.get(spec.name), plan.cached, seed, number)
-                )
+                spec.name: make_values(Request(spec, plan.sizes, tables.rows.get(spec.name), plan.cached, seed, number))
                 for spec in specs
             },
         )

@@ -105,11 +105,7 @@ def _by_place(spec: InputSpec, axis: int) -> Kind:
     if spec.role is Role.MASK and "pixel" in name:
         kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[: len(spec.shape)]
     kind = kinds[axis] if axis < len(kinds) else Kind.ONE
-    if (
-        "encoder" in name
-        and kind in {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
-        and "decoder" not in name.split("_")[0]
-    ):
+    if "encoder" in name and kind in {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE} and "decoder" not in name.split("_")[0]:
         return Kind.ENCODER
     if "image" in name or "pixel" in name or not is_float(spec.dtype):
         return kind

@@ -12,7 +12,5 @@ _LIMIT = 300
 def one_line(text: object, limit: int = _LIMIT) -> str:
     """`text` on one line of at most `limit` characters, control characters escaped."""
     line = " ".join(str(text).split())
-    line = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line
-    )
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -55,9 +55,7 @@ def attention(
     return result, key, value, modes[int(attributes.get("qk_matmul_output_mode", 0))]
 
 
-def rotary(
-    attributes: Mapping[str, Any], x: Array, cos: Array, sin: Array, positions: Array | None = None
-) -> Array:
+def rotary(attributes: Mapping[str, Any], x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
     """Pairs of coordinates turned by the angles of their positions."""
     flat = x.ndim == 3
     heads = _heads(x, attributes["num_heads"]) if flat else x

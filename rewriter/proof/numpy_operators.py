@@ -144,9 +144,7 @@ def _conv(attributes: Attributes, x: Array, weight: Array, bias: Array | None = 
     return y if bias is None else y + bias.reshape(1, -1, *(1,) * rank)
 
 
-def _conv_pads(
-    attributes: Attributes, sizes: tuple[int, ...], reach: list[int], strides: Any
-) -> list[tuple[int, int]]:
+def _conv_pads(attributes: Attributes, sizes: tuple[int, ...], reach: list[int], strides: Any) -> list[tuple[int, int]]:
     mode = attributes.get("auto_pad", b"NOTSET")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     rank = len(sizes)
@@ -154,8 +152,7 @@ def _conv_pads(
         pads = (attributes.get("pads") if mode == "NOTSET" else None) or (0,) * (2 * rank)
         return [(int(pads[axis]), int(pads[axis + rank])) for axis in range(rank)]
     totals = [
-        max((-(-size // step) - 1) * step + k - size, 0)
-        for size, k, step in zip(sizes, reach, strides, strict=True)
+        max((-(-size // step) - 1) * step + k - size, 0) for size, k, step in zip(sizes, reach, strides, strict=True)
     ]
     return [(t // 2, t - t // 2) if mode == "SAME_UPPER" else (t - t // 2, t // 2) for t in totals]
 

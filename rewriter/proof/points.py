@@ -30,7 +30,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-def largest(elem_type: int) -> float:
+def largest_finite(elem_type: int) -> float:
     """The largest finite number of the type."""
     return float(ml_dtypes.finfo(numpy_dtype(elem_type)).max)
 

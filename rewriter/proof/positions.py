@@ -41,18 +41,10 @@ def _limits(scope: Scope) -> Iterator[int]:
         if node.op_type == "EmbedLayerNormalization" and len(node.input) > 3:
             rows = scope.shapes.get(node.input[3], (None,))[0]
             offset: int | None = 0
-        elif (
-            node.op_type in {"Gather", "GatherND"}
-            and len(node.input) == 2
-            and _is_table(scope, node.input[0])
-        ):
+        elif node.op_type in {"Gather", "GatherND"} and len(node.input) == 2 and _is_table(scope, node.input[0]):
             rows = scope.shapes[node.input[0]][0]
             offset = _counted(scope, node.input[1])
-        elif (
-            node.op_type == "Slice"
-            and _is_table(scope, node.input[0])
-            and not _is_constant(scope, node.input[1:3])
-        ):
+        elif node.op_type == "Slice" and _is_table(scope, node.input[0]) and not _is_constant(scope, node.input[1:3]):
             rows = scope.shapes[node.input[0]][0]
             offset = 0
         else:

@@ -112,9 +112,7 @@ def _start(ort: Any, provider: Provider) -> str | None:
     options.log_severity_level = 4
     x = np.ones((2, 2), np.float32)
     try:
-        session = ort.InferenceSession(
-            _tiny_model(), options, providers=provider.onnxruntime, enable_fallback=0
-        )
+        session = ort.InferenceSession(_tiny_model(), options, providers=provider.onnxruntime, enable_fallback=0)
         if provider.kernel_set not in session.get_providers():
             return "onnxruntime fell back to the CPU"
         session.run(None, {"x": x})

@@ -52,9 +52,7 @@ class Scope:
         return replace(self, view=view, shapes=constant_shapes(view.nodes, (), given))
 
 
-def constant_shapes(
-    nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto], known: Shapes
-) -> Shapes:
+def constant_shapes(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto], known: Shapes) -> Shapes:
     """`known`, and the shapes of initializers, constants and what merely passes them on."""
     shapes = dict(known)
     shapes.update((tensor.name, tuple(tensor.dims)) for tensor in initializers)

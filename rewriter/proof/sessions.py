@@ -48,9 +48,7 @@ class Session:
     _session: Any
     _bfloat16: frozenset[str]
 
-    def run(
-        self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Run the model once.
 
         Args:

@@ -107,9 +107,7 @@ def _lookups(scope: Scope, start: _Flows, depth: int) -> tuple[set[tuple[str, in
     return found, flows
 
 
-def _addressed(
-    scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]]
-) -> Iterator[tuple[str, int]]:
+def _addressed(scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]]) -> Iterator[tuple[str, int]]:
     domain = "" if scope.view.is_onnx(node) else node.domain
     for index, table in _LOOKUPS.get((domain, node.op_type), ()):
         if max(index, table) >= len(node.input):
@@ -151,6 +149,4 @@ def _call(
 def _bodies(scope: Scope, node: onnx.NodeProto) -> Iterable[Scope]:
     for _, graph in subgraphs(node):
         view = view_graph(graph, scope.view.opsets)
-        yield replace(
-            scope, view=view, shapes=constant_shapes(view.nodes, view.initializers.values(), scope.shapes)
-        )
+        yield replace(scope, view=view, shapes=constant_shapes(view.nodes, view.initializers.values(), scope.shapes))

@@ -86,9 +86,7 @@ def _widen_graph(graph: onnx.GraphProto, local: set[tuple[str, str]], numbers: I
     _widen_nodes(graph.node, local, numbers)
 
 
-def _widen_nodes(
-    nodes: MutableSequence[onnx.NodeProto], local: set[tuple[str, str]], numbers: Iterator[int]
-) -> None:
+def _widen_nodes(nodes: MutableSequence[onnx.NodeProto], local: set[tuple[str, str]], numbers: Iterator[int]) -> None:
     casts: list[tuple[int, onnx.NodeProto]] = []
     for index, node in enumerate(nodes):
         if (node.domain, node.op_type) not in local:
@@ -129,12 +127,8 @@ def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> No
     elif node.op_type == "Constant" and attribute.name in {"value_float", "value_floats"}:
         if attribute.ref_attr_name:
             return  # the caller's number; numpy and CastLike widen it
-        value: float | list[float] = (
-            attribute.f if attribute.name == "value_float" else list(attribute.floats)
-        )
-        attribute.CopyFrom(
-            helper.make_attribute("value", numpy_helper.from_array(np.asarray(value, np.float64)))
-        )
+        value: float | list[float] = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.asarray(value, np.float64))))
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
@@ -160,9 +154,7 @@ def _widen_type(kind: onnx.TypeProto) -> None:
 
 def _check_type(elem_type: int, what: str) -> None:
     if elem_type not in _NARROW | _EXACT:
-        name = next(
-            (key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type)
-        )
+        name = next((key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type))
         raise NoReference(f"{one_line(what, 120)} is of type {name.lower()}")
 
 

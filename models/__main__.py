@@ -1,0 +1,127 @@
+"""`python -m models`: list the table, export an entry, make the committed files again.
+
+Comes in: command-line arguments. Goes out: files, one line about each, and an exit status: 0, or 2 with one
+line that says what is wrong (1 where an export does not compute what PyTorch does). Listing needs neither
+PyTorch nor transformers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from models.entry import DEFAULT_OPSETS, DTYPES, EXPORTERS, SIZES, Dtype, Exporter
+from models.export import Exported, export_model, regenerate
+from models.registry import ENTRIES, get
+from rewriter.errors import ExitStatus, RewriteError
+
+
+@click.group(
+    help="Example models for `rewrite`: known architectures, random or trained weights, both exporters."
+)
+def cli() -> None:
+    """Group of the commands below."""
+
+
+@cli.command("list")
+def list_command() -> None:
+    """Show every model of the table."""
+    header = (
+        "name",
+        "architecture",
+        "activation",
+        "MLP blocks (" + "/".join(SIZES) + ")",
+        "gated",
+        "exporters",
+        "description",
+    )
+    rows = [
+        (
+            entry.name,
+            entry.architecture,
+            entry.activation,
+            "/".join(str(entry.mlp_blocks(size)) if size in entry.sizes else "-" for size in SIZES),
+            "yes" if entry.gated else "no",
+            ", ".join(entry.exporters),
+            entry.description,
+        )
+        for entry in ENTRIES
+    ]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for entry in ENTRIES:
+        for exporter, reason in entry.refusals.items():
+            click.echo(f"{entry.name}: {exporter} cannot export it: {reason}")
+
+
+@cli.command("export")
+@click.argument("name")
+@click.option("--size", type=click.Choice(SIZES), help="Default: the smallest that exists.")
+@click.option("--exporter", type=click.Choice(EXPORTERS), help="Default: the first that can do the model.")
+@click.option("--opset", type=click.IntRange(min=1), help=f"Default: {dict(DEFAULT_OPSETS)}.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The ONNX file to write."
+)
+def export_command(
+    name: str,
+    size: str | None,
+    exporter: Exporter | None,
+    opset: int | None,
+    dtype: Dtype,
+    seed: int,
+    output: Path,
+) -> None:
+    """Write model NAME as an ONNX file, checked against PyTorch."""
+    entry = get(name)
+    size = size or entry.default_size
+    exporter = exporter or entry.exporters[0]
+    done = export_model(entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype, seed=seed)
+    click.echo(
+        f"{_line(done)}; {entry.mlp_blocks(size)} MLP blocks, {exporter}, {dtype}, size {size}, seed {seed}"
+    )
+
+
+@cli.command("regenerate")
+def regenerate_command() -> None:
+    """Make the example files of this folder again."""
+    for done in regenerate(Path(__file__).parent):
+        click.echo(_line(done))
+
+
+def _line(done: Exported) -> str:
+    return (
+        f"{done.path.name}: {done.size_bytes / 1e6:.2f} MB, opset {done.opset}, "
+        f"within {done.difference:.0e} of PyTorch (relative to the largest output)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; one line and an exit status for every expected error."""
+    try:
+        cli.main(arguments, prog_name="python -m models", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return int(ExitStatus.USAGE)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        return int(ExitStatus.USAGE)
+    except RewriteError as error:
+        click.echo(f"error: {error}", err=True)
+        return int(error.exit_status)
+    except OSError as error:
+        click.echo(f"error: cannot write the file: {error.strerror}: {error.filename}", err=True)
+        return int(ExitStatus.USAGE)
+    except click.Abort:
+        click.echo("interrupted; no file was written", err=True)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

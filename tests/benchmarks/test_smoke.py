@@ -1,0 +1,153 @@
+"""Every benchmark runs at a tiny size and writes well-formed JSON; no times are asserted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import large_model, latency, plan_scaling
+from benchmarks.common import interleaved, ratio
+from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from rewriter.api import rewrite
+from rewriter.proof.sessions import open_session
+
+TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
+
+
+def run(command: click.Command, *arguments: str, json_path: Path) -> dict[str, Any]:
+    result = CliRunner().invoke(command, [*arguments, "--json", str(json_path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    content: dict[str, Any] = json.loads(json_path.read_text(encoding="utf-8"))
+    assert content["environment"]["onnx"] == onnx.__version__
+    assert content["environment"]["cores"] >= 1
+    assert content["rows"]
+    return content
+
+
+def test_latency(tmp_path: Path) -> None:
+    sizes = ("--layers", "2", "--width", "32", "--hidden", "128", "--heads", "4", "--vocabulary", "50")
+    arguments = (*sizes, "--tokens", "5", "--tokens", "9", "--repeats", "3")
+    content = run(latency.main, *arguments, json_path=tmp_path / "made" / "latency.json")
+    assert content["benchmark"] == "latency"
+    assert [(row["model"], row["tokens"]) for row in content["rows"]] == [
+        (name, tokens) for name in ("silu model", "gelu model", "silu mlp", "gelu mlp") for tokens in (5, 9)
+    ]
+    for row in content["rows"]:
+        assert row["blocks"] == (2 if row["model"].endswith("model") else 1)
+        assert {name: len(times) for name, times in row["seconds"].items()} == {
+            "original": 3,
+            "rewritten": 3,
+            "control": 3,
+        }
+        assert row["max_difference"] < 1e-4 * row["max_output"]
+
+
+def test_latency_of_a_file_leaves_its_directory_alone(tmp_path: Path) -> None:
+    file = tmp_path / "model" / "mine.onnx"
+    file.parent.mkdir()
+    onnx.save(decoder(TINY, random_weights()), file)
+    arguments = ("--model", str(file), "--tokens", "5", "--repeats", "3", "--inline")
+    content = run(latency.main, *arguments, json_path=tmp_path / "latency.json")
+    assert [row["model"] for row in content["rows"]] == ["mine.onnx"]
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_latency_of_a_file_without_blocks(tmp_path: Path) -> None:
+    file = tmp_path / "none.onnx"
+    onnx.save(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
+        ),
+        file,
+    )
+    result = CliRunner().invoke(latency.main, ["--model", str(file), "--json", str(tmp_path / "latency.json")])
+    assert result.exit_code == 1
+    assert "no MLP block to convert" in result.output
+    assert not (tmp_path / "latency.json").exists()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_large_model(tmp_path: Path, dense: bool) -> None:
+    arguments = ["--layers", "2", "--width", "64", "--heads", "4", "--vocabulary", "64", "--repeats", "1"]
+    arguments += ["--folder", str(tmp_path), *(["--dense"] if dense else [])]
+    content = run(large_model.main, *arguments, json_path=tmp_path / "large.json")
+    assert content["settings"]["sparse"] is not dense
+    assert [row["task"] for row in content["rows"]] == [
+        "import only",
+        "plan only (--dry-run)",
+        "rewrite, same directory",
+        "rewrite, other directory",
+    ]
+    for row in content["rows"]:
+        assert row["peak_mb"] >= row["peak_mb_import"] > 0
+        assert row["seconds_process"] >= row["seconds"]
+
+
+def test_plan_scaling(tmp_path: Path) -> None:
+    content = run(
+        plan_scaling.main,
+        "--nodes",
+        "60",
+        "--nodes",
+        "200",
+        "--repeats",
+        "1",
+        json_path=tmp_path / "plan.json",
+    )
+    small, large = content["rows"]
+    assert 50 < small["nodes"] < 90 < 170 < large["nodes"] < 230
+    assert 0 < small["blocks"] < large["blocks"]
+    assert set(large["seconds"]) == set(plan_scaling.STEPS)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("build", "blocks"), [(decoder, 2), (mlp, 1)])
+def test_models_are_valid_and_proved(tmp_path: Path, activation: str, build: Any, blocks: int) -> None:
+    shape = Shape(**{**TINY.__dict__, "activation": activation})
+    path = tmp_path / "model.onnx"
+    onnx.save(build(shape, random_weights()), path)
+    onnx.checker.check_model(path, full_check=True)
+    report = rewrite(path, tmp_path / "heads.onnx", providers=["cpu"])
+    assert (report.exit_status, len(report.converted)) == (0, blocks)
+
+
+def test_decoder_is_causal_and_uses_positions(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(decoder(TINY, random_weights()), path)
+    session = open_session(path)
+    ids = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6]], np.int64)
+    changed = ids.copy()
+    changed[0, 5:] = 7
+    one, other = (session.run({"input_ids": x})["logits"][0] for x in (ids, changed))
+    np.testing.assert_allclose(one[:5], other[:5], rtol=1e-4, atol=1e-5)
+    assert np.abs(one[5] - other[5]).max() > 0.1
+    assert np.abs(one[1] - one[3]).max() > 0.1
+
+
+def test_preactivations_spread_as_in_trained_models(tmp_path: Path) -> None:
+    model = decoder(TINY, random_weights())
+    name = "/h.1/mlp/c_fc/Add/output"
+    model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    values = open_session(model).run({"input_ids": np.arange(40, dtype=np.int64)[None]})[name]
+    assert 1.0 < values.std() < 2.5
+
+
+def test_interleaved_runs_every_candidate_once_a_round_in_changing_order() -> None:
+    log: list[str] = []
+    candidates = {name: lambda name=name: log.append(name) for name in "abc"}
+    seconds = interleaved(candidates, repeats=6, warmup=1)
+    rounds = ["".join(log[start : start + 3]) for start in range(3, len(log), 3)]
+    assert sorted(rounds) == sorted({"abc", "cba", "acb", "bca", "bac", "cab"})
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 6, "b": 6, "c": 6}
+
+
+def test_ratio_is_taken_within_rounds() -> None:
+    result = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
+    assert (result.of_medians, result.paired, result.low, result.high) == (2.0, 2.0, 2.0, 2.0)
