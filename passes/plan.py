@@ -72,7 +72,7 @@ def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
     if not inline and found.blocks and model.ir_version < FUNCTIONS_IR_VERSION:
         inline = True
         notes.append(
-            f"the model has IR version {model.ir_version}, which has no model-local functions: the heads are written out"
+            f"the model has IR version {model.ir_version}, without model-local functions: the heads are written out"
         )
     conversions: list[Conversion] = []
     left = list(_converted_before(view))
