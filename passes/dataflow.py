@@ -25,6 +25,8 @@ from rewriter.graph.view import GraphView, label
 
 _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 _PARTS = {"Split", "Slice"}
+_QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""They round, but stay where they are: what is replaced lies between them."""
 _FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
@@ -60,12 +62,14 @@ class Fact:
         source: for a leaf, where it comes from; None for functions and for opaque tensors.
         nonlinear: whether the function is (syntactically) not affine.
         ends: for a tensor beyond an activation, the activation's output.
+        axis: the channel axis counted from the end; None where a shape-only operator lost track of it.
     """
 
     leaves: tuple[str, ...]
     source: Source | None = None
     nonlinear: bool = False
     ends: str | None = None
+    axis: int | None = -1
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Dataflow:
         sinks: activation output to the linear operators that read it.
         blocked: activation output to why another reader is no linear operator.
         extended: activation outputs that a larger activation takes up.
+        scales: scalars of dynamic quantisation, data that multiply a quantised product back into floats.
         near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
     """
 
@@ -86,6 +91,7 @@ class Dataflow:
     sinks: dict[str, list[LinearOperator]] = field(default_factory=lambda: defaultdict(list))
     blocked: dict[str, list[Miss]] = field(default_factory=lambda: defaultdict(list))
     extended: set[str] = field(default_factory=set)
+    scales: set[str] = field(default_factory=set)
     near_misses: dict[str, Miss] = field(default_factory=dict)
 
     def source_of(self, tensor: str) -> Source | None:
@@ -128,16 +134,21 @@ class _Analysis:
             self._block(node, found)
             return True
         self._flow.operators[index] = found
-        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,)))
+        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,)), axis=found.axis)
         activation = self._flow.activation_behind(found.data)
         if activation is not None:
-            self._flow.sinks[activation].append(found)
+            axis = self._flow.facts[found.data].axis
+            if axis is not None and axis != found.axis:
+                reason = f"{label(node)} mixes along another axis than the one that the first operator made"
+                self._block(node, Miss(reason, label(node)))
+            else:
+                self._flow.sinks[activation].append(found)
         return True
 
     def _other(self, index: int, node: onnx.NodeProto) -> None:
         if elementwise.lookup(node) is not None:
             self._elementwise(index, node)
-        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS:
+        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS | _QUANTISING:
             self._shape_only(index, node)
         else:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
@@ -154,15 +165,36 @@ class _Analysis:
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
         data = node.input[0]
         fact = self._flow.facts.get(data)
-        if fact is None or any(
-            name and name not in self._constants for name in node.input[1:] if node.op_type in _PARTS
-        ):
+        outputs = list(node.output)
+        if node.op_type == "DynamicQuantizeLinear":
+            self._flow.scales.update(outputs[1:])
+            outputs = outputs[:1]
+        tied = node.op_type in _PARTS | _QUANTISING
+        if fact is None or (tied and any(name and name not in self._constants for name in node.input[1:])):
+            self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
         if node.op_type == "Slice" and not self._contiguous(node):
             self._flow.near_misses.setdefault(data, Miss("the projection is taken apart with a stride", label(node)))
             return
-        for output in node.output:
-            self._follow(output, data, fact, index)
+        axis = self._axis_after(node, fact.axis)
+        for output in outputs:
+            self._follow(output, data, fact, index, axis)
+
+    def _axis_after(self, node: onnx.NodeProto, axis: int | None) -> int | None:
+        """Where the channel axis of the input lies in the output of a shape-only operator."""
+        if axis is None or node.op_type in _PARTS | _QUANTISING:
+            return axis
+        if node.op_type == "Transpose":
+            order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            if order is None or axis + len(order) not in order:
+                return None
+            return order.index(axis + len(order)) - len(order)
+        before, after = (self._view.type_of(name).shape for name in (node.input[0], node.output[0]))
+        if axis != -1 or (
+            before and after and isinstance(before[-1], int) and isinstance(after[-1], int) and before[-1] != after[-1]
+        ):
+            return None
+        return -1
 
     def _contiguous(self, node: onnx.NodeProto) -> bool:
         if len(node.input) < 5 or not node.input[4]:
@@ -170,12 +202,13 @@ class _Analysis:
         steps = self._constants.value(node.input[4])
         return steps is not None and bool((steps == 1).all())
 
-    def _follow(self, output: str, data: str, fact: Fact, index: int) -> None:
+    def _follow(self, output: str, data: str, fact: Fact, index: int, axis: int | None) -> None:
         """`output` is an affine or shape-only image of `data`, tensor by tensor rather than entry by entry."""
         if fact.nonlinear or fact.ends is not None:
-            self._flow.facts[output] = Fact((output,), ends=fact.ends or data)
+            self._flow.facts[output] = Fact((output,), ends=fact.ends or data, axis=axis)
         elif (source := self._affine_source(fact)) is not None:
-            self._flow.facts[output] = Fact((output,), source=replace(source, trailing=(*source.trailing, index)))
+            trailing = (*source.trailing, index)
+            self._flow.facts[output] = Fact((output,), source=replace(source, trailing=trailing), axis=axis)
 
     def _affine_source(self, fact: Fact) -> Source | None:
         """The source of a leaf, or of an affine function of one leaf."""
@@ -188,6 +221,9 @@ class _Analysis:
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
         data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        if node.op_type == "Mul" and self._flow.scales.intersection(data):
+            self._rescaled(index, node, [name for name in data if name not in self._flow.scales])
+            return
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
             return
@@ -200,6 +236,13 @@ class _Analysis:
             self._mixed(node, data)
             return
         self._combine(index, node, data, [fact for fact in facts if fact is not None])
+
+    def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
+        """A product with a scale of dynamic quantisation: another scale, or the quantised product made floats."""
+        if not data:
+            self._flow.scales.update(node.output)
+        elif len(data) == 1 and (fact := self._flow.facts.get(data[0])) is not None:
+            self._follow(node.output[0], data[0], fact, index, fact.axis)
 
     def _plain(self, node: onnx.NodeProto) -> bool:
         """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
@@ -229,21 +272,19 @@ class _Analysis:
             self._flow.near_misses.setdefault(where, Miss(reason, label(node)))
             self._block(node, Miss(reason, label(node)))
         elif shape is None or self._one_per_channel(shape, fact):
-            self._follow(node.output[0], data[0], fact, index)
+            self._follow(node.output[0], data[0], fact, index, fact.axis)
         else:
             miss = Miss(f"{label(node)} has a constant of shape {list(shape)}, not one value per channel", label(node))
             self._block(node, miss)
             source = self._affine_source(fact)
             if source is not None and source.miss is None:
                 output = node.output[0]
-                self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss))
+                self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss), axis=fact.axis)
 
     def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
-        """Whether a constant varies along the channel axis alone: the last one, or a convolution's second."""
+        """Whether a constant varies along the channel axis alone."""
         wide = [axis - len(shape) for axis, dim in enumerate(shape) if dim != 1]
-        source = self._affine_source(fact)
-        convolution = source is not None and source.operators[0].kind.startswith("Conv")
-        return len(wide) <= 1 and (convolution or all(axis == -1 for axis in wide))
+        return len(wide) <= 1 and (fact.axis is None or all(axis == fact.axis for axis in wide))
 
     def _mixed(self, node: onnx.NodeProto, data: list[str]) -> None:
         outsider = next(name for name in data if name not in self._flow.facts)
@@ -254,7 +295,7 @@ class _Analysis:
         if any(fact.ends is not None for fact in facts):
             affine = len(facts) == 1 and self._is_affine(node, data)
             if affine:
-                self._follow(output, data[0], facts[0], index)
+                self._follow(output, data[0], facts[0], index, facts[0].axis)
             else:
                 self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
             return
@@ -265,12 +306,14 @@ class _Analysis:
             operators = tuple(operator for source in sources for operator in source.operators)
             trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
             miss = next((source.miss for source in sources if source.miss), None)
-            self._flow.facts[output] = Fact((output,), source=Source(operators, (*trailing, index), miss))
+            self._flow.facts[output] = Fact(
+                (output,), source=Source(operators, (*trailing, index), miss), axis=facts[0].axis
+            )
             return
         if len(leaves) > 2:
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
             return
-        self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear)
+        self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear, axis=facts[0].axis)
         self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:

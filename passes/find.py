@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from passes.dataflow import Dataflow, analyse
 from passes.identify import Identified, Identifier, Region, Unknown
 from passes.linear import LinearOperator, Miss
+from passes.marks import made_for
 from passes.names import Namer
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import GraphView, Path, label
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Block:
     Attributes:
         name: unique in the model; the module path where the exporter recorded it.
         where: the scope, empty for the main graph.
+        path: how to reach its graph from the main one.
         region: the nodes between the pre-activation and the second operator's input.
         gate: the pre-activation y (of the gate, in a gated block).
         value: what the activation is multiplied with in a gated block; the gate itself otherwise.
@@ -35,6 +37,7 @@ class Block:
 
     name: str
     where: str
+    path: Path
     region: Region
     gate: str
     value: str
@@ -50,8 +53,9 @@ class Block:
 
     @property
     def neurons(self) -> int | None:
-        """d_ff, None where the weights' shapes do not say."""
-        return next((op.in_features for op in self.second if op.in_features), None)
+        """d_ff: channels of the activation, None where the weights' shapes do not say."""
+        known = [op.in_features for op in self.second] + [op.out_features for op in self.first]
+        return next((size for size in known if size), None)
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,20 @@ class Findings:
     left: tuple[Left, ...]
 
 
-def find(view: GraphView, namer: Namer) -> Findings:
-    """Find all MLP blocks and all near misses of `view`. Time linear in its nodes."""
+SCOPES = ("mlp", "all")
+"""What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
+
+
+def find(view: GraphView, namer: Namer, scope: str = "mlp") -> Findings:
+    """Find all MLP blocks, or with scope `all` all activations, and all near misses. Time linear in the nodes."""
     constants = Constants(view)
     flow = analyse(view, constants)
-    return _Finder(view, flow, Identifier(view, constants), namer).run()
+    return _Finder(view, flow, Identifier(view, constants), namer, scope).run()
 
 
 class _Finder:
-    def __init__(self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer) -> None:
+    def __init__(self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, scope: str) -> None:
+        self._all = scope == "all"
         self._view = view
         self._flow = flow
         self._identifier = identifier
@@ -95,16 +104,23 @@ class _Finder:
             if not fact.nonlinear:
                 continue
             sinks = self._flow.sinks.get(output, [])
-            if not sinks and output in self._flow.extended:
+            inner = output in self._flow.extended and not (self._all and self._flow.blocked.get(output))
+            if not sinks and inner:
                 continue
-            found = self._candidate(output, fact.leaves, sinks)
-            (blocks if isinstance(found, Block) else left).append(found)  # type: ignore[arg-type]
+            region = self._region(output, fact.leaves)
+            if any(made_for(self._view.nodes[index]) is not None for index in region.nodes):
+                continue
+            found = self._candidate(region, sinks)
+            if isinstance(found, Block):
+                blocks.append(found)
+            else:
+                left.append(found)
         for leaf, miss in self._flow.near_misses.items():
             left.append(self._near_miss(leaf, miss))
         return Findings(tuple(blocks), tuple(left))
 
-    def _candidate(self, output: str, leaves: tuple[str, ...], sinks: list[LinearOperator]) -> Block | Left:
-        region = self._region(output, leaves)
+    def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
+        output, leaves = region.output, region.leaves
         first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
         identified = self._identifier.identify(region)
         name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
@@ -114,11 +130,12 @@ class _Finder:
             return Block(
                 name=name,
                 where=self._view.where,
+                path=self._view.path,
                 region=region,
                 gate=leaves[slots[0]],
                 value=leaves[slots[1]],
                 first=first,
-                second=tuple(sink for sink in sinks if sink.rowwise),
+                second=tuple(sink for sink in sinks if sink.rowwise or self._all),
                 identified=identified,
                 elem_type=self._view.type_of(output).elem_type or self._elem_type(first),
             )
@@ -142,6 +159,8 @@ class _Finder:
         node = label(producer) if producer is not None else output
         if isinstance(identified, Unknown):
             return Miss(identified.reason, node)
+        if self._all:
+            return None
         if not sinks:
             if self._flow.blocked.get(output):
                 return self._flow.blocked[output][0]

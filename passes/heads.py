@@ -20,10 +20,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
+from passes.marks import DOMAIN
 from passes.programs import Head
 from rewriter.graph.surgeon import Fragment
-
-DOMAIN = "attnonly"
 
 _DOC_ONE = (
     "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) "

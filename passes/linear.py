@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import onnx
+
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
@@ -34,6 +36,8 @@ class LinearOperator:
         output: name of the output.
         rowwise: whether the same map is applied to every token alone (false for a convolution with a
             spatial kernel): only such operators bound an MLP.
+        axis: the axis of data and output that it maps, counted from the end: -1 for X W, -2 for W X and -rank + 1
+            for a convolution.
         in_features: size of the input axis, None when unknown.
         out_features: size of the output axis, None when unknown.
     """
@@ -44,6 +48,7 @@ class LinearOperator:
     weight: str
     output: str
     rowwise: bool
+    axis: int
     in_features: int | None
     out_features: int | None
 
@@ -64,34 +69,48 @@ def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator
     left, right = node.input[0], node.input[1]
     if left in constants and right in constants:
         return None
-    if right in constants:
-        shape = constants.shape(right)
-        if shape is not None and len(shape) > 2 and any(dim != 1 for dim in shape[:-2]):
-            return Miss("the weight differs along a batch axis (grouped or per-expert weights)", label(node))
-        features = (shape[-2], shape[-1]) if shape is not None and len(shape) >= 2 else (None, None)
-        return _operator(view, index, "MatMul", left, right, features)
-    if left in constants:
-        return Miss("the constant is the left factor, so the product mixes tokens", label(node))
-    return Miss("neither factor is constant", label(node))
+    if left not in constants and right not in constants:
+        return Miss("neither factor is constant", label(node))
+    weight, data = (right, left) if right in constants else (left, right)
+    shape = constants.shape(weight)
+    if shape is not None and len(shape) > 2 and any(dim != 1 for dim in shape[:-2]):
+        return Miss("the weight differs along a batch axis (grouped or per-expert weights)", label(node))
+    features: Features = (shape[-2], shape[-1]) if shape is not None and len(shape) >= 2 else (None, None)
+    if weight == right:
+        return _operator(view, index, "MatMul", data, weight, features)
+    return _operator(view, index, "MatMul (W X)", data, weight, features[::-1], axis=-2)
+
+
+def _fused_matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
+    node = view.nodes[index]
+    flags = _integers(node)
+    left, right = node.input[0], node.input[1]
+    if right not in constants or left in constants:
+        return Miss("the second factor is not the constant one", label(node))
+    if flags.get("transA") or flags.get("transBatchA") or flags.get("transBatchB"):
+        return Miss("a transposed data factor, so the product mixes tokens", label(node))
+    return _operator(view, index, "FusedMatMul", left, right, _matrix(constants, right, transposed=flags.get("transB")))
 
 
 def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
-    attributes = {attribute.name: attribute.i for attribute in node.attribute if attribute.name.startswith("trans")}
+    flags = _integers(node)
     left, right = node.input[0], node.input[1]
     if left in constants and right in constants:
         return None
-    if right not in constants:
-        return Miss("the second factor is not constant", label(node))
-    if attributes.get("transA", 0):
-        return Miss("transA is set, so the product mixes tokens", label(node))
+    if left not in constants and right not in constants:
+        return Miss("neither factor is constant", label(node))
     if len(node.input) > 2 and node.input[2] and node.input[2] not in constants:
         return Miss("the bias is not constant", label(node))
-    shape = constants.shape(right)
-    features: tuple[int | None, int | None] = (None, None)
-    if shape is not None and len(shape) == 2:
-        features = (shape[1], shape[0]) if attributes.get("transB", 0) else (shape[0], shape[1])
-    return _operator(view, index, "Gemm", left, right, features)
+    if any(attribute.name == "activation" for attribute in node.attribute):
+        return Miss("it is fused with an activation that is not known", label(node))
+    if right in constants and not flags.get("transA"):
+        features = _matrix(constants, right, transposed=flags.get("transB"))
+        return _operator(view, index, node.op_type, left, right, features)
+    if left in constants and not flags.get("transB"):
+        features = _matrix(constants, left, transposed=not flags.get("transA"))
+        return _operator(view, index, f"{node.op_type} (W X)", right, left, features, axis=-2)
+    return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
 
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -100,18 +119,54 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
         return Miss("the kernel is not constant", label(node))
     if len(node.input) > 2 and node.input[2] and node.input[2] not in constants:
         return Miss("the bias is not constant", label(node))
+    if any(attribute.name == "activation" for attribute in node.attribute) or len(node.input) > 3:
+        return Miss("it is fused with an activation or a sum that is not known", label(node))
     shape = constants.shape(node.input[1])
-    attributes = {attribute.name: attribute for attribute in node.attribute}
+    group = _integers(node).get("group", 1)
     pointwise = shape is not None and all(size == 1 for size in shape[2:])
-    group = attributes["group"].i if "group" in attributes else 1
-    for name in ("strides", "pads"):
-        neutral = 1 if name == "strides" else 0
-        if name in attributes and any(value != neutral for value in attributes[name].ints):
+    for attribute in node.attribute:
+        neutral = {"strides": 1, "pads": 0}.get(attribute.name)
+        if neutral is not None and any(value != neutral for value in attribute.ints):
             pointwise = False
     kernel = "x".join(str(size) for size in shape[2:]) if shape else "?"
     kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
-    features = (shape[1] * group, shape[0]) if shape else (None, None)
-    return _operator(view, index, kind, node.input[0], node.input[1], features, rowwise=pointwise)
+    features: Features = (shape[1] * group, shape[0]) if shape else (None, None)
+    axis = 1 - len(shape) if shape else -1
+    return _operator(view, index, kind, node.input[0], node.input[1], features, rowwise=pointwise, axis=axis)
+
+
+def _quantised(weight: int) -> Recognise:
+    """Operators with a quantised constant weight at input `weight`, whose other inputs are scales and zero points."""
+
+    def recognise(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
+        node = view.nodes[index]
+        data, name = node.input[0], node.input[weight]
+        if name not in constants:
+            return Miss("the quantised weight is not constant", label(node))
+        if data in constants:
+            return None
+        sizes = _integers(node)
+        features: Features = _matrix(constants, name)
+        if "N" in sizes and "K" in sizes:
+            features = (sizes["K"], sizes["N"])
+        return _operator(view, index, node.op_type, data, name, features)
+
+    return recognise
+
+
+Features = tuple[int | None, int | None]
+
+
+def _matrix(constants: Constants, weight: str, *, transposed: int | bool | None = False) -> Features:
+    """Input and output features of a weight matrix, as far as they are known."""
+    shape = constants.shape(weight)
+    if shape is None or len(shape) < 2:
+        return (None, None)
+    return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
+
+
+def _integers(node: onnx.NodeProto) -> dict[str, int]:
+    return {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}
 
 
 def _operator(
@@ -120,9 +175,10 @@ def _operator(
     kind: str,
     data: str,
     weight: str,
-    features: tuple[int | None, int | None],
+    features: Features,
     *,
     rowwise: bool = True,
+    axis: int = -1,
 ) -> LinearOperator:
     return LinearOperator(
         node=index,
@@ -131,13 +187,28 @@ def _operator(
         weight=weight,
         output=view.nodes[index].output[0],
         rowwise=rowwise,
+        axis=axis,
         in_features=features[0],
         out_features=features[1],
     )
 
 
+MICROSOFT = "com.microsoft"
+
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
     ("", "Conv"): _conv,
+    ("", "MatMulInteger"): _quantised(1),
+    ("", "QLinearMatMul"): _quantised(3),
+    (MICROSOFT, "FusedMatMul"): _fused_matmul,
+    (MICROSOFT, "TransposeMatMul"): _fused_matmul,
+    (MICROSOFT, "FusedGemm"): _gemm,
+    (MICROSOFT, "FusedConv"): _conv,
+    (MICROSOFT, "MatMulNBits"): _quantised(1),
+    (MICROSOFT, "MatMulBnb4"): _quantised(1),
+    (MICROSOFT, "MatMulFpQ4"): _quantised(1),
+    (MICROSOFT, "DynamicQuantizeMatMul"): _quantised(1),
+    (MICROSOFT, "MatMulIntegerToFloat"): _quantised(1),
+    (MICROSOFT, "QGemm"): _quantised(3),
 }

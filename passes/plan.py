@@ -15,14 +15,12 @@ import onnx
 from passes.conversion import Conversion, decide
 from passes.find import Block, Left, find, kinds
 from passes.forms import FORMS
-from passes.heads import DOMAIN
 from passes.linear import Miss
+from passes.lower import Lowered, lower
+from passes.marks import made_for
 from passes.names import Namer
 from rewriter.graph.edit import splice
-from rewriter.graph.view import GraphView, inner_views, view_model
-
-_PRODUCTS = {"MatMul", "Gemm"}
-_ACTIVATIONS = {"Gelu", "Erf", "Tanh", "Sigmoid", "Relu", "Swish", "Mish", "HardSwish", "LeakyRelu", "Elu", "Clip"}
+from rewriter.graph.view import GraphView, all_views
 
 FUNCTIONS_IR_VERSION = 8
 """The IR version that brought model-local functions; older models get the heads written out."""
@@ -34,12 +32,14 @@ class Options:
 
     Attributes:
         form: a key of `passes.forms.FORMS`.
+        scope: a member of `passes.find.SCOPES`: what counts as a candidate.
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
     """
 
     form: str = "local"
+    scope: str = "mlp"
     inline: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -50,54 +50,84 @@ class Plan:
     """What will happen to a model.
 
     Attributes:
-        view: the index of the main graph that the plan refers to.
+        model: the model that the plan was made on: the one that came in, or its lowered form.
+        views: the indices of its graphs, the main graph first.
         conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
         notes: remarks on the whole, such as an option that could not be followed.
     """
 
-    view: GraphView
+    model: onnx.ModelProto
+    views: tuple[GraphView, ...]
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
 
+    def view_of(self, block: Block) -> GraphView:
+        """The index of the graph that holds the block."""
+        return next(view for view in self.views if view.path == block.path)
+
 
 def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
-    """Find the blocks of `model` and decide about each."""
-    view = view_model(model)
-    namer = Namer(_reserved(view))
-    found = find(view, namer)
+    """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
+
+    Fused operators that end up in no converted block stay as they were.
+    """
+    lowered = lower(model)
+    plan = _plan(lowered, options)
+    unused = lowered.fused - _used(plan)
+    if unused:
+        plan = _plan(lower(model, keep=unused), options)
+    return plan
+
+
+def apply(plan: Plan) -> onnx.ModelProto:
+    """A new model with the plan carried out; `plan.model` stays as it is."""
+    result = onnx.ModelProto()
+    result.CopyFrom(plan.model)
+    for view in plan.views:
+        chosen = [conversion for conversion in plan.conversions if conversion.block.path == view.path]
+        if chosen:
+            splice(result, view, [FORMS[conversion.form](view, conversion) for conversion in chosen])
+    return result
+
+
+def _plan(lowered: Lowered, options: Options) -> Plan:
+    model = lowered.model
+    views = all_views(model)
+    namer = Namer(_reserved(views))
     notes = []
-    inline = options.inline
-    if not inline and found.blocks and model.ir_version < FUNCTIONS_IR_VERSION:
-        inline = True
+    inline = options.inline or model.ir_version < FUNCTIONS_IR_VERSION
+    conversions: list[Conversion] = []
+    left: list[Left] = []
+    for view in views:
+        found = find(view, namer, scope=options.scope)
+        left += _converted_before(view)
+        for block in found.blocks:
+            opset = view.opsets.get("", 1)
+            decision = _unwanted(block, options) or decide(block, form=options.form, inline=inline, opset=opset)
+            if isinstance(decision, Conversion):
+                conversions.append(decision)
+            else:
+                left.append(_left(block, decision))
+        left += found.left
+    if conversions and inline and not options.inline:
         notes.append(
             f"the model has IR version {model.ir_version}, without model-local functions: the heads are written out"
         )
-    conversions: list[Conversion] = []
-    left = list(_converted_before(view))
-    for block in found.blocks:
-        if _is_converted(view, block):
-            continue
-        decision = _unwanted(block, options) or decide(
-            block, form=options.form, inline=inline, opset=view.opsets.get("", 1)
-        )
-        if isinstance(decision, Conversion):
-            conversions.append(decision)
-        else:
-            left.append(_left(block, decision))
-    left += found.left
-    left += _in_inner_scopes(model, namer)
-    return Plan(view, tuple(conversions), tuple(left), tuple(notes))
+    if conversions and lowered.inlined:
+        notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
+    return Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
 
 
-def apply(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
-    """A new model with the plan carried out; `model`, which the plan was made on, stays as it is."""
-    replacements = [FORMS[conversion.form](plan.view, conversion) for conversion in plan.conversions]
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    splice(result, plan.view, replacements)
-    return result
+def _used(plan: Plan) -> frozenset[str]:
+    """Names of tensors that the converted blocks' own nodes make: activations and linear operators."""
+    names: set[str] = set()
+    for conversion in plan.conversions:
+        block, view = conversion.block, plan.view_of(conversion.block)
+        for index in (*block.region.nodes, *(operator.node for operator in block.first)):
+            names.update(view.nodes[index].output)
+    return frozenset(names)
 
 
 def _unwanted(block: Block, options: Options) -> Miss | None:
@@ -112,48 +142,18 @@ def _left(block: Block, miss: Miss) -> Left:
     return Left(block.name, block.where, block.identified.label, kinds(block.first), kinds(block.second), miss)
 
 
-def _reserved(view: GraphView) -> frozenset[str]:
+def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
     """Block names that tensors of the model occupy already."""
-    names = (name for node in view.nodes for name in (node.name, *node.output))
-    occupied = {name.partition("/heads")[0] for name in names if "/heads" in name}
-    return frozenset(occupied | {name.partition("/heads")[0] for name in view.initializers if "/heads" in name})
-
-
-def _block_of(node: onnx.NodeProto) -> str | None:
-    """The block that an earlier run of this pass made the node for."""
-    return next((entry.value for entry in node.metadata_props if entry.key == f"{DOMAIN}.block"), None)
-
-
-def _is_converted(view: GraphView, block: Block) -> bool:
-    return any(_block_of(view.nodes[index]) is not None for index in block.region.nodes)
+    names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
+    weights = (name for view in views for name in view.initializers)
+    return frozenset(name.partition("/heads")[0] for name in (*names, *weights) if "/heads" in name)
 
 
 def _converted_before(view: GraphView) -> Iterator[Left]:
     """Blocks that are attention heads already, by their nodes' domain or metadata."""
     seen: set[str] = set()
     for node in view.nodes:
-        block = _block_of(node)
-        if node.domain != DOMAIN and block is None:
-            continue
-        name = block or node.name.partition("/heads")[0]
-        if name not in seen:
+        name = made_for(node)
+        if name is not None and name not in seen:
             seen.add(name)
             yield Left(name, view.where, "", "", "", Miss("it is attention heads already", node.name))
-
-
-def _in_inner_scopes(model: onnx.ModelProto, namer: Namer) -> Iterator[Left]:
-    """Blocks in bodies of control flow and local functions: found, and honestly left.
-
-    A function takes its weights as inputs, so that its linear operators cannot be told from products of data: one
-    that holds both products and activations is named as a whole.
-    """
-    for view in inner_views(model):
-        if view.where.startswith(f"function {DOMAIN}::"):
-            continue
-        reason = f"it is inside {view.where}; blocks in control flow and local functions are not converted yet"
-        found = find(view, namer)
-        for block in found.blocks:
-            yield _left(block, Miss(reason, block.output))
-        kinds_inside = {node.op_type for node in view.nodes}
-        if not found.blocks and kinds_inside & _PRODUCTS and kinds_inside & _ACTIVATIONS:
-            yield Left(view.where, view.where, "", "", "", Miss(reason, view.where))

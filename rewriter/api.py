@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 
 from passes.conversion import Conversion
-from passes.find import Left, kinds
+from passes.find import SCOPES, Left, kinds
 from passes.forms import FORMS
 from passes.plan import Options, Plan, apply, make_plan
 from rewriter.errors import ExitStatus, UsageError, ValidationError
@@ -39,6 +39,7 @@ def rewrite(
     output: str | os.PathLike[str] | None = None,
     *,
     form: str = "local",
+    scope: str = "mlp",
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
@@ -58,6 +59,7 @@ def rewrite(
         output: where to write the result. It appears there only when the proof passed. Without it nothing is
             written, and `Report.rewritten` holds the result.
         form: how heads become nodes: `local`.
+        scope: `mlp`: MLP blocks; `all`: every elementwise activation of a linear operator's output.
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
@@ -82,7 +84,9 @@ def rewrite(
     """
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
-    options = Options(form=form, inline=inline, only=tuple(only), skip=tuple(skip))
+    if scope not in SCOPES:
+        raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
+    options = Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
         seed=seed,
@@ -101,13 +105,14 @@ def rewrite(
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
-        rewritten = apply(source.proto, plan)
+        rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion) for conversion in plan.conversions)
     proof = settings if validate else None
+    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
     if out is None:
-        return run.finish(_in_memory(run, report, source, rewritten, claims, proof))
-    return run.finish(_to_file(run, report, source, rewritten, claims, proof, out, force=force))
+        return run.finish(_in_memory(run, report, models, claims, proof))
+    return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
 
 
 def claim_of(conversion: Conversion) -> Claim:
@@ -118,11 +123,22 @@ def claim_of(conversion: Conversion) -> Claim:
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
         block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
-        block_outputs=tuple(operator.output for operator in block.second),
+        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.elem_type,
+        path=block.path,
+        width=next((operator.in_features for operator in block.first), None),
     )
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The model that came in, its lowered form (often the same proto), and the result."""
+
+    source: LoadedModel
+    lowered: LoadedModel
+    rewritten: onnx.ModelProto
 
 
 @dataclass
@@ -176,24 +192,23 @@ def _planned(source: LoadedModel, plan: Plan, options: Options) -> Report:
 def _in_memory(
     run: _Run,
     report: Report,
-    source: LoadedModel,
-    rewritten: onnx.ModelProto,
+    models: _Models,
     claims: tuple[Claim, ...],
     settings: Settings | None,
 ) -> Report:
-    result = LoadedModel(rewritten, None, source.base_dir, source.external, 0)
+    rewritten = models.rewritten
+    result = replace(models.lowered, proto=rewritten)
     report = replace(report, after=_shape(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
-            report = _proved(report, validate(source, result, claims, settings, run.progress))
+            report = _proved(report, validate(models.source, result, claims, settings, run.progress, models.lowered))
     return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
 
 
 def _to_file(
     run: _Run,
     report: Report,
-    source: LoadedModel,
-    rewritten: onnx.ModelProto,
+    models: _Models,
     claims: tuple[Claim, ...],
     settings: Settings | None,
     out: Path,
@@ -203,12 +218,13 @@ def _to_file(
     """Save beside OUT, prove the saved file, and rename it only then."""
     with ExitStack() as stack:
         with run.step("save", "saving"):
-            staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
-        report = replace(report, after=_shape(rewritten, staged.size))
+            output = staged_output(models.rewritten, out, source=models.source, force=force)
+            staged = stack.enter_context(output)
+        report = replace(report, after=_shape(models.rewritten, staged.size))
         if settings is not None:
             with run.step("validate", "proving"):
                 saved = load_model(staged.path)
-                report = _proved(report, validate(source, saved, claims, settings, run.progress))
+                report = _proved(report, validate(models.source, saved, claims, settings, run.progress, models.lowered))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()
             report = replace(report, output=str(out))

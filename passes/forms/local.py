@@ -14,7 +14,8 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
-from passes.heads import DOMAIN, Spelling, emit, function_of, spelling_of
+from passes.heads import Spelling, emit, function_of, spelling_of
+from passes.marks import BLOCK_KEY, DOMAIN
 from passes.programs import Head
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Fragment
@@ -45,7 +46,7 @@ class _Emitter:
             wide = self._fragment.tensor(target)
             self._fragment.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
         metadata = {
-            f"{DOMAIN}.block": block.name,
+            BLOCK_KEY: block.name,
             f"{DOMAIN}.form": self._conversion.form,
             f"{DOMAIN}.activation": block.identified.label,
             f"{DOMAIN}.program": program.name,

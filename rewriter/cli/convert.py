@@ -53,6 +53,13 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.option(
     "--form", type=click.Choice(["local"]), default="local", show_default=True, help="How heads become nodes."
 )
+@click.option(
+    "--scope",
+    type=click.Choice(["mlp", "all"]),
+    default="mlp",
+    show_default=True,
+    help="Convert MLP blocks, or every elementwise activation of a linear operator's output.",
+)
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")
@@ -102,6 +109,7 @@ def convert(
             model,
             output,
             form=options["form"],
+            scope=options["scope"],
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from rewriter.graph.view import GraphView, captured_names
+from rewriter.graph.view import GraphView, captured_names, graph_at
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Replacement:
 
 
 def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Replacement]) -> None:
-    """Apply all replacements to the main graph of `model`, which must still be the graph that `view` indexed.
+    """Apply all replacements to the graph of `model` that `view` indexed, which must not have changed since.
 
     A region node that something else reads (another consumer, a graph output, a subgraph) stays and keeps its value.
     """
-    graph = model.graph
+    graph = graph_at(model, view.path)
     places = {view.producer[replacement.output]: replacement for replacement in replacements}
     dead = _dead_nodes(view, replacements, frozenset(places))
     merged: list[onnx.NodeProto] = []

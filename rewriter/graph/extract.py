@@ -51,7 +51,7 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
         name: None
         for index in kept
         for name in _reads(view.nodes[index])
-        if name not in depends and name not in constants and (name in view.producer or name in view.inputs)
+        if name not in depends and name not in constants
     }
     return Cut((*inputs, *further), tuple(outputs), tuple(kept))
 

@@ -43,12 +43,16 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     Inference stops at operators that onnx does not know (custom domains); what it cannot say is left out.
     A model that inference cannot read at all yields what the model itself declares.
     """
+    return declared_types(inferred_skeleton(model).graph)
+
+
+def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The skeleton of `model` with inferred types in the value_info of every graph; node for node the model's own."""
     skeleton = skeleton_of(model)
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+        return onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; declared types remain
-        inferred = skeleton
-    return declared_types(inferred.graph)
+        return skeleton
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 
-from rewriter.graph.types import TensorType, infer_types
+from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
+
+
+Path = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,8 @@ class GraphView:
         outputs: names of the graph's outputs.
         types: tensor name to element type and shape, as far as inference knows them.
         opsets: operator domain to version, the default domain under the empty string.
+        path: how to reach the graph from the main one, step by step: the number of the node among those that hold
+            graphs, and the attribute. Rewriting the other nodes does not change it.
     """
 
     where: str
@@ -46,7 +51,7 @@ class GraphView:
     outputs: tuple[str, ...]
     types: Mapping[str, TensorType]
     opsets: Mapping[str, int]
-    captured: frozenset[str] = field(default=frozenset())
+    path: Path = ()
 
     def made_by(self, tensor: str) -> onnx.NodeProto | None:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""
@@ -81,6 +86,7 @@ def view_graph(
     where: str = "",
     types: Mapping[str, TensorType] | None = None,
     outer: Mapping[str, onnx.TensorProto] | None = None,
+    path: Path = (),
 ) -> GraphView:
     """Index one graph: the main graph, or a subgraph that also sees the `outer` initializers."""
     initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
@@ -93,6 +99,7 @@ def view_graph(
         outputs=tuple(value.name for value in graph.output),
         types=types or {},
         opset_versions=opset_versions,
+        path=path,
     )
 
 
@@ -124,21 +131,56 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
                 yield f"{attribute.name}[{position}]", graph
 
 
-def inner_views(model: onnx.ModelProto) -> Iterator[GraphView]:
-    """Views of every scope other than the main graph: bodies of control flow and of local functions."""
-    pending = [view_graph(model.graph, opsets(model.opset_import))]
-    for function in model.functions:
-        view = view_function(function)
-        yield view
-        pending.append(view)
+def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
+    """Views of the main graph and of all bodies of control flow in it, outer before inner; local functions apart.
+
+    An inner view sees the initializers and the types of the graphs around it.
+    """
+    inferred = inferred_skeleton(model)
+    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred.graph))
+    views = [main]
+    pending = [(main, inferred.graph)]
     while pending:
-        outer = pending.pop()
-        for node in outer.nodes:
-            for attribute, graph in subgraphs(node):
-                path = "/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part)
-                inner = view_graph(graph, outer.opsets, where=path, outer=outer.initializers)
-                yield inner
-                pending.append(inner)
+        outer, typed = pending.pop(0)
+        holders = [(node, typed.node[index]) for index, node in enumerate(outer.nodes) if _holds_graphs(node)]
+        for number, (node, typed_node) in enumerate(holders):
+            for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
+                inner = view_graph(
+                    graph,
+                    outer.opsets,
+                    where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
+                    types={**outer.types, **declared_types(typed_graph)},
+                    outer={**outer.initializers, **_constant_nodes(outer)},
+                    path=(*outer.path, (number, attribute)),
+                )
+                views.append(inner)
+                pending.append((inner, typed_graph))
+    return tuple(views)
+
+
+def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
+    """The tensors of a view's Constant nodes, by the name that bodies inside it read them under."""
+    tensors: dict[str, onnx.TensorProto] = {}
+    for node in view.nodes:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
+    """The graph that a view of `model` with this path indexes."""
+    graph = model.graph
+    for number, attribute in path:
+        holders = [node for node in graph.node if _holds_graphs(node)]
+        graph = dict(subgraphs(holders[number]))[attribute]
+    return graph
+
+
+def _holds_graphs(node: onnx.NodeProto) -> bool:
+    return next(subgraphs(node), None) is not None
 
 
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
@@ -163,10 +205,10 @@ def _index(
     outputs: tuple[str, ...],
     types: Mapping[str, TensorType],
     opset_versions: Mapping[str, int],
+    path: Path = (),
 ) -> GraphView:
     producer: dict[str, int] = {}
     consumers: dict[str, list[int]] = defaultdict(list)
-    captured: set[str] = set()
     for index, node in enumerate(nodes):
         for name in node.output:
             if name:
@@ -176,7 +218,6 @@ def _index(
                 consumers[name].append(index)
         for name in captured_names(node):
             consumers[name].append(index)
-            captured.add(name)
     return GraphView(
         where=where,
         nodes=nodes,
@@ -188,5 +229,5 @@ def _index(
         outputs=outputs,
         types=types,
         opsets=opset_versions,
-        captured=frozenset(captured),
+        path=path,
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rewriter.graph.extract import cut
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio, setting
 from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.points import machine_epsilon
+from rewriter.proof.points import machine_epsilon, numpy_dtype
 from rewriter.proof.regions import prove_region
 from rewriter.proof.sessions import Session, open_session
 
@@ -83,15 +85,31 @@ def prove_block(
 
 def block_needs(original: Side, claim: Claim) -> tuple[str, ...]:
     """The tensors whose values the proof of a block needs: the block's inputs, and shapes computed elsewhere."""
-    return cut(original.view, claim.block_inputs, claim.block_outputs).inputs
+    return cut(original.views[claim.path], claim.block_inputs, claim.block_outputs).inputs
+
+
+def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
+    """Normal numbers for a block whose real inputs cannot be had: it lies in a body of control flow.
+
+    None where the block also needs something else than its inputs, or its width is unknown.
+    """
+    if claim.width is None or set(block_needs(original, claim)) != set(claim.block_inputs):
+        return []
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for name in claim.block_inputs:
+        rank = original.views[claim.path].type_of(name).rank or 2
+        values = rng.normal(0.0, 1.0, (*(1,) * (rank - 2), 17, claim.width))
+        feeds[name] = values.astype(numpy_dtype(original.views[claim.path].type_of(name).elem_type or claim.elem_type))
+    return [feeds]
 
 
 def _prove_whole(
     original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds], providers: Sequence[str]
 ) -> _Whole:
     names, outputs = tuple(inputs[0]), claim.block_outputs
-    before = original.part(names, outputs, claim.elem_type)
-    after = rewritten.part(names, outputs, claim.elem_type)
+    before = original.part(claim, names, outputs)
+    after = rewritten.part(claim, names, outputs)
     wanted = {value.name for value in before.graph.input}
     cases = [{name: value for name, value in feeds.items() if name in wanted} for feeds in inputs]
     try:

@@ -5,7 +5,7 @@ Comes in: models and their indices; claims made by the pass. Goes out: `Claim` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnx
 
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.extract import cut, extract
-from rewriter.graph.view import GraphView, view_model
+from rewriter.graph.view import GraphView, Path, all_views
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Claim:
         max_error: certified largest error against the original function in exact arithmetic, absolute.
         rounding: what float32 arithmetic may add, relative to max(1, |f|).
         elem_type: element type of `output`.
+        path: path of the graph that holds the block, as in `GraphView`.
+        width: channels of the block's inputs, None where unknown.
     """
 
     name: str
@@ -39,23 +41,31 @@ class Claim:
     max_error: float
     rounding: float
     elem_type: int
+    path: Path = ()
+    width: int | None = None
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models: where its bytes are, and its index."""
+    """One of the two models: where its bytes are, and the indices of its graphs."""
 
     model: LoadedModel
-    view: GraphView
+    views: Mapping[Path, GraphView]
 
     @classmethod
     def of(cls, model: LoadedModel) -> Side:
         """Index the model."""
-        return cls(model, view_model(model.proto))
+        return cls(model, {view.path: view for view in all_views(model.proto)})
 
-    def part(self, inputs: Sequence[str], outputs: Sequence[str], elem_type: int) -> onnx.ModelProto:
-        """The nodes between two sets of tensors as a model of its own, weights inline."""
-        return extract(self.model.proto, self.view, cut(self.view, inputs, outputs), self._read, elem_type=elem_type)
+    @property
+    def main(self) -> GraphView:
+        """The index of the main graph."""
+        return self.views[()]
+
+    def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
+        """The nodes between two sets of tensors of the claim's graph as a model of its own, weights inline."""
+        view = self.views[claim.path]
+        return extract(self.model.proto, view, cut(view, inputs, outputs), self._read, elem_type=claim.elem_type)
 
     def _read(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:

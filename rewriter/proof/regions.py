@@ -48,9 +48,9 @@ class RegionProof:
 
 def prove_region(original: Side, rewritten: Side, claim: Claim, providers: Sequence[str]) -> RegionProof:
     """Answer the three questions for one claim."""
-    before = original.part(claim.inputs, [claim.output], claim.elem_type)
-    after = rewritten.part(claim.inputs, [claim.output], claim.elem_type)
-    feeds = _feeds(original.view, claim)
+    before = original.part(claim, claim.inputs, [claim.output])
+    after = rewritten.part(claim, claim.inputs, [claim.output])
+    feeds = _feeds(original.views[claim.path], claim)
     truth, exact, failures = _exact(before, after, feeds, claim)
     error = worst = 0.0
     for provider in providers:

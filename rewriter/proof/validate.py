@@ -14,7 +14,7 @@ from pathlib import Path
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import with_outputs
-from rewriter.proof.blocks import BlockProof, block_needs, prove_block
+from rewriter.proof.blocks import BlockProof, block_needs, made_inputs, prove_block
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import Array
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 _TAPPED_CASES = 2
 """How many cases give the real inputs of the blocks."""
 
-Taps = dict[str, list[dict[str, Array]]]
+Taps = dict[str, list[Mapping[str, Array]]]
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,11 @@ def validate(
     claims: Sequence[Claim],
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
+    lowered: LoadedModel | None = None,
 ) -> Validation:
     """Prove `rewritten` against `original`.
+
+    `lowered` is the form of the original that the claims name tensors of, where that is not the original itself.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
@@ -87,11 +90,12 @@ def validate(
         UsageError: the inputs do not fit the model.
     """
     old, new = Side.of(original), Side.of(rewritten)
-    cases, taps, skipped = _real_inputs(old, claims, _cases(original, settings), settings, progress)
+    named = old if lowered is None else Side.of(lowered)
+    cases, taps, skipped = _real_inputs(named, claims, _cases(original, settings), settings, progress)
     blocks: list[BlockProof] = []
     for number, claim in enumerate(claims):
         progress(f"proving {claim.name}", number, len(claims))
-        blocks.append(prove_block(old, new, claim, taps[claim.name], settings.providers))
+        blocks.append(prove_block(named, new, claim, taps[claim.name], settings.providers))
     reference, truth = _truth(old, new, cases, progress)
     certified = sum(claim.max_error + claim.rounding for claim in claims)
     providers: dict[str, ProviderProof] = {}
@@ -121,9 +125,9 @@ def _real_inputs(
     original: Side, claims: Sequence[Claim], cases: Sequence[Case], settings: Settings, progress: Progress
 ) -> tuple[list[Case], Taps, list[str]]:
     """The cases that the original accepts, what its blocks read in the first of them, and the cases it refuses."""
-    needs = {claim.name: block_needs(original, claim) for claim in claims}
-    wanted = dict.fromkeys(name for names in needs.values() for name in names if name not in original.view.inputs)
-    tapped = with_outputs(original.model.proto, original.view, list(wanted))
+    needs = {claim.name: block_needs(original, claim) for claim in claims if not claim.path}
+    wanted = dict.fromkeys(name for names in needs.values() for name in names if name not in original.main.inputs)
+    tapped = with_outputs(original.model.proto, original.main, list(wanted))
     try:
         session = open_session(tapped, settings.providers[0], optimise=False, base_dir=original.model.base_dir)
     except ValidationError as error:
@@ -132,6 +136,7 @@ def _real_inputs(
         ) from error
     runnable: list[Case] = []
     taps: Taps = {name: [] for name in needs}
+    taps |= {claim.name: made_inputs(original, claim, seed=settings.seed) for claim in claims if claim.path}
     skipped = []
     for number, case in enumerate(cases):
         progress(f"running the original: {case.name}", number, len(cases))
