@@ -82,6 +82,13 @@ SCOPES = ("mlp", "all")
 """What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
 
 
+_REFUSED = {
+    operator: "the experts are inside one operator; export them as plain operators to have them converted"
+    for operator in ("MoE", "QMoE")
+}
+"""Operators that hold MLPs which cannot be seen."""
+
+
 def find(view: GraphView, namer: Namer, scope: str = "mlp") -> Findings:
     """Find all MLP blocks, or with scope `all` all activations, and all near misses. Time linear in the nodes."""
     constants = Constants(view)
@@ -115,8 +122,8 @@ class _Finder:
                 blocks.append(found)
             else:
                 left.append(found)
-        for leaf, miss in self._flow.near_misses.items():
-            left.append(self._near_miss(leaf, miss))
+        left += [self._near_miss(leaf, miss) for leaf, miss in self._flow.near_misses.items()]
+        left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
         return Findings(tuple(blocks), tuple(left))
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
@@ -187,6 +194,11 @@ class _Finder:
         operators = self._operators(leaf)
         name = self._namer.name(self._view, operators, (), ())
         return Left(name, self._view.where, "", kinds(operators), "", miss)
+
+    def _refused(self, index: int) -> Left:
+        node = self._view.nodes[index]
+        name = self._namer.name(self._view, (), (), (index,))
+        return Left(name, self._view.where, "", "", "", Miss(f"{label(node)}: {_REFUSED[node.op_type]}", label(node)))
 
     def _operators(self, leaf: str) -> tuple[LinearOperator, ...]:
         source = self._flow.source_of(leaf)

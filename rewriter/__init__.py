@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api import rewrite
+    from rewriter.api import inspect, rewrite
     from rewriter.errors import ExitStatus, ModelError, ProviderError, RewriteError, UsageError, ValidationError
     from rewriter.report import Report
 
@@ -23,10 +23,11 @@ __all__ = [
     "RewriteError",
     "UsageError",
     "ValidationError",
+    "inspect",
     "rewrite",
 ]
 
-_HOMES = {"rewrite": "rewriter.api", "Report": "rewriter.report"}
+_HOMES = {"rewrite": "rewriter.api", "inspect": "rewriter.api", "Report": "rewriter.report"}
 
 
 def __getattr__(name: str) -> Any:

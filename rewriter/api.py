@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
+from passes.accounting import Accounting, account
 from passes.conversion import Conversion
 from passes.find import SCOPES, Left, kinds
 from passes.forms import FORMS
@@ -82,11 +84,7 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    if form not in FORMS:
-        raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
-    if scope not in SCOPES:
-        raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
-    options = Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
+    options = _options(form=form, scope=scope, inline=inline, only=only, skip=skip)
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
         seed=seed,
@@ -113,6 +111,56 @@ def rewrite(
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        report: as a dry run gives it.
+        accounting: weights, heads, and what remains.
+    """
+
+    report: Report
+    accounting: Accounting
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data: the report's, with `accounting` and `purity`."""
+        return {**self.report.to_json(), "accounting": asdict(self.accounting), "purity": self.accounting.purity}
+
+
+def inspect(
+    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", head_dimension: int | None = None
+) -> Inspection:
+    """Find the blocks of a model and account for them; write nothing.
+
+    Args:
+        model: path of an ONNX file, or a model in memory.
+        scope: `mlp` or `all`, as for `rewrite`.
+        head_dimension: d_head for the head accounting; default: that of the model's own attention.
+
+    Raises:
+        UsageError: an option cannot be followed.
+        ModelError: the model is unreadable, malformed or unsafe.
+    """
+    run = _Run(_silent)
+    with run.step("load", "loading"):
+        source = load_model(model)
+    options = _options(scope=scope)
+    with run.step("plan", "finding the MLP blocks"):
+        plan = make_plan(source.proto, options)
+    return Inspection(run.finish(_planned(source, plan, options)), account(plan, head_dimension))
+
+
+def _options(
+    *, form: str = "local", scope: str = "mlp", inline: bool = False, only: Sequence[str] = (), skip: Sequence[str] = ()
+) -> Options:
+    if form not in FORMS:
+        raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
+    if scope not in SCOPES:
+        raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
+    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
 
 
 def claim_of(conversion: Conversion) -> Claim:

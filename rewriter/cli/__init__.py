@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from rewriter.cli.convert import convert
+from rewriter.cli.inspect import inspect
 from rewriter.errors import RewriteError
 
-COMMANDS: dict[str, click.Command] = {}
+COMMANDS: dict[str, click.Command] = {"inspect": inspect}
 """Subcommand name to command; the plain command is `convert`."""
 
 _INTERRUPTED = 130

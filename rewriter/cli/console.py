@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from passes.accounting import Accounting
+from rewriter.api import Inspection
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Report_progress
 from rewriter.report import BlockRow, Report, Shape
@@ -61,6 +63,25 @@ class Console:
             if report.validation is not None:
                 self._proof(report)
         self._verdict(report, proved=proved, planned_only=planned_only)
+
+    def show_inspection(self, found: Inspection) -> None:
+        """Print what `inspect` found."""
+        self._blocks(found.report)
+        accounting = found.accounting
+        if accounting.blocks:
+            self._out.print(_accounts(accounting))
+            heads = accounting.attention_heads
+            own = "not found" if accounting.head_dimension is None else str(accounting.head_dimension)
+            self._out.print(Text(f"the model's own attention: {heads or '?'} heads per sublayer, head dimension {own}"))
+            self._out.print(
+                Text(
+                    f"these blocks take {100 * accounting.share:.1f} % of the multiply-adds of linear operators per token"
+                )
+            )
+        self._out.print(
+            Text(_clean(f"nonlinearities besides softmax and normalisation, once converted: {accounting.purity}"))
+        )
+        self._verdict(found.report, proved=False, planned_only=True)
 
     # -- tables --------------------------------------------------------------------------------------------
 
@@ -190,6 +211,21 @@ class Console:
 
 def _table(title: str) -> Table:
     return Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+
+
+def _accounts(accounting: Accounting) -> Table:
+    table = _table("Accounting: heads of form local, and of the three sublayers of P3")
+    table.add_column("block", overflow="fold")
+    for name in ("d_model", "d_ff", "parameters", "share", "heads", "three sublayers"):
+        table.add_column(name, justify="right")
+    for block in accounting.blocks:
+        staged = "?" if block.staged is None else " + ".join(f"{count:,}" for count in block.staged)
+        sizes = ["?" if size is None else str(size) for size in (block.d_model, block.d_ff)]
+        heads = "?" if block.heads is None else f"{block.heads:,}"
+        table.add_row(
+            Text(_clean(block.name)), *sizes, f"{block.parameters:,}", f"{100 * block.share:.1f} %", heads, staged
+        )
+    return table
 
 
 def _converted_cells(row: BlockRow) -> tuple[str, ...]:

@@ -13,6 +13,10 @@ import click
 from rewriter.errors import UsageError
 
 _HELP_STATUS = """\b
+Commands (rewrite COMMAND --help):
+  inspect  print the blocks of a model, what they weigh and their heads; write nothing
+
+\b
 Exit status:
   0  converted, and proved (or --no-validate, or --dry-run)
   1  the proof failed; nothing is written at OUT

@@ -1,0 +1,163 @@
+"""Accounting: what the blocks of a model weigh, and what its heads would number.
+
+Comes in: a plan. Goes out: `Accounting`, printed by `rewrite inspect`. The head counts are those of the sources for the
+three-sublayer construction (W1 split by rank over ceil(d_ff / d_head) heads, one head per neuron for the activation, W2
+over ceil(d_model / d_head)), beside the heads of the form that the plan chose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil, prod
+
+from passes.conversion import Conversion
+from passes.dataflow import analyse
+from passes.plan import Plan
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, label
+
+NONLINEAR = frozenset(
+    [
+        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Clip", "Shrink"),
+        *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish"),
+        *("Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "MaxPool", "MoE", "QMoE"),
+    ]
+)
+"""Operators that count against purity. Softmax and normalisations do not: attention-only transformers have both."""
+
+_SEARCH_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class BlockAccount:
+    """One block that can be converted.
+
+    Attributes:
+        name: the block.
+        d_model: width of its input, None where unknown.
+        d_ff: its neurons.
+        parameters: elements of its weights.
+        share: its part of the multiply-adds that the model's linear operators need for one token.
+        heads: heads of the chosen form.
+        staged: heads of the three sublayers W1, activation, W2, None where a size is unknown.
+    """
+
+    name: str
+    d_model: int | None
+    d_ff: int | None
+    parameters: int
+    share: float
+    heads: int | None
+    staged: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """The whole model.
+
+    Attributes:
+        blocks: the blocks that can be converted.
+        head_dimension: d_head of the model's own attention, None where it was not found.
+        attention_heads: its heads per attention sublayer.
+        share: what all blocks together take of the multiply-adds of linear operators.
+        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, with their number.
+    """
+
+    blocks: tuple[BlockAccount, ...]
+    head_dimension: int | None
+    attention_heads: int | None
+    share: float
+    remaining: dict[str, int]
+
+    @property
+    def purity(self) -> str:
+        """The purity line: which nonlinearities other than softmax and normalisation remain after conversion."""
+        if not self.remaining:
+            return "none: attention, linear maps and normalisation only"
+        return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
+
+
+def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
+    """Weigh the plan. `head_dimension` overrides what is found in the model's own attention."""
+    heads, found = _own_attention(plan.views)
+    width = head_dimension or found
+    operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
+    total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
+    blocks = []
+    for conversion in plan.conversions:
+        block, view = conversion.block, plan.view_of(conversion.block)
+        weights = [op.weight for op in (*block.first, *block.second)]
+        work = sum(_work(view, weight) for weight in weights)
+        d_model = next((op.in_features for op in block.first), None)
+        blocks.append(
+            BlockAccount(
+                name=block.name,
+                d_model=d_model,
+                d_ff=block.neurons,
+                parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
+                share=work / total if total else 0.0,
+                heads=conversion.heads,
+                staged=_staged(conversion, d_model, width),
+            )
+        )
+    return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan))
+
+
+def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> tuple[int, int, int] | None:
+    d_ff = conversion.block.neurons
+    if d_model is None or d_ff is None or d_head is None:
+        return None
+    return ceil(d_ff / d_head), d_ff * len(conversion.program.heads), ceil(d_model / d_head)
+
+
+def _work(view: GraphView, weight: str) -> int:
+    """Elements of a weight: its multiply-adds for one token (one position of a convolution)."""
+    if weight in view.initializers:
+        return prod(view.initializers[weight].dims)
+    shape = view.type_of(weight).shape or ()
+    return prod(dim for dim in shape if isinstance(dim, int)) if shape else 0
+
+
+def _remaining(plan: Plan) -> dict[str, int]:
+    """Nonlinear operators outside the converted regions, on data that are floats."""
+    converted = {
+        (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
+    }
+    counts: Counter[str] = Counter()
+    for view in plan.views:
+        constants = Constants(view)
+        for index, node in enumerate(view.nodes):
+            inside = (view.path, index) in converted
+            constant = all(name in constants for name in node.output)
+            if node.op_type in NONLINEAR and not inside and not constant:
+                counts[label(node).partition(" ")[0]] += 1
+    return dict(sorted(counts.items()))
+
+
+def _own_attention(views: tuple[GraphView, ...]) -> tuple[int | None, int | None]:
+    """Heads and head dimension of the first attention with static ones, from the product behind a softmax."""
+    for view in views:
+        for node in view.nodes:
+            if node.op_type != "Softmax":
+                continue
+            shape = _query_shape(view, node.input[0])
+            if shape is not None and len(shape) == 4 and isinstance(shape[3], int):
+                return (shape[1] if isinstance(shape[1], int) else None), shape[3]
+    return None, None
+
+
+def _query_shape(view: GraphView, scores: str) -> tuple[int | str | None, ...] | None:
+    """Shape of the left factor of the product that makes the scores."""
+    tensor = scores
+    for _ in range(_SEARCH_DEPTH):
+        node = view.made_by(tensor)
+        if node is None:
+            return None
+        if node.op_type in ("MatMul", "FusedMatMul"):
+            return view.type_of(node.input[0]).shape
+        candidates = [name for name in node.input if name in view.producer]
+        if not candidates:
+            return None
+        tensor = candidates[1] if node.op_type == "Where" and len(candidates) > 1 else candidates[0]
+    return None
