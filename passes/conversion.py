@@ -53,7 +53,7 @@ class Conversion:
 
     @property
     def max_error(self) -> float:
-        """Certified largest error of the heads as they stand in the graph, in exact arithmetic, absolute."""
+        """Certified largest error of the heads as they stand in the graph, in exact arithmetic, over max(1, |f|)."""
         return self.program.max_error + self.program.coefficient_error
 
     @property
@@ -77,9 +77,9 @@ def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion |
         name = onnx.TensorProto.DataType.Name(block.elem_type).lower()
         return Miss(f"its element type {name} is not a floating-point type that heads can be computed in", block.output)
     if identified.activation.program is None:
-        return Miss(f"{identified.label}: no head program for this activation yet", block.output)
+        return Miss(f"no head program for {identified.activation.name} yet", block.output)
     if identified.gated is not None and identified.activation.name not in ("sigmoid", "tanh"):
-        return Miss(f"{identified.label}: no head program for a gate with an unbounded activation yet", block.output)
+        return Miss("no head program yet for a gate whose activation is unbounded", block.output)
     program = identified.activation.program(identified.parameters, arithmetic)
     if identified.gated is not None:
         program = program.gate()

@@ -228,7 +228,7 @@ class _Analysis:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
             return
         wide = [name for name in names if name in self._constants and not self._is_scalar(name, data[0])]
-        if wide:
+        if wide and not self._is_biased_sum(node, data, wide):
             self._per_channel(index, node, data, wide)
             return
         facts = [self._flow.facts.get(name) for name in data]
@@ -280,6 +280,17 @@ class _Analysis:
             if source is not None and source.miss is None:
                 output = node.output[0]
                 self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss), axis=fact.axis)
+
+    def _is_biased_sum(self, node: onnx.NodeProto, data: list[str], wide: list[str]) -> bool:
+        """Several projections and per-channel constants added up in one node."""
+        facts = [self._flow.facts.get(name) for name in data]
+        shapes = [self._constants.shape(name) for name in wide]
+        return (
+            node.op_type == "Sum"
+            and len(data) > 1
+            and all(fact is not None and not fact.nonlinear and fact.ends is None for fact in facts)
+            and all(shape is not None and facts[0] and self._one_per_channel(shape, facts[0]) for shape in shapes)
+        )
 
     def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
         """Whether a constant varies along the channel axis alone."""

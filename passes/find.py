@@ -82,10 +82,9 @@ SCOPES = ("mlp", "all")
 """What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
 
 
-_REFUSED = {
-    operator: "the experts are inside one operator; export them as plain operators to have them converted"
-    for operator in ("MoE", "QMoE")
-}
+_REFUSED = dict.fromkeys(
+    ("MoE", "QMoE"), "the experts are inside one operator; export them as plain operators to have them converted"
+)
 """Operators that hold MLPs which cannot be seen."""
 
 

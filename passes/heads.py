@@ -5,7 +5,9 @@ them. Two spellings of the same softmax attention:
 
     `NeuronAttention`    Theorem 3: one bias token whose key and value are zero. With logits (q k, 0) the weight of self
                          is 1 / (1 + exp(-q k)), and the value is divided by that sum directly.
-    `NeuronAttention_m`  m bias tokens with keys and values of their own; the largest logit is subtracted first.
+    `NeuronAttention_m`  m bias tokens with keys and values of their own; the largest logit is subtracted first. With
+                         `_proportional` every value is a multiple of the token's own, so that the multiples are
+                         averaged first: a linear term is taken into the softmax without cancellation.
 
 Each query is scored against exactly its own key and the bias keys: the paper's mask is made structural. The
 operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
@@ -14,6 +16,7 @@ operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import onnx
@@ -32,11 +35,10 @@ _DOC_ONE = (
 _DOC_MANY = (
     "Softmax attention of each neuron's head over {keys} keys: the token itself (logit query * key + key_offset, value "
     "`value`) and {m} constant bias tokens (logit query * bias_key[j] + bias_offset[j], value bias_value[j]); the "
-    "largest logit is subtracted first. query, value: [..., heads]; bias_key, bias_offset, bias_value: [{m}].{linear}"
+    "largest logit is subtracted first. query, value: [..., heads]; bias_key, bias_offset, bias_value: [{m}].{more}"
 )
-_DOC_LINEAR = (
-    " linear_value is added to every value: a further head that attends to itself alone, taken into the weighted sum "
-    "since the weights sum to one (`value` holds it already)."
+_DOC_PROPORTIONAL = (
+    " Here all values are multiples of `value`: value_factor for the token itself, bias_value[j] for the bias tokens."
 )
 
 
@@ -47,13 +49,13 @@ class Spelling:
     Attributes:
         bias_tokens: m.
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
-        linear: whether a linear term is taken into the weighted sum.
+        proportional: whether all values are multiples of the token's own value.
         double: whether the arithmetic is float64 (else float32).
     """
 
     bias_tokens: int
     zero_bias: bool
-    linear: bool
+    proportional: bool
     double: bool
 
     @property
@@ -62,8 +64,8 @@ class Spelling:
         name = "NeuronAttention"
         if not self.zero_bias:
             name += f"_{self.bias_tokens}"
-        if self.linear:
-            name += "_linear"
+        if self.proportional:
+            name += "_proportional"
         return name + ("_double" if self.double else "")
 
     @property
@@ -72,7 +74,7 @@ class Spelling:
         if self.zero_bias:
             return ("query", "key", "value")
         names = ("query", "key", "key_offset", "value", "bias_key", "bias_offset", "bias_value")
-        return (*names, "linear_value") if self.linear else names
+        return (*names, "value_factor") if self.proportional else names
 
     @property
     def dtype(self) -> DTypeLike:
@@ -81,11 +83,19 @@ class Spelling:
 
 
 def spelling_of(head: Head, linear: float, *, double: bool) -> Spelling:
-    """The shortest spelling that computes `head` plus `linear` times its value."""
+    """The shortest spelling that computes `head` plus `linear` times its value.
+
+    A linear term needs values that are all multiples of z: no constants among them.
+    """
     token = head.bias_tokens[0]
     only_zero = len(head.bias_tokens) == 1 and (token.slope, token.offset, token.value) == (0.0, 0.0, 0.0)
     zero_bias = only_zero and linear == 0.0 and head.gamma == 0.0
     return Spelling(len(head.bias_tokens), zero_bias, linear != 0.0, double)
+
+
+def takes_linear(head: Head) -> bool:
+    """Whether a linear term can be taken into the head's softmax."""
+    return head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
 def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, *, opset: int) -> None:
@@ -96,14 +106,15 @@ def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], o
         _emit_many(fragment, spelling, inputs, output, opset)
 
 
+@cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
-    """The spelling as a model-local function of domain `attnonly`."""
+    """The spelling as a model-local function of domain `attnonly`; callers do not change it."""
     body = Fragment("")
     emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output", opset=opset)
     doc = _DOC_ONE
     if not spelling.zero_bias:
         m = spelling.bias_tokens
-        doc = _DOC_MANY.format(keys=m + 1, m=m, linear=_DOC_LINEAR if spelling.linear else "")
+        doc = _DOC_MANY.format(keys=m + 1, m=m, more=_DOC_PROPORTIONAL if spelling.proportional else "")
     return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
 
 
@@ -134,16 +145,17 @@ def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tens
         for name, logit in zip(names, logits, strict=True)
     ]
     total = fragment.node("Sum", weights, "total_weight")
-    if spelling.linear:
-        bias_values = [
-            fragment.node("Add", [bias_value, inputs["linear_value"]], f"bias_{j}_value")
-            for j, bias_value in enumerate(bias_values)
-        ]
+    own = inputs["value_factor"] if spelling.proportional else value
     parts = [
         fragment.node("Mul", [weight, carried], f"{name}_part")
-        for name, weight, carried in zip(names, weights, [value, *bias_values], strict=True)
+        for name, weight, carried in zip(names, weights, [own, *bias_values], strict=True)
     ]
-    fragment.node("Div", [fragment.node("Sum", parts, "weighted_sum"), total], "output", output=output)
+    weighted = fragment.node("Sum", parts, "weighted_sum")
+    if spelling.proportional:
+        share = fragment.node("Div", [weighted, total], "factor")
+        fragment.node("Mul", [value, share], "output", output=output)
+    else:
+        fragment.node("Div", [weighted, total], "output", output=output)
 
 
 def _logit(fragment: Fragment, query: gs.Tensor, key: gs.Tensor, offset: gs.Tensor, name: str) -> gs.Variable:

@@ -25,6 +25,10 @@ _SLACK = 8
 """A spelled-out activation may differ from its name by this many units of its constants' precision."""
 
 
+_IDENTICAL = 1e-13
+"""Two functions this close are the same one, evaluated in another order."""
+
+
 @dataclass(frozen=True)
 class Region:
     """The nodes that compute `output` from `leaves` (one leaf, or gate and value), in topological order."""
@@ -63,9 +67,11 @@ class Identified:
             "tanh": ("steepness={0:.6g}, height={1:.6g}, low={2:.6g}", (2.0, 2.0, -1.0)),
         }
         text, plain = usual.get(name, ("factor={0:.6g}", (1.0,)))
-        if name == "silu" and p == (1.702, 1.0):
-            return "quick_gelu" if self.gated is None else "quick_gelu(gate) * value"
-        named = name if p == plain else f"{name}({text.format(*p)})"
+        rounded = tuple(round(value, 4) for value in p)
+        if name == "silu" and rounded == (1.702, 1.0):
+            named = "quick_gelu"
+        else:
+            named = name if rounded == plain else f"{name}({text.format(*p)})"
         return named if self.gated is None else f"{named}(gate) * value"
 
 
@@ -209,14 +215,21 @@ def identify_function(f: Callable[[Array], Array], tolerance: float) -> Identifi
 def _attempt(
     activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
 ) -> _Attempt | None:
-    """Solve for the entry's parameters; plain numbers (1, 1.702) are preferred where they agree as well."""
+    """Solve for the entry's parameters: plain numbers, or those that float32 stores, where they agree as well."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
     if solved is None:
         return None
-    tries = [tuple(round(value, 4) for value in solved), solved]
-    found = [_Attempt(_distance(activation.function, p, points, values), activation, p) for p in tries]
-    return found[0] if found[0].error <= tolerance else min(found, key=lambda attempt: attempt.error)
+    plain = tuple(round(value, 4) for value in solved)
+    stored = tuple(float(np.float32(value)) for value in solved)
+    found = [
+        _Attempt(_distance(activation.function, p, points, values), activation, p) for p in (plain, stored, solved)
+    ]
+    for bound in (_IDENTICAL, tolerance):
+        agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
+        if agreeing is not None:
+            return agreeing
+    return min(found, key=lambda attempt: attempt.error)
 
 
 def _distance(
@@ -226,6 +239,7 @@ def _distance(
     with np.errstate(all="ignore"):
         expected = function(points, parameters)
         error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
+        error = np.where(values == expected, 0.0, error)  # the same infinity
     return float(np.max(np.where(np.isfinite(error), error, np.inf)))
 
 
@@ -243,7 +257,8 @@ def _explain(nearest: _Attempt | None, points: Array, values: Array) -> str:
     if nearest is None or not np.isfinite(nearest.error):
         shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(points, values, strict=True) if y in (-1.0, 1.0, 3.0))
         return f"no known activation has these values: {shown}"
-    gap = np.abs(values - nearest.activation.function(points, nearest.parameters))
-    worst = points[int(np.argmax(gap / np.maximum(1.0, np.abs(values))))]
-    name = nearest.activation.name
-    return f"no known activation; the nearest, {name}, is off by {nearest.error:.2g} at y = {worst:.3g}"
+    usual = np.abs(points) <= 16.0  # a distance at 1e6 tells a reader nothing
+    points, values = points[usual], values[usual]
+    gap = np.abs(values - nearest.activation.function(points, nearest.parameters)) / np.maximum(1.0, np.abs(values))
+    worst, name = int(np.argmax(gap)), nearest.activation.name
+    return f"no known activation; the nearest, {name}, is off by {gap[worst]:.2g} at y = {points[worst]:.3g}"

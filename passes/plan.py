@@ -7,8 +7,9 @@ new model. A dry run is stopping after the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import onnx
 
@@ -19,8 +20,8 @@ from passes.linear import Miss
 from passes.lower import Lowered, lower
 from passes.marks import made_for
 from passes.names import Namer
-from rewriter.graph.edit import splice
-from rewriter.graph.view import GraphView, all_views
+from rewriter.graph.edit import Replacement, splice
+from rewriter.graph.view import GraphView, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8
 """The IR version that brought model-local functions; older models get the heads written out."""
@@ -65,7 +66,11 @@ class Plan:
 
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
-        return next(view for view in self.views if view.path == block.path)
+        return self._by_path[block.path]
+
+    @cached_property
+    def _by_path(self) -> dict[Path, GraphView]:
+        return {view.path: view for view in self.views}
 
 
 def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
@@ -85,11 +90,27 @@ def apply(plan: Plan) -> onnx.ModelProto:
     """A new model with the plan carried out; `plan.model` stays as it is."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
+    replacements = [_emit(plan, conversion) for conversion in plan.conversions]
+    if _taken(plan.model, replacements):
+        replacements = [_emit(plan, replace(conversion, inline=True)) for conversion in plan.conversions]
+    by_path: dict[Path, list[Replacement]] = {}
+    for conversion, replacement in zip(plan.conversions, replacements, strict=True):
+        by_path.setdefault(conversion.block.path, []).append(replacement)
     for view in plan.views:
-        chosen = [conversion for conversion in plan.conversions if conversion.block.path == view.path]
-        if chosen:
-            splice(result, view, [FORMS[conversion.form](view, conversion) for conversion in chosen])
+        if view.path in by_path:
+            splice(result, view, by_path[view.path])
     return result
+
+
+def _emit(plan: Plan, conversion: Conversion) -> Replacement:
+    return FORMS[conversion.form](plan.view_of(conversion.block), conversion)
+
+
+def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
+    """Whether the model has a function of its own under a name that the replacements need."""
+    present = {(function.domain, function.name): function for function in model.functions}
+    needed = {(f.domain, f.name): f for replacement in replacements for f in replacement.functions}
+    return any(key in present and present[key] != function for key, function in needed.items())
 
 
 def _plan(lowered: Lowered, options: Options) -> Plan:
@@ -145,8 +166,8 @@ def _left(block: Block, miss: Miss) -> Left:
 def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
     """Block names that tensors of the model occupy already."""
     names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
-    weights = (name for view in views for name in view.initializers)
-    return frozenset(name.partition("/heads")[0] for name in (*names, *weights) if "/heads" in name)
+    given = (name for view in views for name in (*view.initializers, *view.inputs))
+    return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)
 
 
 def _converted_before(view: GraphView) -> Iterator[Left]:

@@ -15,6 +15,7 @@ self value y: SiLU. Errors are absolute, in units of the activation's output.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -58,6 +59,14 @@ class Head:
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
+    def unscaled(self) -> Head:
+        """The head with self value z + d / c, whose output times c is this head's.
+
+        A factor that is applied last cannot make a value infinite that the softmax then weighs with 0.
+        """
+        tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
+        return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
+
     def rounded(self, dtype: DTypeLike) -> Head:
         """The head with its coefficients rounded to a type."""
 
@@ -96,7 +105,7 @@ class Program:
         linear: factor of z outside the heads (a head that attends to itself alone).
         constant: constant outside the heads.
         max_error: certified largest absolute error against the activation, over `domain`, in exact arithmetic.
-        coefficient_error: largest change that rounding the coefficients to the arithmetic's type makes.
+        coefficient_error: largest change, over max(1, |f|), that rounding the coefficients to a type made.
         rounding: largest error over max(1, |f|) that evaluating the program in float32 was measured to add to
             `max_error`; what an exact program shows is a few units in the last place.
         domain: largest |y| for which `max_error` holds.
@@ -131,18 +140,8 @@ class Program:
 
         The change is the largest over a grid that is dense where the weights move and reaches 1e6, with a tenth added.
         """
-        result = replace(
-            self,
-            heads=tuple(head.rounded(dtype) for head in self.heads),
-            linear=float(np.asarray(self.linear, dtype=dtype)),
-            constant=float(np.asarray(self.constant, dtype=dtype)),
-        )
-        if result == self:
-            return self
-        tails = np.logspace(-3, 6, 2000)
-        points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails])
-        change = np.abs(result.evaluate(points) - self.evaluate(points)) / np.maximum(1.0, np.abs(points))
-        return replace(result, coefficient_error=1.1 * float(change.max()))
+        result = _rounded(self, np.dtype(dtype))
+        return self if result == self else result
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f; self values keep reading y."""
@@ -182,3 +181,20 @@ class Program:
             raise ValueError(f"{self.name} is not a program of constant self values and valueless bias tokens")
         heads = tuple(replace(head, c=head.d, d=0.0) for head in self.heads)
         return replace(self, name=f"{self.name}_gate", heads=heads, linear=self.constant, constant=0.0)
+
+
+@cache
+def _rounded(program: Program, dtype: np.dtype[np.generic]) -> Program:
+    result = replace(
+        program,
+        heads=tuple(head.rounded(dtype) for head in program.heads),
+        linear=float(np.asarray(program.linear, dtype=dtype)),
+        constant=float(np.asarray(program.constant, dtype=dtype)),
+    )
+    if result == program:
+        return program
+    tails = np.logspace(-3, 6, 2000)
+    points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails])
+    exact = program.evaluate(points)
+    change = np.abs(result.evaluate(points) - exact) / np.maximum(1.0, np.abs(exact))
+    return replace(result, coefficient_error=1.1 * float(change.max()))

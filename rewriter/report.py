@@ -37,7 +37,8 @@ class BlockRow:
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block.
         bias_tokens: bias tokens that a head attends to.
-        max_error: certified largest error of the program in exact arithmetic, absolute.
+        max_error: certified largest error of the program, with its coefficients rounded to the arithmetic's type, in
+            exact arithmetic, over max(1, |f|).
         reason: why it was left.
         node: the node where it failed.
     """
@@ -61,8 +62,8 @@ class Shape:
     """What a model is made of.
 
     Attributes:
-        operators: operator to the number of nodes in the main graph.
-        nodes: nodes in the main graph.
+        operators: operator to the number of nodes, in the main graph and in bodies of control flow.
+        nodes: nodes in all of these.
         bytes: size on disk with external data; 0 for a model in memory that was not written.
     """
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
-from passes.heads import Spelling, emit, function_of, spelling_of
+from passes.heads import Spelling, emit, function_of, spelling_of, takes_linear
 from passes.marks import BLOCK_KEY, DOMAIN
 from passes.programs import Head
 from rewriter.graph.edit import Replacement
@@ -40,7 +40,7 @@ class _Emitter:
         cast = block.elem_type != self._conversion.compute_type
         query = self._read(block.gate, "query", cast=cast)
         source = query if block.value == block.gate else self._read(block.value, "value", cast=cast)
-        target = self._fragment.qualified("output") if cast else block.output
+        target = self._fragment.qualified("wide_output") if cast else block.output
         self._sum(query, source, target)
         if cast:
             wide = self._fragment.tensor(target)
@@ -71,40 +71,53 @@ class _Emitter:
         return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 
     def _sum(self, query: gs.Tensor, source: gs.Tensor, target: str) -> None:
-        """All heads of the program, then the constant; a lone head takes the linear term into its softmax."""
+        """All heads of the program, its linear term and its constant; a lone head takes the linear term in."""
         program = self._conversion.program
         alone = len(program.heads) == 1
+        taken = alone and program.linear != 0.0 and takes_linear(program.heads[0])
+        rest: list[gs.Tensor] = []
+        if program.linear != 0.0 and not taken:
+            rest.append(self._scaled(source, program.linear, 0.0, "linear"))
+        if program.constant != 0.0:
+            rest.append(self._scalar("constant", program.constant))
         terms: list[gs.Tensor] = []
-        last = alone and program.constant == 0.0
         for number, head in enumerate(program.heads):
             prefix = "" if alone else f"{number}/"
-            linear = program.linear if alone else 0.0
-            output = target if last else self._fragment.qualified(f"{prefix}output")
-            terms.append(self._head(prefix, head, linear, query, source, output))
-        if last:
-            return
-        if not alone and program.linear != 0.0:
-            terms.append(self._scaled(source, program.linear, 0.0, "linear"))
-        if program.constant != 0.0:
-            terms.append(self._scalar("constant", program.constant))
-        self._fragment.node("Sum", terms, "sum", output=target)
+            output = target if alone and not rest else self._fragment.qualified(f"{prefix}output")
+            terms.append(self._head(prefix, head, program.linear if taken else 0.0, query, source, output))
+        total = terms[0]
+        for number, term in enumerate([*terms[1:], *rest], start=1):
+            last = number == len(terms) + len(rest) - 1
+            total = self._fragment.node("Add", [total, term], f"sum_{number}", output=target if last else None)
 
     def _head(
+        self, prefix: str, head: Head, linear: float, query: gs.Tensor, source: gs.Tensor, output: str
+    ) -> gs.Variable:
+        if head.c in (0.0, 1.0) or linear != 0.0:
+            return self._plain_head(prefix, head, linear, query, source, output)
+        inner = self._fragment.qualified(f"{prefix}unscaled")
+        attended = self._plain_head(prefix, head.unscaled(), linear, query, source, inner)
+        factor = self._scalar(f"{prefix}factor", head.c)
+        return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
+
+    def _plain_head(
         self, prefix: str, head: Head, linear: float, query: gs.Tensor, source: gs.Tensor, output: str
     ) -> gs.Variable:
         spelling = spelling_of(head, linear, double=self._double)
         inputs: dict[str, gs.Tensor] = {
             "query": query,
             "key": self._key(prefix, head, query),
-            "value": self._scaled(source, head.c + linear, head.d, f"{prefix}self_value"),
+            "value": source if spelling.proportional else self._scaled(source, head.c, head.d, f"{prefix}self_value"),
         }
         if not spelling.zero_bias:
             inputs["key_offset"] = self._scalar(f"{prefix}key_offset", head.gamma)
             for name, attribute in (("bias_key", "slope"), ("bias_offset", "offset"), ("bias_value", "value")):
                 row = [getattr(token, attribute) for token in head.bias_tokens]
+                if name == "bias_value" and spelling.proportional:
+                    row = [linear] * len(row)
                 inputs[name] = self._fragment.constant(f"{prefix}{name}", np.asarray(row, dtype=self._dtype))
-        if spelling.linear:
-            inputs["linear_value"] = self._scaled(source, linear, 0.0, f"{prefix}linear_value")
+        if spelling.proportional:
+            inputs["value_factor"] = self._scalar(f"{prefix}value_factor", head.c + linear)
         return self._attend(prefix, spelling, inputs, output)
 
     def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> gs.Variable:

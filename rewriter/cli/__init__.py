@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"rewrite: {error}", err=True)
         return int(error.exit_status)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"rewrite: {error.format_message()}; see 'rewrite --help'", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("rewrite: interrupted; nothing was written", err=True)

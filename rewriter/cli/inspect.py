@@ -35,5 +35,5 @@ def inspect(model: Path, scope: str, head_dim: int | None, *, as_json: bool) -> 
     else:
         from rewriter.cli.console import Console
 
-        Console(quiet=False, verbose=False).show_inspection(found)
+        Console().show_inspection(found)
     return int(found.report.exit_status)

@@ -14,6 +14,9 @@ import onnx
 
 from rewriter.graph.view import GraphView, captured_names, graph_at
 
+_LOOSE_INITIALIZERS = 4
+"""Before this IR version an initializer must be a graph input too, which would change the signature."""
+
 
 @dataclass(frozen=True)
 class Replacement:
@@ -45,6 +48,8 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     merged: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
         if index in places:
+            if model.ir_version < _LOOSE_INITIALIZERS:
+                merged.extend(_constant_node(tensor) for tensor in places[index].initializers)
             merged.extend(places[index].nodes)
         elif index not in dead:
             merged.append(node)
@@ -52,10 +57,15 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     del graph.node[:]
     graph.node.extend(copies)
     _drop_unused(graph, _inputs_of(view, dead | set(places)))
-    for replacement in replacements:
-        graph.initializer.extend(replacement.initializers)
+    if model.ir_version >= _LOOSE_INITIALIZERS:
+        for replacement in replacements:
+            graph.initializer.extend(replacement.initializers)
     _forget_types(graph)
     _add_functions(model, [function for replacement in replacements for function in replacement.functions])
+
+
+def _constant_node(tensor: onnx.TensorProto) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:

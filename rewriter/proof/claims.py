@@ -26,7 +26,7 @@ class Claim:
         output: the tensor that it makes.
         block_inputs: data inputs of the first linear operators.
         block_outputs: outputs of the second ones.
-        max_error: certified largest error against the original function in exact arithmetic, absolute.
+        max_error: certified largest error against the original function f in exact arithmetic, over max(1, |f|).
         rounding: what float32 arithmetic may add, relative to max(1, |f|).
         elem_type: element type of `output`.
         path: path of the graph that holds the block, as in `GraphView`.

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx
+
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import with_outputs
@@ -131,9 +133,7 @@ def _real_inputs(
     try:
         session = open_session(tapped, settings.providers[0], optimise=False, base_dir=original.model.base_dir)
     except ValidationError as error:
-        raise ValidationError(
-            f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"
-        ) from error
+        raise ValidationError(_refused(original, error)) from error
     runnable: list[Case] = []
     taps: Taps = {name: [] for name in needs}
     taps |= {claim.name: made_inputs(original, claim, seed=settings.seed) for claim in claims if claim.path}
@@ -155,6 +155,17 @@ def _real_inputs(
             f"--dim ({skipped[0]})"
         )
     return runnable, taps, skipped
+
+
+def _refused(original: Side, error: ValidationError) -> str:
+    """Why nothing can be proved, and what to do."""
+    types = {tensor.data_type for tensor in original.model.proto.graph.initializer}
+    if onnx.TensorProto.BFLOAT16 in types and "NOT_IMPLEMENTED" in str(error):
+        return (
+            "nothing can be proved here: onnxruntime lacks bfloat16 kernels on this execution provider; prove a float32 "
+            f"export of the model, or skip the proof with --no-validate ({error})"
+        )
+    return f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"
 
 
 def _truth(old: Side, new: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Truth | None]:

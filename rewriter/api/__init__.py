@@ -1,0 +1,9 @@
+"""The Python API, and the composition of the engine with the pass.
+
+Beside the command line these are the only modules of `rewriter` that import `passes`.
+"""
+
+from rewriter.api.inspection import Inspection, inspect
+from rewriter.api.rewriting import rewrite
+
+__all__ = ["Inspection", "inspect", "rewrite"]

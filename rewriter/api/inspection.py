@@ -1,0 +1,59 @@
+"""`inspect`: the blocks of a model, what they weigh, and what would remain; nothing is written.
+
+Comes in: a model. Goes out: `Inspection`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx
+
+from passes.accounting import Accounting, account
+from passes.plan import make_plan
+from rewriter.api.rows import planned_report
+from rewriter.api.run import Run, checked_options, name_of, silent
+from rewriter.files.load import load_model
+from rewriter.report import Report
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        report: as a dry run gives it.
+        accounting: weights, heads, and what remains.
+    """
+
+    report: Report
+    accounting: Accounting
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data: the report's, with `accounting` and `purity`."""
+        return {**self.report.to_json(), "accounting": asdict(self.accounting), "purity": self.accounting.purity}
+
+
+def inspect(
+    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", head_dimension: int | None = None
+) -> Inspection:
+    """Find the blocks of a model and account for them; write nothing.
+
+    Args:
+        model: path of an ONNX file, or a model in memory.
+        scope: `mlp` or `all`, as for `rewrite`.
+        head_dimension: d_head for the head accounting; default: that of the model's own attention.
+
+    Raises:
+        UsageError: an option cannot be followed.
+        ModelError: the model is unreadable, malformed or unsafe.
+    """
+    run = Run(silent)
+    with run.step("load", "loading"):
+        source = load_model(model)
+    options = checked_options(scope=scope)
+    with run.step("plan", "finding the MLP blocks"):
+        plan = make_plan(source.proto, options)
+    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), account(plan, head_dimension))

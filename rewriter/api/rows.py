@@ -1,0 +1,93 @@
+"""From plan to report: the rows, the counts, and what is claimed of each block.
+
+Comes in: conversions and refusals of the pass. Goes out: the engine's own terms (`BlockRow`, `Shape`, `Claim`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+
+from passes.conversion import Conversion
+from passes.find import Left, kinds
+from passes.plan import Options, Plan
+from rewriter.errors import ExitStatus
+from rewriter.files.load import LoadedModel
+from rewriter.graph.view import ONNX_DOMAINS, iter_nodes
+from rewriter.proof.claims import Claim
+from rewriter.report import BlockRow, Report, Shape
+
+
+def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
+    """The report as it stands after planning; `name` is the model's path as the caller gave it."""
+    rows = [converted_row(conversion) for conversion in plan.conversions]
+    rows += [left_row(left) for left in plan.left]
+    return Report(
+        model=name,
+        output=None,
+        form=options.form,
+        blocks=tuple(rows),
+        before=shape_of(source.proto, source.size),
+        after=None,
+        validation=None,
+        seconds={},
+        notes=plan.notes,
+        exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
+    )
+
+
+def claim_of(conversion: Conversion) -> Claim:
+    """What the conversion claims of its block, in the terms of the proof."""
+    block, program = conversion.block, conversion.program
+    return Claim(
+        name=block.name,
+        inputs=tuple(dict.fromkeys((block.gate, block.value))),
+        output=block.output,
+        block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
+        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        max_error=conversion.max_error,
+        rounding=program.rounding,
+        elem_type=block.elem_type,
+        path=block.path,
+        width=next((operator.in_features for operator in block.first), None),
+    )
+
+
+def converted_row(conversion: Conversion) -> BlockRow:
+    """The row of a block that is converted."""
+    block, program = conversion.block, conversion.program
+    return BlockRow(
+        name=block.name,
+        status="converted",
+        activation=block.identified.label,
+        first=kinds(block.first),
+        second=kinds(block.second),
+        program=program.name,
+        exact=program.exact,
+        heads=conversion.heads,
+        bias_tokens=program.bias_tokens,
+        max_error=conversion.max_error,
+    )
+
+
+def left_row(left: Left) -> BlockRow:
+    """The row of a candidate that stays."""
+    return BlockRow(
+        name=left.name,
+        status="left",
+        activation=left.activation,
+        first=left.first,
+        second=left.second,
+        reason=left.miss.reason,
+        node=left.miss.node,
+    )
+
+
+def shape_of(model: onnx.ModelProto, size: int) -> Shape:
+    """Operator counts over the main graph and the bodies of control flow, and the size on disk."""
+    operators = Counter(
+        node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+        for node in iter_nodes(model.graph)
+    )
+    return Shape(dict(sorted(operators.items())), operators.total(), size)
