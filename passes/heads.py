@@ -20,12 +20,11 @@ from functools import cache
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from passes.marks import DOMAIN
 from passes.programs import Head
-from rewriter.graph.surgeon import Fragment
+from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
 _DOC_ONE = (
     "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) "
@@ -98,7 +97,7 @@ def takes_linear(head: Head) -> bool:
     return head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
-def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, *, opset: int) -> None:
+def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, *, opset: int) -> None:
     """Add the nodes of one head to `fragment`, writing the tensor named `output` in full."""
     if spelling.zero_bias:
         _emit_one(fragment, spelling, inputs, output)
@@ -118,7 +117,7 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
 
 
-def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> None:
+def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> None:
     logit = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
     bias_weight = fragment.node("Exp", [fragment.node("Neg", [logit], "bias_logit")], "bias_weight")
     one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
@@ -126,7 +125,7 @@ def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tenso
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
-def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str, opset: int) -> None:
+def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     query, value = _bounded(fragment, spelling, inputs["query"], opset), inputs["value"]
     logits = [_logit(fragment, query, inputs["key"], inputs["key_offset"], "self")]
     bias_values = []
@@ -158,11 +157,11 @@ def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, gs.Tens
         fragment.node("Div", [weighted, total], "output", output=output)
 
 
-def _logit(fragment: Fragment, query: gs.Tensor, key: gs.Tensor, offset: gs.Tensor, name: str) -> gs.Variable:
+def _logit(fragment: Fragment, query: Tensor, key: Tensor, offset: Tensor, name: str) -> Variable:
     return fragment.node("Add", [fragment.node("Mul", [query, key], f"{name}_score"), offset], f"{name}_logit")
 
 
-def _bounded(fragment: Fragment, spelling: Spelling, query: gs.Tensor, opset: int) -> gs.Variable:
+def _bounded(fragment: Fragment, spelling: Spelling, query: Tensor, opset: int) -> Variable:
     """The query within +-2^60 (float32), far beyond where the weights are 0 and 1.
 
     No logit can reach infinity then, whose difference to another infinite logit would be NaN.

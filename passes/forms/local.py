@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
@@ -18,7 +17,7 @@ from passes.heads import Spelling, emit, function_of, spelling_of, takes_linear
 from passes.marks import BLOCK_KEY, DOMAIN
 from passes.programs import Head
 from rewriter.graph.edit import Replacement
-from rewriter.graph.surgeon import Fragment
+from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 
@@ -64,23 +63,23 @@ class _Emitter:
     def _dtype(self) -> DTypeLike:
         return np.float64 if self._double else np.float32
 
-    def _read(self, tensor: str, name: str, *, cast: bool) -> gs.Tensor:
+    def _read(self, tensor: str, name: str, *, cast: bool) -> Tensor:
         existing = self._fragment.tensor(tensor)
         if not cast:
             return existing
         return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 
-    def _sum(self, query: gs.Tensor, source: gs.Tensor, target: str) -> None:
+    def _sum(self, query: Tensor, source: Tensor, target: str) -> None:
         """All heads of the program, its linear term and its constant; a lone head takes the linear term in."""
         program = self._conversion.program
         alone = len(program.heads) == 1
         taken = alone and program.linear != 0.0 and takes_linear(program.heads[0])
-        rest: list[gs.Tensor] = []
+        rest: list[Tensor] = []
         if program.linear != 0.0 and not taken:
             rest.append(self._scaled(source, program.linear, 0.0, "linear"))
         if program.constant != 0.0:
             rest.append(self._scalar("constant", program.constant))
-        terms: list[gs.Tensor] = []
+        terms: list[Tensor] = []
         for number, head in enumerate(program.heads):
             prefix = "" if alone else f"{number}/"
             output = target if alone and not rest else self._fragment.qualified(f"{prefix}output")
@@ -90,9 +89,7 @@ class _Emitter:
             last = number == len(terms) + len(rest) - 1
             total = self._fragment.node("Add", [total, term], f"sum_{number}", output=target if last else None)
 
-    def _head(
-        self, prefix: str, head: Head, linear: float, query: gs.Tensor, source: gs.Tensor, output: str
-    ) -> gs.Variable:
+    def _head(self, prefix: str, head: Head, linear: float, query: Tensor, source: Tensor, output: str) -> Variable:
         if head.c in (0.0, 1.0) or linear != 0.0:
             return self._plain_head(prefix, head, linear, query, source, output)
         inner = self._fragment.qualified(f"{prefix}unscaled")
@@ -101,10 +98,10 @@ class _Emitter:
         return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
 
     def _plain_head(
-        self, prefix: str, head: Head, linear: float, query: gs.Tensor, source: gs.Tensor, output: str
-    ) -> gs.Variable:
+        self, prefix: str, head: Head, linear: float, query: Tensor, source: Tensor, output: str
+    ) -> Variable:
         spelling = spelling_of(head, linear, double=self._double)
-        inputs: dict[str, gs.Tensor] = {
+        inputs: dict[str, Tensor] = {
             "query": query,
             "key": self._key(prefix, head, query),
             "value": source if spelling.proportional else self._scaled(source, head.c, head.d, f"{prefix}self_value"),
@@ -120,7 +117,7 @@ class _Emitter:
             inputs["value_factor"] = self._scalar(f"{prefix}value_factor", head.c + linear)
         return self._attend(prefix, spelling, inputs, output)
 
-    def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, gs.Tensor], output: str) -> gs.Variable:
+    def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> Variable:
         if self._conversion.inline:
             emit(self._fragment, spelling, inputs, output, opset=self._opset)
             return self._fragment.tensor(output)
@@ -128,13 +125,13 @@ class _Emitter:
         ordered = [inputs[name] for name in spelling.inputs]
         return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
 
-    def _key(self, prefix: str, head: Head, query: gs.Tensor) -> gs.Tensor:
+    def _key(self, prefix: str, head: Head, query: Tensor) -> Tensor:
         """The self key: a constant, or affine in y where the self logit is quadratic."""
         if head.alpha == 0.0:
             return self._scalar(f"{prefix}key", head.beta)
         return self._scaled(query, head.alpha, head.beta, f"{prefix}key")
 
-    def _scaled(self, tensor: gs.Tensor, factor: float, offset: float, name: str) -> gs.Tensor:
+    def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         """`factor * tensor + offset`, with as few nodes as that needs."""
         if factor == 0.0:
             return self._scalar(name, offset)
@@ -145,5 +142,5 @@ class _Emitter:
             result = self._fragment.node("Add", [result, self._scalar(f"{name}_offset", offset)], f"{name}_shifted")
         return result
 
-    def _scalar(self, name: str, value: float) -> gs.Constant:
+    def _scalar(self, name: str, value: float) -> Constant:
         return self._fragment.constant(name, np.asarray(value, dtype=self._dtype))

@@ -17,6 +17,12 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+Tensor = gs.Tensor
+"""A tensor of a fragment: existing, new, or constant."""
+
+Constant = gs.Constant
+Variable = gs.Variable
+
 
 class Fragment:
     """New nodes that read existing tensors by name and write into existing names.

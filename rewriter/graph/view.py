@@ -32,7 +32,8 @@ class GraphView:
         consumers: tensor name to the indices of the nodes that read it, a node once per input that reads
             it; a node whose subgraph captures the tensor counts once.
         initializers: tensor name to initializer; their bytes are never touched here.
-        overridable: initializers that are graph inputs too, so that a caller may replace them.
+        overridable: initializers that are graph inputs too, so that a caller may replace them. A graph that lists all
+            of its initializers as inputs only follows an old habit of exporters (IR version 3 asked for it): then none.
         inputs: names of the graph's inputs, without those that only declare an initializer.
         outputs: names of the graph's outputs.
         types: tensor name to element type and shape, as far as inference knows them.
@@ -91,10 +92,12 @@ def view_graph(
     """Index one graph: the main graph, or a subgraph that also sees the `outer` initializers."""
     initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     declared = tuple(value.name for value in graph.input)
+    own = {tensor.name for tensor in graph.initializer}
     return _index(
         where,
         tuple(graph.node),
         initializers=initializers,
+        overridable=frozenset() if own <= set(declared) else frozenset(own.intersection(declared)),
         inputs=declared,
         outputs=tuple(value.name for value in graph.output),
         types=types or {},
@@ -109,6 +112,7 @@ def view_function(function: onnx.FunctionProto) -> GraphView:
         f"function {function.domain}::{function.name}",
         tuple(function.node),
         initializers={},
+        overridable=frozenset(),
         inputs=tuple(function.input),
         outputs=tuple(function.output),
         types={},
@@ -211,6 +215,7 @@ def _index(
     nodes: tuple[onnx.NodeProto, ...],
     *,
     initializers: Mapping[str, onnx.TensorProto],
+    overridable: frozenset[str],
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     types: Mapping[str, TensorType],
@@ -234,7 +239,7 @@ def _index(
         producer=producer,
         consumers={name: tuple(readers) for name, readers in consumers.items()},
         initializers=initializers,
-        overridable=frozenset(initializers).intersection(inputs),
+        overridable=overridable,
         inputs=tuple(name for name in inputs if name not in initializers),
         outputs=outputs,
         types=types,

@@ -162,7 +162,7 @@ def _refused(original: Side, error: ValidationError) -> str:
     types = {tensor.data_type for tensor in original.model.proto.graph.initializer}
     if onnx.TensorProto.BFLOAT16 in types and "NOT_IMPLEMENTED" in str(error):
         return (
-            "nothing can be proved here: onnxruntime lacks bfloat16 kernels on this execution provider; prove a float32 "
+            "nothing can be proved here: onnxruntime lacks bfloat16 kernels on this provider; prove a float32 "
             f"export of the model, or skip the proof with --no-validate ({error})"
         )
     return f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"
