@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from passes.linear import LinearOperator, Miss, linear_operator
+from passes.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
 _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 _PARTS = {"Split", "Slice"}
@@ -155,7 +156,13 @@ class _Analysis:
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         """The node's outputs are opaque; activations that end in it remember why."""
+        foreign = node.domain not in (*ONNX_DOMAINS, "com.microsoft", DOMAIN)
         for name in dict.fromkeys(node.input):
+            fact = self._flow.facts.get(name)
+            if foreign and fact is not None and fact.source is not None:
+                self._flow.near_misses.setdefault(
+                    name, Miss(f"{label(node)} is an operator that is not known", label(node))
+                )
             activation = self._flow.activation_behind(name)
             if activation is not None:
                 self._flow.blocked[activation].append(miss)
@@ -169,7 +176,7 @@ class _Analysis:
         if node.op_type == "DynamicQuantizeLinear":
             self._flow.scales.update(outputs[1:])
             outputs = outputs[:1]
-        tied = node.op_type in _PARTS | _QUANTISING
+        tied = node.op_type in _QUANTISING  # where parts begin and end does not matter: each is a leaf of its own
         if fact is None or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return

@@ -151,3 +151,4 @@ def test_interleaved_runs_every_candidate_once_a_round_in_changing_order() -> No
 def test_ratio_is_taken_within_rounds() -> None:
     result = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert (result.of_medians, result.paired, result.low, result.high) == (2.0, 2.0, 2.0, 2.0)
+    assert result.of_fastest == 2.0

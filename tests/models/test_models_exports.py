@@ -36,6 +36,8 @@ def test_export_computes_what_pytorch_does(entry: Entry, exporter: Exporter, tmp
         with pytest.raises(UsageError, match=f"{exporter} cannot export {entry.name}"):
             export_model(entry, path, exporter=exporter)
         return
+    if exporter != entry.exporters[0] and set(entry.sizes) == {"tiny"}:
+        pytest.skip("`python -m models coverage` exports the smaller entries with the second exporter")
     done = export_model(entry, path, exporter=exporter)
     assert done.opset == DEFAULT_OPSETS[exporter]
     assert done.difference < 1e-5
@@ -44,9 +46,7 @@ def test_export_computes_what_pytorch_does(entry: Entry, exporter: Exporter, tmp
     assert b"site-packages" not in path.read_bytes()
     model = onnx.load(path)
     for value, spec in zip(model.graph.input, entry.inputs, strict=True):
-        names = {
-            axis: dim.dim_param for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param
-        }
+        names = {axis: dim.dim_param for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param}
         assert names == spec.dynamic_axes
 
 
@@ -73,9 +73,7 @@ def test_same_seed_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_large_weights_go_beside_the_file(
-    exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_go_beside_the_file(exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.trace.INLINE_LIMIT", 10_000)
     export_model(get("opt"), tmp_path / "model.onnx", exporter=exporter)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]

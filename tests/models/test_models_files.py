@@ -76,9 +76,7 @@ def test_file_runs_with_other_lengths(committed: Committed) -> None:
     session = onnxruntime.InferenceSession(FOLDER / committed.file, providers=["CPUExecutionProvider"])
     feeds = {spec.name: fill(entry, spec) for spec in entry.inputs}
     for output, result in zip(entry.outputs, session.run(None, feeds), strict=True):
-        expected = [
-            LENGTHS.get(name or "", length) for name, length in zip(output.dims, result.shape, strict=True)
-        ]
+        expected = [LENGTHS.get(name or "", length) for name, length in zip(output.dims, result.shape, strict=True)]
         assert list(result.shape) == expected
         assert np.isfinite(result).all()
         assert result.std() > 0.1

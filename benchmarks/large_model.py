@@ -1,0 +1,144 @@
+"""`python -m benchmarks.large_model`: time and peak memory of rewriting a model with gigabytes of weights.
+
+Comes in: sizes. Goes out: a table and a JSON file. The model is written to a temporary directory; each task
+runs in a process of its own (`benchmarks.child`), without validation. Rewriting beside the original refers
+to its weights; rewriting into another directory streams them there.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+
+from benchmarks.child import measure
+from benchmarks.common import RESULTS, print_table, write_json
+from benchmarks.decoder import ACTIVATIONS, Shape, WeightSource, decoder
+
+_INLINE = 1024
+_ALIGNED = 4096
+_CHUNK = 16 * 2**20
+
+
+class _ExternalWeights:
+    """A weight source that lays large weights out in a data file, and keeps small ones inline."""
+
+    def __init__(self, location: str) -> None:
+        self.size = 0
+        self._location = location
+        self._generator = np.random.default_rng(0)
+
+    def source(self, name: str, dims: tuple[int, ...], std: float) -> onnx.TensorProto:
+        count = int(np.prod(dims))
+        if count <= _INLINE:
+            values = self._generator.standard_normal(dims, np.float32) * np.float32(std) + np.float32(std == 0.0)
+            return onnx.numpy_helper.from_array(values, name)
+        tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=dims)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        entries = {"location": self._location, "offset": str(self.size), "length": str(4 * count)}
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
+        self.size += -(-4 * count // _ALIGNED) * _ALIGNED
+        return tensor
+
+
+def make_model(folder: Path, shape: Shape, *, sparse: bool) -> tuple[Path, int]:
+    """Write `model.onnx` and `model.data` into `folder`.
+
+    Args:
+        folder: an existing directory.
+        shape: sizes of the decoder.
+        sparse: leave all but the first weights as a hole of zeros, which costs no disk.
+
+    Returns:
+        The model's path and the size of the data file in bytes.
+    """
+    external = _ExternalWeights("model.data")
+    source: WeightSource = external.source
+    onnx.save(decoder(shape, source), folder / "model.onnx")
+    generator = np.random.default_rng(0)
+    with (folder / "model.data").open("wb") as data:
+        data.truncate(external.size)
+        block = (generator.standard_normal(_CHUNK // 4, np.float32) * np.float32(0.02)).tobytes()
+        for start in range(0, min(external.size, _CHUNK) if sparse else external.size, _CHUNK):
+            data.write(block[: external.size - start])
+        data.flush()
+        os.fsync(data.fileno())
+    return folder / "model.onnx", external.size
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--layers", type=click.IntRange(min=1), default=20)
+@click.option("--width", type=click.IntRange(min=8), default=2048)
+@click.option("--heads", type=click.IntRange(min=1), default=16)
+@click.option("--vocabulary", type=click.IntRange(min=8), default=8192)
+@click.option("--activation", type=click.Choice(tuple(ACTIVATIONS)), default="silu")
+@click.option(
+    "--dense", is_flag=True, help="Write every weight: needs the disk twice, and times real reads and writes."
+)
+@click.option("--repeats", type=click.IntRange(min=1), default=5, help="Processes per task; weights are streamed once.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Where to make the temporary directory.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    default=RESULTS / "large-model.json",
+    show_default=False,
+)
+def main(*, dense: bool, repeats: int, activation: str, folder: Path | None, json_path: Path, **sizes: int) -> None:
+    """Measure time and peak memory of planning and rewriting a model with external data (4 GB by default)."""
+    shape = Shape(hidden=4 * sizes["width"], activation=activation, **sizes)
+    with tempfile.TemporaryDirectory(prefix="attnonly-large-", dir=folder) as made:
+        source, other = Path(made) / "source", Path(made) / "other"
+        source.mkdir()
+        other.mkdir()
+        click.echo("making the model", err=True)
+        model, data_bytes = make_model(source, shape, sparse=not dense)
+        rows = [
+            _repeated("import only", repeats, "import", model, None),
+            _repeated("plan only (--dry-run)", repeats, "plan", model, None),
+            _repeated("rewrite, same directory", repeats, "rewrite", model, source / "heads.onnx"),
+            _repeated("rewrite, other directory", 1, "rewrite", model, other / "heads.onnx"),
+        ]
+        model_bytes = model.stat().st_size
+    settings = {
+        **sizes,
+        "activation": activation,
+        "sparse": not dense,
+        "model_bytes": model_bytes,
+        "data_bytes": data_bytes,
+    }
+    write_json(json_path, "large_model", settings, rows)
+    kind = "dense" if dense else "sparse"
+    title = f"{data_bytes / 1e9:.2f} GB of external data ({kind}), {shape.layers} blocks, no validation"
+    header = ("task", "seconds", "slowest", "import s", "process s", "peak MB", "of it imports MB")
+    print_table(title, header, [_cells(row) for row in rows])
+
+
+def _repeated(name: str, repeats: int, task: str, model: Path, out: Path | None) -> dict[str, Any]:
+    """Medians over processes, the largest peak memory, and every run."""
+    click.echo(name, err=True)
+    runs = []
+    for _ in range(repeats):
+        runs.append(measure(task, model, out))
+        if out is not None:
+            out.unlink()
+    medians = {
+        key: float(np.median([run[key] for run in runs])) for key in ("seconds", "seconds_import", "seconds_process")
+    }
+    peaks = {key: max(run[key] for run in runs) for key in ("peak_mb", "peak_mb_import")}
+    return {"task": name, **medians, **peaks, "slowest": max(run["seconds"] for run in runs), "runs": runs}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    seconds = [f"{row[key]:.3f}" for key in ("seconds", "slowest", "seconds_import", "seconds_process")]
+    return (row["task"], *seconds, f"{row['peak_mb']:.0f}", f"{row['peak_mb_import']:.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A sample of the coverage matrix: every block that exists is found, none wrongly; needs PyTorch.
+
+`python -m models coverage` is the whole matrix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.cells import QUICK, SAMPLE, Job, jobs
+from models.coverage import Outcome, run_job, run_jobs
+from models.entry import EXPORTERS
+from models.matrix import markdown, totals
+from models.registry import ENTRIES, get
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+OLD = ("opset-7", "opset-9", "opset-11")
+JOBS = (
+    *jobs(quick=True),
+    Job("modernbert", "torchscript", 17, "fp32", "exports", ("onnxslim",)),
+    Job("opt", "torchscript", 13, "bf16", "types"),
+    Job("gpt2", "torchscript", 17, "fp16", "types"),
+    Job("llama", "torchscript", 13, "fp32", "exporter opsets", ("int4-nbits", "mixed")),
+    Job("albert", "torchscript", 20, "fp32", "exporter opsets"),
+    Job("gpt2-silu", "torchscript", 9, "fp32", "exporter opsets", ("inputs",)),
+    Job("t5", "torchscript", 13, "fp32", "exporter opsets", OLD),
+    Job("convnext", "torchscript", 17, "fp32", "exports", ("ort-all", "loop")),
+    Job("segformer", "torchscript", 17, "fp32", "exports"),
+    Job("moe-dense", "torchscript", 17, "fp32", "exports"),
+    Job("gpt2-cache", "torchscript", 17, "fp32", "exports", ("if-own",)),
+    Job("dinov2-swiglu", "dynamo", 18, "fp32", "exports", ("int8-weights",)),
+)
+
+
+def each_job(job: Job) -> str:
+    return f"{job.entry}-{job.exporter}-{job.opset}-{job.dtype}"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize("job", JOBS, ids=each_job)
+def test_every_block_is_found_and_none_wrongly(job: Job) -> None:
+    outcomes = run_job(job)
+    assert not outcomes[0].refused
+    for outcome in outcomes:
+        assert outcome.missed == (), outcome
+        assert outcome.complete, outcome
+        assert outcome.proved is not False, outcome
+        if not outcome.refused and not get(job.entry).gated:
+            assert outcome.recognised == 0, outcome
+
+
+def test_the_matrix_is_as_large_as_promised() -> None:
+    cells = [(job, variant) for job in jobs(quick=False) for variant in ("", *job.variants)]
+    assert len(cells) == len(set(cells)) > 1000
+    assert len({job.entry for job in jobs(quick=False)}) >= 45
+    assert {job.exporter for job in jobs(quick=False)} == set(EXPORTERS)
+    names = {entry.name for entry in ENTRIES}
+    assert {*SAMPLE, *QUICK} <= names
+
+
+def test_the_same_outcomes_make_the_same_document(tmp_path: Path) -> None:
+    chosen = (Job("opt", "torchscript", 17, "fp32", "exports", ("onnxslim", "opset-18", "int4-qdq")),)
+    first, second = (markdown(run_jobs(chosen), "command") for _ in range(2))
+    assert first == second
+    assert "| opt (torchscript) | 2/2 |" in first
+    assert "4-bit DequantizeLinear needs opset 21" in first
+    assert str(tmp_path.parents[1]) not in first
+    assert first.endswith("## Missed or wrong\n\nNone.\n")
+
+
+def test_a_missed_block_is_counted_and_explained() -> None:
+    job = Job("bert", "torchscript", 17, "fp32", "exports")
+    outcome = Outcome(job, "", "exports", exist=2, converted=1, missed=("MatMul -> ? -> MatMul: why (Erf 'x')",))
+    text = markdown([outcome], "command")
+    assert not outcome.complete
+    assert totals([outcome])["missed"] == 1
+    assert "**1/2, 0 wrong**" in text
+    assert "  - MatMul -> ? -> MatMul: why (Erf 'x')" in text

@@ -1,0 +1,681 @@
+"""From plan to new model: what is emitted, and that everything else stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from passes.plan import Options, Plan, apply, make_plan
+from rewriter import ExitStatus, rewrite
+from rewriter.proof.float64 import open_reference
+from rewriter.proof.sessions import open_session
+from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
+from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, tensor, text_model, values
+
+DOMAIN = "attnonly"
+ATTENTION = {"Add", "Cast", "Clip", "Constant", "Div", "Exp", "Gather", "Max", "Mul", "Neg", "Sub", "Sum"}
+"""All that softmax attention over {self, bias tokens} needs."""
+
+MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
+GLU = "s = Sigmoid(y) h = Mul(s, u)"
+GLU_FIRST = "m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)"
+PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("silu", SILU, {}),
+    ("quick-gelu", "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)", {}),
+    ("relu", "h = Relu(y)", {}),
+    ("leaky-relu", "h = LeakyRelu<alpha = 0.1>(y)", {}),
+    ("sigmoid", "h = Sigmoid(y)", {}),
+    ("tanh", "h = Tanh(y)", {}),
+    ("mish", MISH, {}),
+    ("gelu", ERF_GELU, {}),
+    ("gelu-twice", ERF_GELU.replace("$0.5", "$1.0"), {}),
+    ("glu", GLU, {"first": GLU_FIRST, "opset": 13}),
+)
+"""One block for every kind of head program: name, text, options of `mlp`."""
+
+EACH_PROGRAM = pytest.mark.parametrize(("text", "options"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
+BOTH_WAYS = pytest.mark.parametrize("inline", [False, True], ids=["function", "inline"])
+
+
+def planned(model: onnx.ModelProto, **options: Any) -> Plan:
+    plan = make_plan(model, Options(**options))
+    assert len(plan.conversions) == 1, [left.miss.reason for left in plan.left]
+    return plan
+
+
+def converted(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+    return apply(planned(model, **options))
+
+
+def metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in node.metadata_props}
+
+
+def new_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if f"{DOMAIN}.block" in metadata(node)]
+
+
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of the main graph, with calls of the heads' functions followed into their bodies."""
+    bodies = {(function.domain, function.name): function.node for function in model.functions}
+    pending = list(model.graph.node)
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(bodies.get((node.domain, node.op_type), ()))
+
+
+def run(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """The outputs without graph optimisation, on 3 x 17 tokens."""
+    session = open_session(model, optimise=False)
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value or {"batch": 3}.get(dim.dim_param, 17) for dim in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feeds[value.name] = rng.normal(0.0, 1.0, shape).astype(dtype)
+    return session.run(feeds)
+
+
+# -- what is emitted ----------------------------------------------------------------------------------------------
+
+
+@BOTH_WAYS
+@EACH_PROGRAM
+def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any], inline: bool) -> None:
+    model = mlp(text, **options)
+    result = converted(model, inline=inline)
+    onnx.checker.check_model(result, full_check=True)
+    outside = {"MatMul", "Split"}
+    assert {node.op_type for node in all_nodes(result) if node.domain == ""} <= ATTENTION | outside
+    assert {node.op_type for node in new_nodes(result) if node.domain == ""} <= ATTENTION
+    calls = [node for node in result.graph.node if node.domain == DOMAIN]
+    assert [len(calls), len(result.functions)] == ([0, 0] if inline else [1, 1])
+    assert "Exp" in {node.op_type for node in all_nodes(result)}
+
+
+@BOTH_WAYS
+@EACH_PROGRAM
+def test_heads_compute_the_activation(text: str, options: dict[str, Any], inline: bool) -> None:
+    model = mlp(text, **options)
+    before, after = run(model), run(converted(model, inline=inline))
+    np.testing.assert_allclose(after["out"], before["out"], rtol=0, atol=3e-5)
+    assert np.std(before["out"]) > 1.0
+
+
+@EACH_PROGRAM
+def test_function_call_and_inline_are_the_same_bit_for_bit(text: str, options: dict[str, Any]) -> None:
+    model = mlp(text, **options)
+    called, inlined = run(converted(model)), run(converted(model, inline=True))
+    np.testing.assert_array_equal(called["out"], inlined["out"])
+
+
+@BOTH_WAYS
+@EACH_PROGRAM
+def test_second_run_finds_nothing(text: str, options: dict[str, Any], inline: bool) -> None:
+    once = converted(mlp(text, **options), inline=inline)
+    for again in (False, True):
+        plan = make_plan(once, Options(inline=again))
+        assert plan.conversions == ()
+        assert [left.miss.reason for left in plan.left] == ["it is attention heads already"]
+
+
+@BOTH_WAYS
+def test_names_and_metadata(inline: bool) -> None:
+    result = converted(mlp(ERF_GELU), inline=inline)
+    made = new_nodes(result)
+    assert made
+    for node in made:
+        assert node.name.startswith("mlp/heads/")
+        assert [name for name in node.output if not name.startswith("mlp/heads/")] in ([], ["h"])
+        assert {key: value for key, value in metadata(node).items() if key != f"{DOMAIN}.max_error"} == {
+            f"{DOMAIN}.block": "mlp",
+            f"{DOMAIN}.form": "local",
+            f"{DOMAIN}.activation": "gelu",
+            f"{DOMAIN}.program": "gelu_erf_m8",
+        }
+        assert 1.5e-8 <= float(metadata(node)[f"{DOMAIN}.max_error"]) < 1e-6
+    old = {initializer.name for initializer in mlp(ERF_GELU).graph.initializer}
+    new = {initializer.name for initializer in result.graph.initializer} - old
+    assert new
+    assert all(name.startswith("mlp/heads/") for name in new)
+    assert_unique_names(result)
+
+
+def assert_unique_names(model: onnx.ModelProto) -> None:
+    made = [name for node in model.graph.node for name in node.output if name]
+    given = [initializer.name for initializer in model.graph.initializer] + [value.name for value in model.graph.input]
+    nodes = [node.name for node in model.graph.node if node.name]
+    assert len(set(made + given)) == len(made + given)
+    assert len(set(nodes)) == len(nodes)
+
+
+def test_weights_are_reused_by_reference() -> None:
+    model = mlp(SILU)
+    result = converted(model)
+    (call,) = new_nodes(result)
+    assert list(call.input) == ["y", "mlp/heads/key", "y"]
+    assert list(call.output) == ["h"]
+    weights = {tensor.name: tensor.SerializeToString() for tensor in model.graph.initializer}
+    kept = {tensor.name: tensor.SerializeToString() for tensor in result.graph.initializer}
+    assert set(kept) - set(weights) == {"mlp/heads/key"}
+    assert all(kept[name] == weights[name] for name in ("W1", "b1", "W2", "b2"))
+
+
+TWO_BLOCKS = (
+    f"{FIRST} {SILU} second = MatMul(h, W2) z = Add(second, x) "
+    "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
+)
+
+
+def test_blocks_share_one_function() -> None:
+    model = text_model(TWO_BLOCKS)
+    result = apply(make_plan(model, Options()))
+    assert [node.name for node in new_nodes(result)] == ["mlp/heads/attention", "mlp_2/heads/attention"]
+    assert [function.name for function in result.functions] == ["NeuronAttention"]
+    assert [entry.domain for entry in result.opset_import] == ["", DOMAIN]
+
+
+def test_converting_one_block_after_the_other() -> None:
+    model = text_model(TWO_BLOCKS)
+    first = apply(make_plan(model, Options(only=("mlp",))))
+    plan = make_plan(first, Options())
+    assert len(plan.conversions) == 1
+    both = apply(plan)
+    at_once = apply(make_plan(model, Options()))
+    assert_unique_names(both)
+    assert len(both.functions) == 1
+    np.testing.assert_array_equal(run(both)["out"], run(at_once)["out"])
+
+
+def test_only_and_skip() -> None:
+    model = text_model(TWO_BLOCKS)
+    only = make_plan(model, Options(only=("mlp_*",)))
+    assert [conversion.block.name for conversion in only.conversions] == ["mlp_2"]
+    assert [(left.name, left.miss.reason) for left in only.left] == [("mlp", "not chosen by --only")]
+    skip = make_plan(model, Options(skip=("*_2",)))
+    assert [conversion.block.name for conversion in skip.conversions] == ["mlp"]
+    assert [(left.name, left.miss.reason) for left in skip.left] == [("mlp_2", "left by --skip")]
+
+
+# -- what stays ---------------------------------------------------------------------------------------------------
+
+
+def dressed() -> onnx.ModelProto:
+    """A model with everything that a careless round trip would lose."""
+    model = mlp(
+        f"{SILU} w = Sqrt($2.0) dead = Mul(y, w)",
+        outputs="float[batch, tokens, 4] out, float[batch, tokens, 4] twice",
+        second="second = MatMul(h, W2) out = Add(second, b2) twice = other.Twice(out)",
+        domains={"other": 3},
+        functions='<domain: "other", opset_import: ["": 17]> Twice (a) => (b) { b = Add(a, a) }',
+    )
+    model.producer_name, model.producer_version, model.domain = "maker", "4.2", "org.example"
+    model.model_version, model.doc_string = 7, "a model"
+    model.metadata_props.add(key="licence", value="none")
+    graph = model.graph
+    graph.doc_string = "a graph"
+    graph.metadata_props.add(key="graph", value="kept")
+    for number, node in enumerate(graph.node):
+        node.name, node.doc_string = f"node_{number}", f"documented {number}"
+        node.metadata_props.add(key="number", value=str(number))
+    graph.input[0].doc_string = "documented input"
+    graph.output[0].type.denotation = "TENSOR"
+    for name in ("first", "y", "s", "h", "second"):
+        graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    graph.initializer[0].doc_string = "documented weight"
+    graph.quantization_annotation.add(tensor_name="W1").quant_parameter_tensor_names.add(key="k", value="v")
+    model.functions[0].doc_string = "documented function"
+    return model
+
+
+def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
+    """The bytes of a model without the heads, and without the nodes and value_info that make `removed`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    nodes = [node for node in graph.node if f"{DOMAIN}.block" not in metadata(node)]
+    nodes = [node for node in nodes if not removed.intersection(node.output)]
+    values_ = [value for value in graph.value_info if value.name not in removed - {"h"}]
+    weights = [tensor for tensor in graph.initializer if "/heads/" not in tensor.name]
+    functions = [function for function in copy.functions if function.domain != DOMAIN]
+    imports = [entry for entry in copy.opset_import if entry.domain != DOMAIN]
+    for field, kept in (
+        (graph.node, nodes),
+        (graph.value_info, values_),
+        (graph.initializer, weights),
+        (copy.functions, functions),
+        (copy.opset_import, imports),
+    ):
+        kept_copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
+        del field[:]
+        field.extend(kept_copies)
+    data: bytes = copy.SerializeToString(deterministic=True)
+    return data
+
+
+@BOTH_WAYS
+def test_everything_else_is_kept_byte_for_byte(inline: bool) -> None:
+    model = dressed()
+    result = converted(model, inline=inline)
+    assert normalised(result, set()) == normalised(model, {"s", "h"})
+    assert result.opset_import[0].version == 17
+    assert result.ir_version == model.ir_version
+    assert [entry.domain for entry in result.opset_import] == ["", "other"] + [DOMAIN] * (not inline)
+
+
+def test_what_was_dead_before_stays() -> None:
+    result = converted(dressed())
+    assert "dead" in {name for node in result.graph.node for name in node.output}
+
+
+def test_constants_of_the_region_go_and_shared_ones_stay() -> None:
+    text = "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)"
+    alone = converted(mlp(text))
+    assert [tensor.name for tensor in alone.graph.initializer if "number" in tensor.name] == []
+    shared = converted(mlp(text, second="second = MatMul(h, W2) out = Mul(second, $1.702)"))
+    assert float(np.float32(1.702)) in [scalar(t) for t in shared.graph.initializer]
+
+
+def scalar(initializer: onnx.TensorProto) -> float | None:
+    return None if initializer.dims else float(onnx.numpy_helper.to_array(initializer))
+
+
+@BOTH_WAYS
+def test_input_is_not_changed(inline: bool) -> None:
+    model = dressed()
+    before = model.SerializeToString(deterministic=True)
+    converted(model, inline=inline)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+@BOTH_WAYS
+@EACH_PROGRAM
+def test_same_input_same_bytes(text: str, options: dict[str, Any], inline: bool) -> None:
+    first, second = (converted(mlp(text, **options), inline=inline) for _ in range(2))
+    assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
+
+
+# -- interior tensors that something else reads -------------------------------------------------------------------
+
+SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("graph-output", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] s"}, "s"),
+    (
+        "another-consumer",
+        SILU,
+        {"second": "second = MatMul(h, W2) out = Add(second, b2) also = Neg(s)",
+         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
+        "also",
+    ),
+    (
+        "softmax-of-the-interior",
+        SILU,
+        {"second": "second = MatMul(h, W2) out = Add(second, b2) also = Softmax(s)",
+         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
+        "also",
+    ),
+    ("gelu-erf", ERF_GELU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] e"}, "e"),
+    ("pre-activation", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] y"}, "y"),
+    (
+        "captured-by-a-branch",
+        SILU,
+        {"second": "second = MatMul(h, W2) out = Add(second, b2) yes = Not(no) also = If (yes) "
+                   "<then_branch = a () => (float[batch, tokens, 8] p) { p = Neg(s) }, "
+                   "else_branch = b () => (float[batch, tokens, 8] q) { q = Identity(s) }>",
+         "constants": {"no": onnx.numpy_helper.from_array(np.array(False), "no")},
+         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
+        "also",
+    ),
+)  # fmt: skip
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("text", "options", "shared"), [s[1:] for s in SHARED_INTERIORS], ids=[s[0] for s in SHARED_INTERIORS]
+)
+def test_shared_interior_keeps_its_value(text: str, options: dict[str, Any], shared: str, inline: bool) -> None:
+    model = mlp(text, **options)
+    before, after = run(model), run(converted(model, inline=inline))
+    np.testing.assert_array_equal(after[shared], before[shared])
+    np.testing.assert_allclose(after["out"], before["out"], rtol=0, atol=3e-5)
+
+
+def test_activation_output_keeps_its_name() -> None:
+    model = mlp(SILU, outputs="float[batch, tokens, 4] out, float[batch, tokens, 8] h")
+    before, after = run(model), run(converted(model))
+    np.testing.assert_allclose(after["h"], before["h"], rtol=0, atol=1e-6)
+
+
+def test_captured_weights_and_activations_stay() -> None:
+    """A branch that reads the activation's output reads the heads' output under the same name."""
+    options = next(s[2] for s in SHARED_INTERIORS if s[0] == "captured-by-a-branch")
+    second = str(options["second"]).replace("(s)", "(h)")
+    model = mlp(SILU, **{**options, "second": second})
+    np.testing.assert_allclose(run(converted(model))["also"], run(model)["also"], rtol=0, atol=1e-6)
+
+
+# -- versions and types -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ir", "opset"), [(3, 7), (4, 9), (5, 10), (6, 11), (7, 13)])
+def test_old_ir_versions_are_inlined(ir: int, opset: int) -> None:
+    model = declared(mlp(SILU, ir=ir, opset=opset))
+    onnx.checker.check_model(model)
+    plan = planned(model)
+    assert plan.notes == (f"the model has IR version {ir}, without model-local functions: the heads are written out",)
+    result = apply(plan)
+    assert (result.ir_version, len(result.functions), result.opset_import[0].version) == (ir, 0, opset)
+    onnx.checker.check_model(result)
+
+
+def declared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """IR version 3 wants every initializer to be a graph input too."""
+    for initializer in model.graph.initializer if model.ir_version < 4 else ():
+        info = onnx.helper.make_tensor_value_info(initializer.name, initializer.data_type, list(initializer.dims))
+        model.graph.input.append(info)
+    return model
+
+
+@pytest.mark.parametrize("ir", [8, 9, 10])
+def test_newer_ir_versions_need_no_note(ir: int) -> None:
+    assert planned(mlp(SILU, ir=ir)).notes == ()
+    assert planned(mlp(SILU, ir=ir), inline=True).notes == ()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("text", [SILU, ERF_GELU, MISH, "h = Relu(y)", "h = Tanh(y)"])
+@pytest.mark.parametrize("opset", [9, 10, 11, 13, 17, 21])
+def test_opset_is_kept_and_enough(opset: int, text: str, inline: bool) -> None:
+    model = mlp(text, opset=opset)
+    result = converted(model, inline=inline)
+    onnx.checker.check_model(result, full_check=True)
+    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+
+
+def test_opset_7_is_enough() -> None:
+    onnx.checker.check_model(converted(mlp(SILU, opset=7, ir=4), inline=True))
+
+
+@pytest.mark.parametrize("opset", [6, 1])
+def test_older_opsets_are_refused(opset: int) -> None:
+    plan = make_plan(mlp("h = Relu(y)", opset=opset, ir=3), Options())
+    assert plan.conversions == ()
+    reasons = [left.miss.reason for left in plan.left]
+    assert reasons == [f"opset {opset} is older than 7; convert the model to a newer opset first"]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("elem", "casts"), [("float", []), ("double", []), ("float16", [1, 10]), ("bfloat16", [1, 16])]
+)
+@pytest.mark.parametrize("text", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
+def test_element_types(text: str, elem: str, casts: list[int], inline: bool) -> None:
+    """Half precisions are computed in float32, double in double; one Cast on each side."""
+    model = mlp(text, elem=elem)
+    result = converted(model, inline=inline)
+    onnx.checker.check_model(result, full_check=True)
+    found = [node.attribute[0].i for node in result.graph.node if node.op_type == "Cast"]
+    assert found == casts
+    types = {tensor.data_type for tensor in result.graph.initializer if "/heads/" in tensor.name}
+    wide = onnx.TensorProto.DOUBLE if elem == "double" else onnx.TensorProto.FLOAT
+    assert types <= {wide, onnx.TensorProto.INT64}
+    x = np.random.default_rng(0).normal(0.0, 1.0, (2, 5, 4))
+    x = x.astype(onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type))
+    before, after = (open_reference(proto).run({"x": x})["out"] for proto in (model, result))
+    np.testing.assert_allclose(after, before, rtol=0, atol={"float16": 5e-3, "bfloat16": 5e-2}.get(elem, 1e-5))
+
+
+@BOTH_WAYS
+@EACH_PROGRAM
+def test_half_precision_of_every_program(text: str, options: dict[str, Any], inline: bool) -> None:
+    result = converted(mlp(text, elem="float16", **options), inline=inline)
+    assert_unique_names(result)
+    onnx.checker.check_model(result, full_check=True)
+
+
+def test_gated_half_precision_casts_both_inputs() -> None:
+    result = converted(mlp(GLU, first=GLU_FIRST, opset=13, elem="float16"))
+    assert [node.attribute[0].i for node in result.graph.node if node.op_type == "Cast"] == [1, 1, 10]
+    onnx.checker.check_model(result, full_check=True)
+
+
+@pytest.mark.parametrize("elem", ["float", "float16"])
+def test_element_type_behind_an_unknown_operator_is_that_of_the_weight(elem: str) -> None:
+    """Inference stops at operators that onnx does not know."""
+    first = "odd = strange.Op(x) y = MatMul(odd, W1)"
+    (conversion,) = planned(mlp(SILU, first=first, domains={"strange": 1}, elem=elem)).conversions
+    assert conversion.block.elem_type == ELEMENTS[elem]
+
+
+def test_unknown_element_type_is_refused() -> None:
+    """Neither the data nor the weight, a computed constant of an unknown operator, say what type the product has."""
+    first = "odd = strange.Op(x) w = strange.Permute(W1) y = MatMul(odd, w)"
+    plan = make_plan(mlp(SILU, first=first, domains={"strange": 1}), Options())
+    assert plan.conversions == ()
+    reasons = [left.miss.reason for left in plan.left]
+    assert reasons == ["its element type is unknown; add value_info, for example with onnx.shape_inference"]
+
+
+# -- names that are taken -----------------------------------------------------------------------------------------
+
+PLANTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("initializer", {"constants": {"mlp/heads/key": np.array(3.0)},
+                     "second": 'k = MatMul(h, W2) out = Mul(k, "mlp/heads/key")'}),
+    ("tensor", {"second": '"mlp/heads/key" = MatMul(h, W2) out = Add("mlp/heads/key", b2)'}),
+    ("node", {"second": '["mlp/heads/attention"] k = MatMul(h, W2) out = Add(k, b2)'}),
+    ("graph-input", {"inputs": 'float[batch, tokens, 4] x, float[4] "mlp/heads/key"',
+                     "second": 'k = MatMul(h, W2) out = Add(k, "mlp/heads/key")'}),
+    ("graph-output", {"second": 'out = MatMul(h, W2) "mlp/heads/key" = Add(out, b2)',
+                      "outputs": 'float[batch, tokens, 4] out, float[batch, tokens, 4] "mlp/heads/key"'}),
+    ("inside-a-branch", {"second": 'k = MatMul(h, W2) out = If (yes) <then_branch = a () => (float[] p) '
+                                   '{ "mlp/heads/key" = Neg(k) p = Neg("mlp/heads/key") }, '
+                                   'else_branch = b () => (float[] q) { q = Identity(k) }>',
+                         "constants": {"yes": onnx.numpy_helper.from_array(np.array(True), "yes")}}),
+    ("of-two-blocks", {"constants": {"mlp/heads/key": np.array(3.0), "mlp_2/heads/key": np.array(2.0)},
+                       "second": 'k = MatMul(h, W2) l = Mul(k, "mlp/heads/key") out = Mul(l, "mlp_2/heads/key")'}),
+)  # fmt: skip
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("options", [p[1] for p in PLANTED], ids=[p[0] for p in PLANTED])
+def test_taken_names_are_avoided(options: dict[str, Any], inline: bool) -> None:
+    model = mlp(SILU, **options)
+    before = run(model)
+    result = converted(model, inline=inline)
+    assert_unique_names(result)
+    assert all(not node.name.startswith("mlp/heads/") for node in new_nodes(result))
+    after = run(result)
+    for name, expected in before.items():
+        np.testing.assert_allclose(after[name], expected, rtol=0, atol=3e-5)
+
+
+def test_foreign_function_of_the_same_name_is_not_called() -> None:
+    """A model may come with an attnonly::NeuronAttention that computes something else."""
+    model = mlp(
+        SILU,
+        domains={DOMAIN: 1},
+        functions=f'<domain: "{DOMAIN}", opset_import: ["": 17]> '
+        "NeuronAttention (query, key, value) => (output) { output = Mul(query, value) }",
+    )
+    plan = make_plan(model, Options())
+    if plan.conversions:
+        result = apply(plan)
+        np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+    else:
+        assert "NeuronAttention" in plan.left[0].miss.reason
+
+
+# -- bodies of control flow, local functions, fused operators -----------------------------------------------------
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("taken", [True, False])
+def test_block_in_a_branch(taken: bool, inline: bool) -> None:
+    body = (
+        f"out = If (yes) <then_branch = a () => (float[batch, tokens, 4] p) {{ {FIRST} {SILU} p = MatMul(h, W2) }}, "
+        "else_branch = b () => (float[batch, tokens, 4] q) { q = Identity(x) }>"
+    )
+    model = text_model(body, constants={"yes": onnx.numpy_helper.from_array(np.array(taken), "yes")})
+    result = converted(model, inline=inline)
+    assert {"Sigmoid"}.isdisjoint(node.op_type for node in inner_nodes(result))
+    assert "Exp" in {node.op_type for node in inner_nodes(result)}
+    onnx.checker.check_model(result, full_check=True)
+    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+
+
+def inner_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of all graphs and functions."""
+    pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while pending:
+        node = pending.pop()
+        yield node
+        for attribute in node.attribute:
+            pending.extend(attribute.g.node)
+
+
+def test_block_in_a_function() -> None:
+    """A function takes its weights as inputs: it is inlined, and the plan says so."""
+    model = text_model(
+        "out = other.Mlp(x, W1, W2)",
+        domains={"other": 1},
+        functions='<domain: "other", opset_import: ["": 17]> Mlp (x, w, v) => (o) '
+        "{ y = MatMul(x, w) s = Sigmoid(y) h = Mul(y, s) o = MatMul(h, v) }",
+    )
+    plan = planned(model)
+    assert plan.notes == ("local functions that hold parts of blocks are inlined: other::Mlp",)
+    np.testing.assert_allclose(run(apply(plan))["out"], run(model)["out"], rtol=0, atol=3e-5)
+
+
+FUSED: tuple[tuple[str, str, str], ...] = (
+    ("bias-gelu", "first = MatMul(x, W1)", "h = com.microsoft.BiasGelu(first, b1)"),
+    ("fast-gelu", "first = MatMul(x, W1)", "h = com.microsoft.FastGelu(first, b1)"),
+    ("fused-gemm", "", 'h = com.microsoft.FusedGemm<activation = "Relu", transB = 1>(x, W1t, b1)'),
+)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(("first", "text"), [f[1:] for f in FUSED], ids=[f[0] for f in FUSED])
+def test_activation_fused_with_its_neighbour(first: str, text: str, inline: bool) -> None:
+    rows = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"} if "Gemm" in text else {}
+    model = mlp(text, first=first, domains={"com.microsoft": 1}, **rows)
+    result = converted(model, inline=inline)
+    assert {node.domain for node in result.graph.node} <= {"", DOMAIN}
+    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize(("first", "text"), [f[1:] for f in FUSED], ids=[f[0] for f in FUSED])
+def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> None:
+    rows = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 8] out"} if "Gemm" in text else {}
+    options = {"outputs": "float[batch, tokens, 8] out", **rows, "domains": {"com.microsoft": 1}}
+    model = mlp(text, first=first, second="out = Softmax(h)", **options)
+    plan = make_plan(model, Options())
+    assert plan.conversions == ()
+    assert [node.domain for node in plan.model.graph.node] == [node.domain for node in model.graph.node]
+
+
+# -- the whole way ------------------------------------------------------------------------------------------------
+
+NO_PROGRAM = {
+    "relu_squared",
+    "relu6",
+    "hard_swish",
+    "hard_sigmoid",
+    "elu",
+    "selu",
+    "softplus",
+    "softsign",
+    "exp",
+    "square",
+}
+
+
+def _proved_spellings() -> Iterator[Any]:
+    gelus = 0
+    for name, label, text in SPELLINGS:
+        if label.startswith("gelu"):
+            gelus += 1
+            if gelus % 6:
+                continue
+        if label not in NO_PROGRAM:
+            yield pytest.param(text, {}, id=name)
+    for name, label, text, options in OPERATORS:
+        if label not in NO_PROGRAM and options.get("opset", 17) < 24:  # onnxruntime 1.31 has no Swish
+            yield pytest.param(text, options, id=f"operator-{name}")
+    for name, first, _, options in FIRSTS:
+        yield pytest.param(SILU, {**options, "first": first}, id=f"first-{name}")
+
+
+@pytest.mark.parametrize(("text", "options"), tuple(_proved_spellings()))
+def test_every_spelling_is_proved(text: str, options: dict[str, Any]) -> None:
+    report = rewrite(mlp(text, **options))
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    assert report.exit_status is ExitStatus.CONVERTED
+
+
+@pytest.mark.parametrize("text", [text for _, _, text, options in OPERATORS if options.get("opset", 17) >= 24])
+def test_operators_that_onnxruntime_does_not_have(text: str) -> None:
+    result = converted(mlp(text, opset=24, ir=10))
+    assert "Swish" not in {node.op_type for node in all_nodes(result)}
+    onnx.checker.check_model(result, full_check=True)
+
+
+@EACH_PROGRAM
+def test_every_program_is_proved_in_half_precision(text: str, options: dict[str, Any]) -> None:
+    report = rewrite(mlp(text, elem="float16", **options))
+    assert report.validation is not None
+    assert report.validation.failures == ()
+
+
+IN_DOUBLE = [p for p in PROGRAMS if "Erf" not in p[1] and "Softplus" not in p[1]]
+"""onnxruntime has no kernel for Erf and Softplus in double."""
+
+
+@pytest.mark.parametrize(("text", "options"), [p[1:] for p in IN_DOUBLE], ids=[p[0] for p in IN_DOUBLE])
+def test_every_program_is_proved_in_double(text: str, options: dict[str, Any]) -> None:
+    report = rewrite(mlp(text, elem="double", **options))
+    assert report.validation is not None
+    assert report.validation.failures == ()
+
+
+@pytest.mark.parametrize("factor", ["0.013", "0.0007", "3.7", "-1.1"])
+def test_factors_around_the_activation_are_proved(factor: str) -> None:
+    text = f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)"
+    report = rewrite(mlp(text))
+    assert report.validation is not None
+    assert report.validation.failures == ()
+
+
+@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS if s[1] in NO_PROGRAM])
+def test_activation_without_a_program_is_left(label: str, text: str) -> None:
+    plan = make_plan(mlp(text), Options())
+    assert plan.conversions == ()
+    assert [left.miss.reason for left in plan.left] == [f"no head program for {label} yet"]
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu", "gelu"])
+def test_gate_of_an_unbounded_activation_is_left(activation: str) -> None:
+    gate = {"silu": "s = Sigmoid(y) g = Mul(y, s)", "relu": "g = Relu(y)", "gelu": ERF_GELU.replace("h =", "g =")}
+    plan = make_plan(mlp(f"{gate[activation]} h = Mul(g, u)", first="y = MatMul(x, W1) u = MatMul(x, V1)"), Options())
+    assert plan.conversions == ()
+    reason = "no head program yet for a gate whose activation is unbounded"
+    assert [left.miss.reason for left in plan.left] == [reason]
+
+
+def test_integers_are_left() -> None:
+    """A linear operator on integers is no place for heads."""
+    model = text_model(
+        "y = MatMul(x, w) h = Relu(y) out = MatMul(h, v)",
+        inputs="int32[batch, tokens, 4] x",
+        outputs="int32[batch, tokens, 4] out",
+        constants={name: tensor(name, values(weight), "int32") for name, weight in (("w", "W1"), ("v", "W2"))},
+    )
+    plan = make_plan(model, Options())
+    assert plan.conversions == ()
+    reasons = [left.miss.reason for left in plan.left]
+    assert reasons == ["its element type int32 is not a floating-point type that heads can be computed in"]

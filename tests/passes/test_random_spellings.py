@@ -1,0 +1,196 @@
+"""Random spellings of activations are all found; random regions that are no activation are never taken for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from passes.plan import Options, make_plan
+
+SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+@dataclass
+class Builder:
+    """A graph under construction whose every choice is drawn."""
+
+    draw: Callable[[st.SearchStrategy[int]], int]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+
+    def choose(self, count: int) -> int:
+        return self.draw(st.integers(0, count - 1))
+
+    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        if self.choose(8) == 7 and operator != "Identity":
+            return self.node("Identity", output)
+        return output
+
+    def constant(self, value: float, dtype: type = np.float32) -> str:
+        shape = [(), (1,), (1, 1)][self.choose(3)]
+        tensor = numpy_helper.from_array(np.full(shape, value, dtype=dtype), f"c{len(self.initializers)}")
+        self.initializers.append(tensor)
+        if self.choose(2):
+            return tensor.name
+        output = f"{tensor.name}_node"
+        self.nodes.append(helper.make_node("Constant", [], [output], value=tensor))
+        return output
+
+    def add(self, a: str, b: str) -> str:
+        return self.node("Add", *((a, b) if self.choose(2) else (b, a)))
+
+    def mul(self, a: str, b: str) -> str:
+        return self.node("Mul", *((a, b) if self.choose(2) else (b, a)))
+
+    def times(self, a: str, factor: float) -> str:
+        if self.choose(2):
+            return self.mul(a, self.constant(factor))
+        return self.node("Div", a, self.constant(1.0 / factor))
+
+    def cube(self, a: str) -> str:
+        if self.choose(2):
+            return self.node("Pow", a, self.constant(3.0, [np.float32, np.int64][self.choose(2)]))
+        return self.mul(self.mul(a, a), a)
+
+    def sigmoid(self, a: str) -> str:
+        kind = self.choose(3)
+        if kind == 0:
+            return self.node("Sigmoid", a)
+        if kind == 1:
+            return self.node("Reciprocal", self.add(self.constant(1.0), self.node("Exp", self.node("Neg", a))))
+        half = self.times(self.node("Tanh", self.times(a, 0.5)), 0.5)
+        return self.add(half, self.constant(0.5))
+
+
+def silu(b: Builder, y: str) -> str:
+    return b.mul(y, b.sigmoid(y))
+
+
+def quick_gelu(b: Builder, y: str) -> str:
+    return b.mul(y, b.sigmoid(b.times(y, 1.702)))
+
+
+def gelu(b: Builder, y: str) -> str:
+    inner = b.add(b.node("Erf", b.times(y, math.sqrt(0.5))), b.constant(1.0))
+    return _half_product(b, y, inner)
+
+
+def gelu_tanh(b: Builder, y: str) -> str:
+    if b.choose(2):
+        z = b.add(y, b.times(b.cube(y), 0.044715))
+    else:
+        z = b.mul(y, b.add(b.constant(1.0), b.times(b.mul(y, y), 0.044715)))
+    inner = b.add(b.node("Tanh", b.times(z, math.sqrt(2.0 / math.pi))), b.constant(1.0))
+    return _half_product(b, y, inner)
+
+
+def mish(b: Builder, y: str) -> str:
+    return b.mul(y, b.node("Tanh", b.node("Softplus", y)))
+
+
+def relu(b: Builder, y: str) -> str:
+    kind = b.choose(3)
+    if kind == 0:
+        return b.node("Relu", y)
+    if kind == 1:
+        zero = b.constant(0.0)
+        return b.node("Max", *((y, zero) if b.choose(2) else (zero, y)))
+    return b.times(b.add(y, b.node("Abs", y)), 0.5)
+
+
+def _half_product(b: Builder, y: str, inner: str) -> str:
+    kind = b.choose(3)
+    if kind == 0:
+        return b.mul(b.times(y, 0.5), inner)
+    if kind == 1:
+        return b.times(b.mul(y, inner), 0.5)
+    return b.mul(y, b.times(inner, 0.5))
+
+
+SPELLINGS = {"silu": silu, "quick_gelu": quick_gelu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish, "relu": relu}
+
+
+def mlp(b: Builder, body: Callable[[Builder, str], str]) -> onnx.ModelProto:
+    """x -> W1 -> body -> W2, with or without biases."""
+    rng = np.random.default_rng(0)
+    weights = {"w1": (4, 8), "b1": (8,), "w2": (8, 4), "b2": (4,)}
+    initializers = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in weights.items()]
+    y = b.node("MatMul", "x", "w1")
+    if b.choose(2):
+        y = b.add(y, "b1")
+    region = body(b, y)
+    out = b.node("MatMul", region, "w2")
+    out = b.add(out, "b2") if b.choose(2) else out
+    graph = helper.make_graph(
+        [*b.nodes, helper.make_node("Identity", [out], ["out"])],
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 4])],
+        [*initializers, *b.initializers],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+@SETTINGS
+@given(data=st.data(), name=st.sampled_from(sorted(SPELLINGS)))
+def test_every_spelling_is_found(data: st.DataObject, name: str) -> None:
+    model = mlp(Builder(data.draw), SPELLINGS[name])
+    plan = make_plan(model, Options())
+    assert [conversion.block.identified.label for conversion in plan.conversions] == [name], plan.left
+
+
+UNARY = ("Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Neg", "Abs", "Sqrt", "Softplus", "Reciprocal")
+
+
+def random_region(b: Builder, y: str) -> str:
+    """A random elementwise function of y."""
+    known = [y]
+    for _ in range(1 + b.choose(5)):
+        kind = b.choose(4)
+        left = known[b.choose(len(known))]
+        if kind == 0:
+            known.append(b.node(UNARY[b.choose(len(UNARY))], left))
+        elif kind == 1:
+            known.append(b.mul(left, known[b.choose(len(known))]))
+        elif kind == 2:
+            known.append(b.times(left, (0.5, 0.7, 1.702, 2.0, 0.0447)[b.choose(5)]))
+        else:
+            known.append(b.add(left, b.constant((1.0, 0.5, -1.0)[b.choose(3)])))
+    return known[-1]
+
+
+@SETTINGS
+@given(data=st.data())
+def test_whatever_is_converted_computes_the_region(data: st.DataObject) -> None:
+    """An identification is right or is not made: the program is compared with onnx's own evaluation of the region."""
+    model = mlp(Builder(data.draw), random_region)
+    plan = make_plan(model, Options())
+    for conversion in plan.conversions:
+        block, view = conversion.block, plan.views[0]
+        graph = helper.make_graph(
+            [view.nodes[index] for index in block.region.nodes]
+            + [node for node in view.nodes if node.op_type == "Constant"],
+            "region",
+            [helper.make_tensor_value_info(block.gate, TensorProto.FLOAT, ["n"])],
+            [helper.make_tensor_value_info(block.output, TensorProto.FLOAT, ["n"])],
+            list(view.initializers.values()),
+        )
+        graph.node.sort(key=lambda node: node.op_type != "Constant")
+        points = np.linspace(-12.0, 12.0, 481)
+        region = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        with np.errstate(all="ignore"):
+            (expected,) = ReferenceEvaluator(region).run(None, {block.gate: points.astype(np.float32)})
+        actual = conversion.program.evaluate(points)
+        assert np.allclose(np.asarray(expected).reshape(-1), actual, rtol=2e-5, atol=2e-5), block.identified.label

@@ -1,0 +1,438 @@
+"""The plain command: exit statuses, options, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+from passes.plan import apply
+from rewriter import rewrite
+from rewriter.cli import COMMANDS, run
+from rewriter.proof import providers
+from tests.rewriter.test_report import SCHEMA
+from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
+
+TWO = (
+    f"{FIRST} {SILU} second = MatMul(h, W2) z = Add(second, x) "
+    "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
+)
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to work in, with a wide terminal, and model.onnx in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    onnx.save(mlp(SILU), tmp_path / "model.onnx")
+    return tmp_path
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]
+
+
+# -- exit statuses ---------------------------------------------------------------------------------------------------
+
+
+def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx"]) == 0
+    assert names(room) == {"model.onnx", "out.onnx"}
+    out, err = capsys.readouterr()
+    assert err == ""
+    for part in ("Blocks to attention heads, form local", "MatMul 4x8", "silu", "exact", "Operators", "nodes", "size"):
+        assert part in out
+    assert re.search(r"Sigmoid\s+1\s+0\s+-1", out)
+    assert re.search(r"load time, cpu", out)
+    assert re.search(r"cpu\s+out\s+\d\.\de-\d\d", out)
+    assert re.fullmatch(
+        r"PASSED  1 block, 8 attention heads, proved on .*; written to out\.onnx in .* s", last_line(out)
+    )
+
+
+def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json"]) == 1
+    assert names(room) == {"model.onnx", "report.json"}
+    out = capsys.readouterr().out
+    assert "mlp: in float64 the heads are off by" in out
+    assert last_line(out) == "FAILED  1 block, 8 attention heads: the proof failed, nothing was written"
+    report = json.loads((room / "report.json").read_text(encoding="utf-8"))
+    jsonschema.validate(report, SCHEMA)
+    assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, None, False)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the heads' key by 1e-3 from here on."""
+
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        for tensor in result.graph.initializer:
+            if tensor.name.endswith("/heads/key"):
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+
+
+def test_1_keeps_an_existing_output(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    (room / "out.onnx").write_bytes(b"precious")
+    assert run(["model.onnx", "-o", "out.onnx", "--force"]) == 1
+    assert (room / "out.onnx").read_bytes() == b"precious"
+    assert names(room) == {"model.onnx", "out.onnx"}
+
+
+def test_no_validate_lets_the_planted_bug_through_and_says_so(
+    room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert run(["model.onnx", "-o", "out.onnx", "--no-validate"]) == 0
+    assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, 8 attention heads, written to out.onnx")
+    assert (room / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.onnx"], "where should the result go? give -o OUT, or --dry-run to see the plan only"),
+        ([], "Missing argument 'MODEL'"),
+        (["model.onnx", "-o", "out.onnx", "--colour"], "No such option"),
+        (["model.onnx", "-o", "out.onnx", "--form", "spiral"], "'spiral' is not"),
+        (["model.onnx", "-o", "out.onnx", "--provider", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "tokens"], "'tokens' is not NAME=VALUE with a value of at least 1"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "tokens=0"], "'tokens=0' is not NAME=VALUE"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "=3"], "'=3' is not NAME=VALUE"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "tokens=-3"], "'tokens=-3' is not NAME=VALUE"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "tokens=٣"], "is not NAME=VALUE"),
+        (["model.onnx", "-o", "out.onnx", "--dim", "width=3"], "width"),
+        (["model.onnx", "-o", "out.onnx", "--seed", "-1"], "-1 is not in the range"),
+        (["model.onnx", "-o", "out.onnx", "--inputs", "no.npz"], "no.npz: no such file"),
+        (["model.onnx", "-o", "model.onnx"], "'model.onnx' is the input itself, which is never overwritten"),
+        (["model.onnx", "-o", "model.onnx", "--force"], "'model.onnx' is the input itself, which is never overwritten"),
+        (["model.onnx", "-o", "./sub/../model.onnx"], "does not exist"),
+        (["model.onnx", "-o", "nowhere/out.onnx"], "does not exist"),
+        (["model.onnx", "-o", "."], "is a directory"),
+        (["model.onnx", "other.onnx", "-o", "out.onnx"], "unexpected extra argument"),
+    ],
+)
+def test_2_usage(room: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (room / "model.onnx").read_bytes()
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert names(room) == {"model.onnx"}
+    assert (room / "model.onnx").read_bytes() == before
+
+
+def test_2_existing_output(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (room / "out.onnx").write_bytes(b"precious")
+    assert run(["model.onnx", "-o", "out.onnx"]) == 2
+    assert "'out.onnx' exists; pass --force to replace it" in capsys.readouterr().err
+    assert (room / "out.onnx").read_bytes() == b"precious"
+    assert run(["model.onnx", "-o", "out.onnx", "--force", "-q"]) == 0
+    onnx.checker.check_model(onnx.load(room / "out.onnx"))
+
+
+def test_2_symbolic_link_as_output(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (room / "link.onnx").symlink_to("target.onnx")
+    assert run(["model.onnx", "-o", "link.onnx", "--force"]) == 2
+    assert "is a symbolic link" in capsys.readouterr().err
+    assert names(room) == {"model.onnx", "link.onnx"}
+
+
+def test_3_nothing_to_convert(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(mlp("r = Relu(y) h = Sin(r)"), room / "model.onnx")
+    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json"]) == 3
+    assert names(room) == {"model.onnx", "report.json"}
+    out = capsys.readouterr().out
+    assert "no known activation; the nearest" in out
+    assert re.fullmatch(r"NOTHING TO CONVERT  in \S*model\.onnx: 1 candidate left, reasons above", last_line(out))
+    report = json.loads((room / "report.json").read_text(encoding="utf-8"))
+    jsonschema.validate(report, SCHEMA)
+    assert (report["exit_status"], report["validation"], report["operators"]["after"]) == (3, None, None)
+
+
+def test_3_on_the_second_run(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "-q"]) == 0
+    assert run(["out.onnx", "-o", "again.onnx"]) == 3
+    assert "it is attention heads already" in capsys.readouterr().out
+    assert names(room) == {"model.onnx", "out.onnx"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not a model at all",
+        b"\xff" * 64,
+        mlp(SILU).SerializeToString()[:200],
+        mlp(SILU).SerializeToString()[:-3],
+        onnx.ModelProto().SerializeToString(),
+    ],
+    ids=["empty", "text", "bytes", "cut", "cut-late", "no-graph"],
+)
+def test_4_malformed(room: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (room / "model.onnx").write_bytes(data)
+    assert run(["model.onnx", "-o", "out.onnx"]) == 4
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith("rewrite: ")
+    assert names(room) == {"model.onnx"}
+
+
+@pytest.mark.parametrize("name", ["nowhere.onnx", ".", "/dev/null"])
+def test_4_unreadable(room: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "-o", "out.onnx"]) == 4
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert names(room) == {"model.onnx"}
+
+
+def test_4_unsafe_external_data(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = mlp(SILU)
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="../secret.bin")
+    (room / "model.onnx").write_bytes(model.SerializeToString())
+    assert run(["model.onnx", "-o", "out.onnx"]) == 4
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_5_no_such_provider(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "_obstacle", lambda known: None if known.name == "cpu" else "no driver here")
+    assert run(["model.onnx", "-o", "out.onnx", "--provider", "cuda"]) == 5
+    assert capsys.readouterr().err == "rewrite: execution provider 'cuda' is not available: no driver here\n"
+    assert names(room) == {"model.onnx"}
+    assert run(["model.onnx", "-o", "out.onnx", "--provider", "cpu", "-q"]) == 0
+
+
+def test_130_interrupted(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the saved file is being proved, the latest moment at which there is something to leave."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        assert any(path.name.startswith(".rewrite-") for path in room.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{rewrite.__module__}.validate", interrupted)
+    assert run(["model.onnx", "-o", "out.onnx"]) == 130
+    assert capsys.readouterr().err.strip() == "rewrite: interrupted; nothing was written"
+    assert names(room) == {"model.onnx"}
+
+
+def test_out_of_memory(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(f"{rewrite.__module__}.validate", exhausted)
+    assert run(["model.onnx", "-o", "out.onnx"]) == 1
+    assert capsys.readouterr().err.startswith("rewrite: out of memory; try --no-validate")
+    assert names(room) == {"model.onnx"}
+
+
+# -- options ------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "--dry-run"]) == 0
+    assert names(room) == {"model.onnx"}
+    out = capsys.readouterr().out
+    assert "Blocks to attention heads" in out
+    assert last_line(out).startswith("PLANNED  1 block, 8 attention heads in ")
+    assert last_line(out).endswith("nothing was written")
+
+
+def test_dry_run_ignores_out(room: Path) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "--dry-run", "-q"]) == 0
+    assert names(room) == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("options", "converted", "reason"),
+    [
+        (["--only", "mlp"], "mlp", "not chosen by --only"),
+        (["--skip", "mlp"], "mlp_2", "left by --skip"),
+        (["--only", "a*", "--only", "*_2"], "mlp_2", "not chosen by --only"),
+    ],
+)
+def test_only_and_skip(room: Path, options: list[str], converted: str, reason: str) -> None:
+    onnx.save(text_model(TWO), room / "model.onnx")
+    assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json", *options]) == 0
+    rows = json.loads((room / "report.json").read_text(encoding="utf-8"))["blocks"]
+    assert [row["name"] for row in rows if row["status"] == "converted"] == [converted]
+    assert [row["reason"] for row in rows if row["status"] == "left"] == [reason]
+
+
+@pytest.mark.parametrize("options", [[], ["--inline"]])
+def test_report(room: Path, options: list[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json", *options]) == 0
+    report = json.loads((room / "report.json").read_text(encoding="utf-8"))
+    jsonschema.validate(report, SCHEMA)
+    assert report["output"] == "out.onnx"
+    assert report["bytes"]["before"] == (room / "model.onnx").stat().st_size
+    assert report["bytes"]["after"] == (room / "out.onnx").stat().st_size
+    assert report["operators"]["after"].get("attnonly::NeuronAttention", 0) == (0 if options else 1)
+    assert set(report["seconds"]) == {"load", "plan", "apply", "save", "validate", "total"}
+
+
+def test_report_that_cannot_be_written(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "--dry-run", "--report", "nowhere/report.json"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_quiet_prints_one_line(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert out.startswith("PASSED")
+    assert err == ""
+
+
+def test_verbose_prints_every_block(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx"]) == 0
+    plain = capsys.readouterr().out
+    assert run(["model.onnx", "-o", "out.onnx", "--force", "-v"]) == 0
+    verbose = capsys.readouterr().out
+    assert "block by block" in verbose
+    assert "block by block" not in plain
+
+
+def test_no_progress_where_nobody_watches(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+
+
+def test_progress_on_a_terminal(
+    room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(["model.onnx", "-o", "out.onnx"]) == 0
+    assert "end to end on cpu" in capsys.readouterr().err  # the last step, which stays until the bar is taken away
+    assert run(["model.onnx", "-o", "out.onnx", "--force", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_own_inputs(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("mine.npz", **{"short/x": np.ones((1, 1, 4), np.float32), "long/x": np.ones((2, 9, 4), np.float32)})  # type: ignore[arg-type]
+    assert run(["model.onnx", "-o", "out.onnx", "--inputs", "mine.npz"]) == 0
+    assert "inputs: short; long" in capsys.readouterr().out
+
+
+def test_inputs_that_do_not_fit(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("mine.npz", x=np.ones((1, 1, 5), np.float32))
+    assert run(["model.onnx", "-o", "out.onnx", "--inputs", "mine.npz"]) == 2
+    assert "input 'x' has shape [1, 1, 5], the model takes [batch, tokens, 4]" in capsys.readouterr().err
+    assert names(room) == {"model.onnx", "mine.npz"}
+
+
+def test_dim(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "--dim", "tokens=5", "--dim", "batch=2"]) == 0
+    assert re.search(r"inputs: .*values 1; .*values 2", capsys.readouterr().out)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert re.match(
+        r"rewrite \S+ \(onnx \S+, onnxruntime \S+, onnx-graphsurgeon \S+, numpy \S+\)\n", capsys.readouterr().out
+    )
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for status, meaning in enumerate(("converted", "the proof failed", "usage", "nothing to convert", "the model is")):
+        assert f"{status}  {meaning}" in text
+    assert "5  a requested execution provider is not available" in text
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_model_called_like_a_subcommand(room: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (room / command).write_bytes((room / "model.onnx").read_bytes())
+    assert run([f"./{command}", "-o", "out.onnx", "-q"]) == 0
+    assert capsys.readouterr().out.startswith("PASSED")
+
+
+EVIL = "\x1b[31m\x07[red]bold[/red]\r\n\u202e{0}%s"
+
+
+def test_hostile_names_are_shown_harmlessly(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters, markup, right-to-left marks: in names of blocks, nodes, operators, outputs and dimensions."""
+    model = text_model(
+        TWO.replace("h2 = Mul(s2, y2)", "k2 = Mul(s2, y2) h2 = Sin(k2)"), outputs="float[batch, tokens, 4] out"
+    )
+    for number, node in enumerate(model.graph.node):
+        node.name = f"/{EVIL}/{node.op_type}_{number}"
+    renamed = {"out": EVIL, "h": f"h{EVIL}"}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    model.graph.output[0].name = EVIL
+    (room / "model.onnx").write_bytes(model.SerializeToString())
+    status = run(["model.onnx", "-o", "out.onnx", "-v"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    everything = out + err
+    assert not set(everything) & {"\x1b", "\x07", "\r", "\u202e"}
+    assert "[red]" in everything  # shown, not taken for markup
+
+
+def test_hostile_names_in_errors(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([EVIL, "-o", "out.onnx"], ["model.onnx", "-o", f"{EVIL}/out.onnx"]):
+        assert run(arguments) in (2, 4)
+        err = capsys.readouterr().err
+        assert len(err.splitlines()) == 1
+        assert not set(err) & {"\x1b", "\x07", "\r", "\u202e"}
+
+
+def test_hostile_failures(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp(SILU)
+    for number, node in enumerate(model.graph.node):
+        node.name = f"/[red]\x1b[2J/{node.op_type}_{number}"
+    (room / "model.onnx").write_bytes(model.SerializeToString())
+    plant(monkeypatch)
+    assert run(["model.onnx", "-o", "out.onnx"]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+# -- as a process -------------------------------------------------------------------------------------------------
+
+
+def test_console_script(room: Path) -> None:
+    onnx.save(mlp(ERF_GELU), room / "model.onnx")
+    command = [sys.executable, "-c", "from rewriter.cli import main; main()", "model.onnx", "-o", "out.onnx"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "error"}, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert last_line(done.stdout).startswith("PASSED  1 block, 8 attention heads")
+    assert names(room) == {"model.onnx", "out.onnx"}
+
+
+def test_help_needs_no_heavy_imports() -> None:
+    """`rewrite --help` answers at once: neither onnxruntime nor the passes are loaded for it."""
+    code = (
+        "import sys; from rewriter.cli import run; run(['--help']); "
+        "print([name for name in ('onnxruntime', 'passes', 'torch', 'rich') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"

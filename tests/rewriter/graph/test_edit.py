@@ -1,0 +1,86 @@
+"""Splicing: what goes, what stays, in a graph that a replacement is put into."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from rewriter.graph.edit import Replacement, splice
+from rewriter.graph.view import GraphView, view_model
+
+HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
+
+
+def model_of(body: str, weights: str = "", outputs: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f"{HEADER.replace('float[2] out', 'float[2] out' + outputs)} <{weights}> {{ {body} }}"
+    )
+
+
+def replaced(model: onnx.ModelProto, output: str, operator: str, *inputs: str) -> onnx.ModelProto:
+    """The model with the maker of `output` replaced by one new node."""
+    view = view_model(model)
+    new = onnx.helper.make_node(operator, list(inputs), [output], "new")
+    splice(model, view, [Replacement(output, region(view, output), (new,), ())])
+    return model
+
+
+def region(view: GraphView, output: str) -> tuple[int, ...]:
+    return (view.producer[output],)
+
+
+def made(model: onnx.ModelProto) -> list[str]:
+    return [name for node in model.graph.node for name in node.output]
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "left"),
+    [
+        ("a = Exp(x) b = Neg(a) out = Abs(b)", "", ["b", "out"]),
+        ("a = Exp(x) b = Neg(a) c = Abs(a) out = Add(b, c)", "", ["a", "b", "c", "out"]),
+        ("a = Exp(x) b = Neg(a) out = Abs(b)", ", float[2] a", ["a", "b", "out"]),
+        ("a = Exp(x) dead = Sin(x) b = Neg(a) out = Abs(b)", "", ["dead", "b", "out"]),
+        ("a = Exp(x) dead = Sin(a) b = Neg(a) out = Abs(b)", "", ["a", "dead", "b", "out"]),
+        ("z = Sin(x) a = Exp(z) b = Neg(a) out = Abs(b)", "", ["b", "out"]),
+        ("z = Sin(x) a = Exp(z) b = Neg(a) out = Add(b, z)", "", ["z", "b", "out"]),
+        ("a, spare = Split<axis = 0>(x) b = Neg(a) out = Concat<axis = 0>(b, spare)", "", ["a", "spare", "b", "out"]),
+    ],
+    ids=["chain", "shared", "output", "dead-before", "dead-reader", "long-chain", "long-shared", "second-output"],
+)
+def test_only_what_became_dead_goes(body: str, outputs: str, left: list[str]) -> None:
+    assert made(replaced(model_of(body, outputs=outputs), "b", "Identity", "x")) == left
+
+
+def test_initializers_go_with_their_last_reader() -> None:
+    body = "a = Mul(x, once) c = Mul(a, twice) b = Neg(c) d = Add(b, twice) out = Identity(d)"
+    weights = "float[2] once = {1, 2}, float[2] twice = {1, 2}, float[2] unused = {3, 4}"
+    result = replaced(model_of(body, weights), "b", "Identity", "x")
+    assert [tensor.name for tensor in result.graph.initializer] == ["twice", "unused"]
+
+
+def test_an_initializer_that_is_declared_as_input_stays() -> None:
+    model = model_of("a = Mul(x, w) b = Neg(a) out = Identity(b)", "float[2] w = {1, 2}")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [2]))
+    assert [tensor.name for tensor in replaced(model, "b", "Identity", "x").graph.initializer] == ["w"]
+
+
+def test_types_of_tensors_that_are_gone_are_forgotten() -> None:
+    model = model_of("a = Exp(x) b = Neg(a) out = Abs(b)")
+    for name in "ab":
+        model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]))
+    assert [value.name for value in replaced(model, "b", "Identity", "x").graph.value_info] == ["b"]
+
+
+def test_new_nodes_stand_where_the_old_one_stood() -> None:
+    model = replaced(model_of("a = Exp(x) b = Neg(a) c = Abs(x) out = Add(b, c)"), "b", "Sin", "x")
+    assert [node.op_type for node in model.graph.node] == ["Sin", "Abs", "Add"]
+    onnx.checker.check_model(model)
+
+
+def test_captured_tensors_stay() -> None:
+    body = (
+        "a = Exp(x) b = Neg(a) c = If (yes) <then_branch = t () => (float[2] p) { p = Sin(a) }, "
+        "else_branch = e () => (float[2] q) { q = Cos(b) }> out = Add(b, c)"
+    )
+    model = model_of(body, "bool yes = {1}")
+    assert made(replaced(model, "b", "Identity", "x")) == ["a", "b", "c", "out"]

@@ -1,0 +1,128 @@
+"""The table of elementwise operators against onnxruntime, which shares no code with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter.graph import elementwise
+from rewriter.proof.sessions import open_session
+
+POINTS = np.concatenate([np.linspace(-6.0, 6.0, 241), [-30.0, 30.0, 0.0, 0.5, -0.5]])
+POSITIVE = np.abs(POINTS) + 0.01
+
+UNARY: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((name, {}) for name in ("Identity", "Neg", "Abs", "Exp", "Sin", "Cos", "Atan", "Sign", "Floor", "Ceil", "Round")),
+    *((name, {}) for name in ("Erf", "Tanh", "Sigmoid", "Relu", "Softplus", "Softsign", "Mish", "HardSwish", "Gelu")),
+    ("Gelu", {"approximate": "tanh"}),
+    ("Gelu", {"approximate": "none"}),
+    ("Elu", {}), ("Elu", {"alpha": 0.7}), ("Celu", {}), ("Celu", {"alpha": 0.7}),
+    ("Selu", {}), ("Selu", {"alpha": 1.5, "gamma": 1.2}),
+    ("HardSigmoid", {}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}),
+    ("LeakyRelu", {}), ("LeakyRelu", {"alpha": 0.3}),
+    ("ThresholdedRelu", {}), ("ThresholdedRelu", {"alpha": 0.5}),
+    ("Shrink", {}), ("Shrink", {"bias": 0.25, "lambd": 1.0}),
+)  # fmt: skip
+MICROSOFT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Gelu", {}), ("FastGelu", {}), ("QuickGelu", {}), ("QuickGelu", {"alpha": 1.0}),
+)  # fmt: skip
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+
+
+def by_onnxruntime(node: onnx.NodeProto, *arrays: Any) -> Any:
+    names = [f"x{number}" for number in range(len(arrays))]
+    node.input[:] = names
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [len(POINTS)]) for name in names]
+    kind = onnx.TensorProto.BOOL if node.op_type in BINARY[6:] else onnx.TensorProto.FLOAT
+    output = onnx.helper.make_tensor_value_info("out", kind, [len(POINTS)])
+    graph = onnx.helper.make_graph([node], "g", inputs, [output])
+    imports = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=9)
+    feeds = {name: array.astype(np.float32) for name, array in zip(names, arrays, strict=True)}
+    return open_session(model, optimise=False).run(feeds)["out"]
+
+
+def node(operator: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(operator, [], ["out"], domain=domain, **attributes)
+
+
+@pytest.mark.parametrize(("operator", "attributes"), UNARY)
+def test_unary(operator: str, attributes: dict[str, Any]) -> None:
+    made = node(operator, **attributes)
+    expected = by_onnxruntime(made, POINTS)
+    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS]), expected, rtol=3e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("operator", "attributes"), MICROSOFT)
+def test_microsoft(operator: str, attributes: dict[str, Any]) -> None:
+    made = node(operator, "com.microsoft", **attributes)
+    expected = by_onnxruntime(made, POINTS)
+    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS]), expected, rtol=3e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("operator", ["Sqrt", "Log", "Reciprocal"])
+def test_positive(operator: str) -> None:
+    made = node(operator)
+    expected = by_onnxruntime(made, POSITIVE)
+    np.testing.assert_allclose(elementwise.evaluate(made, [POSITIVE]), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("operator", BINARY)
+def test_binary(operator: str) -> None:
+    other = np.roll(POINTS, 7) + 0.125
+    other[:9] = POINTS[:9]
+    made = node(operator)
+    expected = by_onnxruntime(made, POINTS, other)
+    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS, other]), expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5])
+def test_power(exponent: float) -> None:
+    made = node("Pow")
+    expected = by_onnxruntime(made, POSITIVE, np.full_like(POSITIVE, exponent))
+    np.testing.assert_allclose(elementwise.evaluate(made, [POSITIVE, np.array(exponent)]), expected, rtol=1e-5)
+
+
+def test_prelu() -> None:
+    made = node("PRelu")
+    expected = by_onnxruntime(made, POINTS, np.full_like(POINTS, 0.2))
+    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS, np.array(0.2)]), expected, rtol=1e-6)
+
+
+def test_clip() -> None:
+    np.testing.assert_array_equal(
+        elementwise.evaluate(node("Clip"), [POINTS, np.array(-1.0)]), np.maximum(POINTS, -1.0)
+    )
+    made = node("Clip", min=-1.0, max=2.0)
+    np.testing.assert_array_equal(elementwise.evaluate(made, [POINTS]), np.clip(POINTS, -1.0, 2.0))
+
+
+def test_swish() -> None:
+    expected = POINTS / (1.0 + np.exp(-1.5 * POINTS))
+    np.testing.assert_allclose(elementwise.evaluate(node("Swish", alpha=1.5), [POINTS]), expected, rtol=1e-12)
+
+
+def test_other_domains_are_unknown() -> None:
+    assert elementwise.lookup(node("Sigmoid", "custom")) is None
+    assert elementwise.lookup(node("QuickGelu")) is None
+    assert elementwise.lookup(node("Softmax")) is None
+    assert elementwise.lookup(node("Sigmoid", "ai.onnx")) is not None
+
+
+def test_every_operator_is_tried() -> None:
+    """An entry without a test is an entry that may be wrong."""
+    tried = {("", name) for name, _ in UNARY} | {("com.microsoft", name) for name, _ in MICROSOFT}
+    tried |= {("", name) for name in BINARY}
+    tried |= {("", name) for name in ("Sqrt", "Log", "Reciprocal", "Pow", "PRelu", "Clip", "Swish")}
+    by_find = {"Cast", "CastLike", "Dropout", "Sum", "Where", "And", "Or", "Not"}
+    assert set(elementwise.OPERATORS) - tried == {("", name) for name in by_find} | {("com.microsoft", "BiasGelu")}
+
+
+@pytest.mark.parametrize("y", [-1e300, -800.0, -40.0, 40.0, 800.0, 1e300])
+def test_no_overflow_in_the_tails(y: float) -> None:
+    with np.errstate(over="raise"):
+        assert elementwise.sigmoid(np.array([y]))[0] == pytest.approx(float(y > 0), abs=1e-17)
+        assert elementwise.softplus(np.array([y]))[0] == pytest.approx(max(y, 0.0), abs=1e-17)

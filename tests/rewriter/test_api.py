@@ -1,0 +1,340 @@
+"""`rewriter.rewrite`: the whole way, and what it must not let through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import rewriter
+import rewriter.api
+from passes.plan import apply
+from rewriter import ExitStatus, ModelError, UsageError, ValidationError, rewrite
+from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
+
+TWO = (
+    f"{FIRST} {SILU} second = MatMul(h, W2) z = Add(second, x) "
+    "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
+)
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(mlp(SILU), path)
+    return path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+# -- what comes back -----------------------------------------------------------------------------------------------
+
+
+def test_proto_in_proto_out() -> None:
+    model = mlp(SILU)
+    before = model.SerializeToString(deterministic=True)
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert (report.model, report.output) == ("<memory>", None)
+    assert report.rewritten is not None
+    assert [node.op_type for node in report.rewritten.graph.node] == [
+        "MatMul",
+        "Add",
+        "NeuronAttention",
+        "MatMul",
+        "Add",
+    ]
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_file_in_file_out(model_file: Path) -> None:
+    out = model_file.with_name("out.onnx")
+    before = model_file.read_bytes()
+    report = rewrite(model_file, out)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert (report.model, report.output, report.rewritten) == (str(model_file), str(out), None)
+    assert set(contents(model_file.parent)) == {"model.onnx", "out.onnx"}
+    assert model_file.read_bytes() == before
+    x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+    results = [onnxruntime.InferenceSession(path).run(None, {"x": x})[0] for path in (model_file, out)]
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-5)
+
+
+def test_same_input_same_bytes(model_file: Path) -> None:
+    outs = [model_file.with_name(f"{number}.onnx") for number in range(2)]
+    for out in outs:
+        rewrite(model_file, out)
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+
+
+def test_second_run_has_nothing_to_convert(model_file: Path) -> None:
+    out, again = model_file.with_name("out.onnx"), model_file.with_name("again.onnx")
+    rewrite(model_file, out)
+    report = rewrite(out, again)
+    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
+    assert [row.reason for row in report.left] == ["it is attention heads already"]
+    assert not again.exists()
+
+
+def test_path_as_text(model_file: Path) -> None:
+    assert rewrite(str(model_file), dry_run=True).model == str(model_file)
+
+
+def test_package_exports() -> None:
+    for name in rewriter.__all__:
+        assert getattr(rewriter, name) is not None
+    assert rewriter.rewrite is rewriter.api.rewrite
+    with pytest.raises(AttributeError, match="module 'rewriter' has no attribute 'nonsense'"):
+        _ = rewriter.nonsense
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_writes_nothing(model_file: Path) -> None:
+    before = contents(model_file.parent)
+    report = rewrite(model_file, model_file.with_name("out.onnx"), dry_run=True)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert (len(report.converted), report.output, report.after, report.validation) == (1, None, None, None)
+    assert contents(model_file.parent) == before
+
+
+def test_without_the_proof(model_file: Path) -> None:
+    out = model_file.with_name("out.onnx")
+    report = rewrite(model_file, out, validate=False)
+    assert (report.exit_status, report.validation) == (ExitStatus.CONVERTED, None)
+    assert out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "converted"),
+    [
+        ({}, ["mlp", "mlp_2"]),
+        ({"only": ["mlp"]}, ["mlp"]),
+        ({"only": ["*_2", "nothing"]}, ["mlp_2"]),
+        ({"skip": ["mlp"]}, ["mlp_2"]),
+        ({"only": ["mlp*"], "skip": ["*2"]}, ["mlp"]),
+        ({"only": ["MLP"]}, []),
+    ],
+)
+def test_only_and_skip(options: dict[str, Any], converted: list[str]) -> None:
+    report = rewrite(text_model(TWO), **options)
+    assert [row.name for row in report.converted] == converted
+    assert len(report.blocks) == 2
+    assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_inline(inline: bool) -> None:
+    report = rewrite(mlp(SILU), inline=inline)
+    assert report.rewritten is not None
+    assert bool(report.rewritten.functions) is not inline
+
+
+def test_dims_and_seed_reach_the_proof() -> None:
+    report = rewrite(mlp(SILU), dims={"tokens": 5})
+    assert report.validation is not None
+    assert report.validation.cases == ("batch 1, sequence 5", "batch 3, sequence 5")
+    stats = [
+        proof.outputs["out"].max_abs
+        for seed in (0, 1)
+        if (validation := rewrite(mlp(ERF_GELU), seed=seed).validation) is not None
+        for proof in validation.providers.values()
+    ]
+    assert stats[0] != stats[-1]
+
+
+def test_inputs_from_a_file(model_file: Path) -> None:
+    feeds = model_file.with_name("inputs.npz")
+    np.savez(feeds, **{"mine/x": np.ones((1, 3, 4), np.float32)})  # type: ignore[arg-type]
+    report = rewrite(model_file, inputs=feeds)
+    assert report.validation is not None
+    assert report.validation.cases == ("mine",)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    rewrite(mlp(SILU), progress=lambda *step: told.append(step))
+    steps = [what for what, _, _ in told]
+    assert steps[0] == "loading"
+    assert "proving mlp" in steps
+    assert all(0 <= done <= total for _, done, total in told)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"form": "spiral"}, UsageError, "unknown form 'spiral'; known are: local"),
+        ({"providers": ["tpu"]}, rewriter.ProviderError, "unknown execution provider 'tpu': choose among cpu, cuda"),
+        ({"dims": {"colour": 3}}, UsageError, "colour"),
+        ({"inputs": "nowhere.npz"}, UsageError, "nowhere.npz: no such file"),
+    ],
+)
+def test_options_that_cannot_be_followed(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rewrite(mlp(SILU), **options)
+
+
+# -- models that cannot be used -------------------------------------------------------------------------------------
+
+
+def test_model_that_does_not_run(tmp_path: Path) -> None:
+    model = mlp(f"{SILU} never = strange.Op(h)", domains={"strange": 1}, second="out = MatMul(h, W2)")
+    model.graph.output.add(name="never").type.tensor_type.elem_type = 1
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(model, path)
+    with pytest.raises(ValidationError, match="the original model does not run"):
+        rewrite(path, out)
+    assert set(contents(tmp_path)) == {"model.onnx"}
+
+
+def test_missing_and_malformed_models(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        rewrite(tmp_path / "nowhere.onnx")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"\xff" * 100)
+    with pytest.raises(ModelError):
+        rewrite(broken)
+
+
+# -- planted bugs ----------------------------------------------------------------------------------------------------
+
+Spoil = Callable[[onnx.ModelProto], None]
+
+
+def nudge(suffix: str, index: int = 0, by: float = 1e-3) -> Spoil:
+    """Move one coefficient of the heads."""
+
+    def spoil(model: onnx.ModelProto) -> None:
+        (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == f"mlp/heads/{suffix}")
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        values.reshape(-1)[index] += np.float32(by)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+    return spoil
+
+
+def rewire(node: str, slot: int, tensor: str) -> Spoil:
+    """Let a node of the heads read another tensor."""
+
+    def spoil(model: onnx.ModelProto) -> None:
+        (found,) = (entry for entry in model.graph.node if entry.name == f"mlp/heads/{node}")
+        assert found.input[slot] != tensor
+        found.input[slot] = tensor
+
+    return spoil
+
+
+QUICK = "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)"
+HALF = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, $0.5)"
+LEAKY = "h = LeakyRelu<alpha = 0.1>(y)"
+MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
+
+PLANTED: tuple[tuple[str, str, Spoil], ...] = (
+    ("silu-key", SILU, nudge("key")),
+    ("silu-key-down", SILU, nudge("key", by=-1e-3)),
+    ("quick-gelu-key", QUICK, nudge("key")),
+    ("factor", HALF, nudge("factor")),
+    ("tanh-self-value", "h = Tanh(y)", nudge("self_value")),
+    ("tanh-constant", "h = Tanh(y)", nudge("constant")),
+    ("leaky-self-value", LEAKY, nudge("value_factor")),
+    ("leaky-bias-value", LEAKY, nudge("bias_value")),
+    ("mish-offset", MISH, nudge("bias_offset", 1)),
+    ("gelu-key", ERF_GELU, nudge("key")),
+    *((f"gelu-bias-value-{j}", ERF_GELU, nudge("bias_value", j)) for j in range(2, 8)),
+    *((f"gelu-bias-key-{j}", ERF_GELU, nudge("bias_key", j)) for j in range(2, 8)),
+    *((f"gelu-bias-offset-{j}", ERF_GELU, nudge("bias_offset", j)) for j in range(3, 8)),
+    ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
+    ("silu-query-is-the-key", SILU, rewire("attention", 0, "mlp/heads/key")),
+    ("gelu-keys-and-offsets-swapped", ERF_GELU, rewire("attention", 4, "mlp/heads/bias_offset")),
+)
+
+
+@pytest.mark.parametrize(("text", "spoil"), [p[1:] for p in PLANTED], ids=[p[0] for p in PLANTED])
+def test_planted_bug_fails_the_proof_and_leaves_no_file(
+    text: str, spoil: Spoil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        spoil(result)
+        return result
+
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(mlp(text), path)
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    report = rewrite(path, out)
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.output is None
+    assert report.validation is not None
+    assert not report.validation.passed
+    assert any(failure.startswith("mlp: ") for failure in report.validation.failures)
+    assert set(contents(tmp_path)) == {"model.onnx"}
+
+
+@pytest.mark.parametrize("text", sorted({text for _, text, _ in PLANTED}))
+def test_without_a_planted_bug_it_passes(text: str) -> None:
+    assert rewrite(mlp(text)).exit_status is ExitStatus.CONVERTED
+
+
+def test_planted_bug_in_memory_gives_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        nudge("key")(result)
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    report = rewrite(mlp(SILU))
+    assert (report.exit_status, report.rewritten) == (ExitStatus.VALIDATION_FAILED, None)
+
+
+@pytest.mark.parametrize("slot", [0, 2], ids=["query", "value"])
+def test_heads_that_read_another_tensor_fail_and_leave_no_file(
+    slot: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        rewire("attention", slot, "first")(result)
+        return result
+
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(mlp(SILU), path)
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    try:
+        status = rewrite(path, out).exit_status
+    except ValidationError as error:
+        status = error.exit_status
+    assert status is ExitStatus.VALIDATION_FAILED
+    assert set(contents(tmp_path)) == {"model.onnx"}
+
+
+def test_planted_bug_keeps_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(mlp(SILU), path)
+    out.write_bytes(b"precious")
+
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        nudge("key")(result)
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    assert rewrite(path, out, force=True).exit_status is ExitStatus.VALIDATION_FAILED
+    assert out.read_bytes() == b"precious"
+
+
+def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        result.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "renamed"
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    with pytest.raises(ValidationError, match="another signature; this is a bug"):
+        rewrite(mlp(SILU))

@@ -1,0 +1,140 @@
+"""The committed example models, the whole way, without PyTorch."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+
+from models.entry import Entry
+from models.registry import COMMITTED, Committed, get
+from rewriter import ExitStatus, Report, rewrite
+from tests.passes.test_apply import DOMAIN, all_nodes, assert_unique_names, metadata, new_nodes
+
+FOLDER = Path(__file__).resolve().parents[2] / "models"
+EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
+CONVERTED = [committed for committed in COMMITTED if not get(committed.entry).gated]
+EACH_CONVERTED = pytest.mark.parametrize("committed", CONVERTED, ids=lambda committed: committed.file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("converted")
+
+
+@cache
+def report_of(file: str, folder: Path) -> Report:
+    """One conversion of each file, for all tests of this module."""
+    return rewrite(FOLDER / file, folder / file)
+
+
+def entry_of(committed: Committed) -> Entry:
+    return get(committed.entry)
+
+
+def test_there_are_models() -> None:
+    assert len(list(FOLDER.glob("*.onnx"))) == len(COMMITTED) > 0
+    assert {"silu", "relu", "gelu"} <= {entry_of(committed).activation for committed in COMMITTED}
+    assert len(CONVERTED) > 3
+
+
+@EACH_CONVERTED
+def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path) -> None:
+    report = report_of(committed.file, folder)
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert len(report.converted) == entry_of(committed).mlp_blocks("tiny")
+    for proof in report.validation.providers.values():
+        assert proof.error_ratio is not None
+        assert proof.error_ratio <= (
+            1.5 if all(row.exact or row.program == "relu" for row in report.converted) else 3.0
+        )
+        for stats in proof.outputs.values():
+            assert stats.cosine is not None
+            assert stats.cosine >= 0.999999
+
+
+@EACH_CONVERTED
+def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> None:
+    entry = entry_of(committed)
+    config = entry.config("tiny")
+    d_ff = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config.get("n_embd", 0)
+    for row in report_of(committed.file, folder).converted:
+        assert row.heads == d_ff
+        assert row.activation == entry.activation
+        assert row.name != "mlp"  # named after its module
+
+
+@EACH_CONVERTED
+def test_signature_is_identical(committed: Committed, folder: Path) -> None:
+    report_of(committed.file, folder)
+    before, after = onnx.load(FOLDER / committed.file), onnx.load(folder / committed.file)
+    assert list(before.graph.input) == list(after.graph.input)
+    assert list(before.graph.output) == list(after.graph.output)
+    assert before.ir_version == after.ir_version
+    assert [entry for entry in after.opset_import if entry.domain != DOMAIN] == list(before.opset_import)
+    assert (before.producer_name, before.producer_version) == (after.producer_name, after.producer_version)
+    assert list(before.metadata_props) == list(after.metadata_props)
+    kept = {tensor.name: tensor.SerializeToString() for tensor in after.graph.initializer}
+    weights = {tensor.name: tensor.SerializeToString() for tensor in before.graph.initializer if len(tensor.dims) > 1}
+    assert {name: kept[name] for name in weights} == weights
+
+
+@EACH_CONVERTED
+def test_only_softmax_attention_is_left_of_the_blocks(committed: Committed, folder: Path) -> None:
+    report = report_of(committed.file, folder)
+    before, after = onnx.load(FOLDER / committed.file), onnx.load(folder / committed.file)
+    onnx.checker.check_model(after, full_check=True)
+    assert_unique_names(after)
+    nonlinear = {"Sigmoid", "Relu", "Erf", "Tanh", "Gelu"}
+    count_before = sum(node.op_type in nonlinear for node in before.graph.node)
+    count_after = sum(node.op_type in nonlinear for node in all_nodes(after))
+    assert count_after == count_before - len(report.converted)
+    assert {metadata(node)[f"{DOMAIN}.block"] for node in new_nodes(after)} == {row.name for row in report.converted}
+    untouched = {node.name for node in before.graph.node} & {node.name for node in after.graph.node}
+    assert len(untouched) >= len(before.graph.node) - 12 * len(report.converted)
+
+
+@EACH_CONVERTED
+def test_second_run_has_nothing_to_convert(committed: Committed, folder: Path) -> None:
+    report_of(committed.file, folder)
+    report = rewrite(folder / committed.file, folder / f"again-{committed.file}")
+    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
+    reasons = [row.reason for row in report.left]
+    assert reasons.count("it is attention heads already") == entry_of(committed).mlp_blocks("tiny")
+    assert not (folder / f"again-{committed.file}").exists()
+
+
+@EACH_CONVERTED
+def test_inline_is_the_same(committed: Committed, folder: Path) -> None:
+    report = rewrite(FOLDER / committed.file, folder / f"inline-{committed.file}", inline=True)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.converted == report_of(committed.file, folder).converted
+    result = onnx.load(folder / f"inline-{committed.file}")
+    assert [function for function in result.functions if function.domain == DOMAIN] == []
+    assert rewrite(result).exit_status is ExitStatus.NOTHING_TO_CONVERT
+
+
+@pytest.mark.parametrize(
+    "committed", [c for c in COMMITTED if get(c.entry).gated], ids=lambda committed: committed.file
+)
+def test_gated_blocks_are_all_left_with_the_reason(committed: Committed, folder: Path) -> None:
+    report = report_of(committed.file, folder)
+    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
+    assert len(report.left) == entry_of(committed).gated_blocks("tiny")
+    for row in report.left:
+        assert row.activation == "silu(gate) * value"
+        assert row.reason == "no head program yet for a gate whose activation is unbounded"
+    assert not (folder / committed.file).exists()
+
+
+def test_what_is_no_mlp_block_is_left_with_a_reason(folder: Path) -> None:
+    """BERT's pooler ends in an output; the Conformer's convolution modules mix positions."""
+    pooler = [row for row in report_of("gelu-encoder.onnx", folder).left if "pooler" in row.name]
+    assert [row.reason for row in pooler] == ["its output is an output of the graph, and no linear operator reads it"]
+    modules = report_of("conformer-encoder.onnx", folder).left
+    assert modules
+    assert all((row.reason or "").endswith("which mixes positions") for row in modules)

@@ -1,0 +1,132 @@
+"""Small models written as text: W1, an activation, W2.
+
+The text is that of `onnx.parser`, with two shorthands. `$0.5` is a scalar constant of the model's element type. The
+names of `SHAPES` are weights with fixed random values, declared where the text mentions them. By convention `x` is
+the input, `y` the pre-activation, `h` the activation's output and `out` the output:
+
+    mlp("s = Sigmoid(y) h = Mul(y, s)")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from passes.find import Block, Findings, Left, find
+from passes.names import Namer
+from rewriter.graph.view import view_model
+
+Array = NDArray[Any]
+
+WIDTH, NEURONS = 4, 8
+
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "W1": (4, 8),
+    "W1t": (8, 4),
+    "W1wide": (4, 16),
+    "V1": (4, 8),
+    "b1": (8,),
+    "c1": (8,),
+    "b1wide": (16,),
+    "W2": (8, 4),
+    "W2t": (4, 8),
+    "b2": (4,),
+    "K1": (8, 4, 1),
+    "K2": (4, 8, 1),
+    "K3": (8, 4, 3),
+    "A1": (4, 2),
+    "B1": (2, 8),
+}
+
+ELEMENTS: Mapping[str, int] = {
+    "float": onnx.TensorProto.FLOAT,
+    "double": onnx.TensorProto.DOUBLE,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int32": onnx.TensorProto.INT32,
+}
+
+FIRST = "first = MatMul(x, W1) y = Add(first, b1)"
+SECOND = "second = MatMul(h, W2) out = Add(second, b2)"
+SILU = "s = Sigmoid(y) h = Mul(y, s)"
+ERF_GELU = "d = Div(y, $1.4142135623730951) e = Erf(d) p = Add(e, $1.0) q = Mul(y, p) h = Mul(q, $0.5)"
+
+
+def values(name: str) -> Array:
+    """The float64 values of one of the weights: the same at every call, spread enough to bend an activation."""
+    shape = SHAPES[name]
+    rng = np.random.default_rng(sum(name.encode()))
+    return rng.normal(0.0, 1.5, shape)
+
+
+def tensor(name: str, array: Array | float, elem: str = "float") -> onnx.TensorProto:
+    """An initializer of an element type."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(ELEMENTS[elem])
+    return onnx.numpy_helper.from_array(np.asarray(array).astype(dtype), name)
+
+
+def text_model(
+    body: str,
+    *,
+    inputs: str = "float[batch, tokens, 4] x",
+    outputs: str = "float[batch, tokens, 4] out",
+    elem: str = "float",
+    opset: int = 17,
+    ir: int = 8,
+    domains: Mapping[str, int] | None = None,
+    constants: Mapping[str, Array | onnx.TensorProto] | None = None,
+    functions: str = "",
+) -> onnx.ModelProto:
+    """A model from the text of its nodes; `constants` adds weights, or takes the place of those of `SHAPES`."""
+    numbers: dict[str, str] = {}
+
+    def named(match: re.Match[str]) -> str:
+        return numbers.setdefault(match[1], f"number_{len(numbers)}")
+
+    body = re.sub(r"\$(-?[0-9.]+(?:e-?[0-9]+)?)", named, body)
+    imports = ", ".join(f'"{domain}": {version}' for domain, version in {"": opset, **(domains or {})}.items())
+    header = f"<ir_version: {ir}, opset_import: [{imports}]>"
+    if elem != "float":
+        inputs, outputs = (re.sub(r"\bfloat\[", f"{elem}[", part) for part in (inputs, outputs))
+    model = onnx.parser.parse_model(f"{header} g ({inputs}) => ({outputs}) {{ {body} }} {functions}")
+    given = dict(constants or {})
+    mentioned = set(re.findall(r"\w+", body))
+    for name, value in given.items():
+        model.graph.initializer.append(value if isinstance(value, onnx.TensorProto) else tensor(name, value, elem))
+    for name in SHAPES:
+        if name in mentioned and name not in given:
+            model.graph.initializer.append(tensor(name, values(name), elem))
+    for number, name in numbers.items():
+        model.graph.initializer.append(tensor(name, float(number), elem))
+    return model
+
+
+def mlp(activation: str, *, first: str = FIRST, second: str = SECOND, **options: Any) -> onnx.ModelProto:
+    """A model of one MLP: `first` makes `y` of `x`, `activation` makes `h` of `y`, `second` makes `out` of `h`."""
+    return text_model(f"{first} {activation} {second}", **options)
+
+
+def findings(model: onnx.ModelProto) -> Findings:
+    """What the matcher finds in the main graph of a model."""
+    return find(view_model(model), Namer())
+
+
+def only_block(model: onnx.ModelProto) -> Block:
+    """The one block of a model in which there is nothing else to find."""
+    found = findings(model)
+    assert [left.miss.reason for left in found.left] == []
+    assert len(found.blocks) == 1
+    return found.blocks[0]
+
+
+def only_left(model: onnx.ModelProto) -> Left:
+    """The one candidate of a model that is no block."""
+    found = findings(model)
+    assert [block.identified.label for block in found.blocks] == []
+    assert len(found.left) == 1, [left.miss for left in found.left]
+    return found.left[0]
