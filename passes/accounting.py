@@ -13,6 +13,7 @@ from math import ceil, prod
 
 from passes.conversion import Conversion
 from passes.dataflow import analyse
+from passes.find import Block
 from passes.plan import Plan
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
@@ -31,7 +32,7 @@ _SEARCH_DEPTH = 8
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """One block that can be converted.
+    """One MLP block, converted or recognised and left.
 
     Attributes:
         name: the block.
@@ -39,8 +40,8 @@ class BlockAccount:
         d_ff: its neurons.
         parameters: elements of its weights.
         share: its part of the multiply-adds that the model's linear operators need for one token.
-        heads: heads of the chosen form.
-        staged: heads of the three sublayers W1, activation, W2, None where a size is unknown.
+        heads: heads of the chosen form; None for a block that is left.
+        staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Accounting:
     """The whole model.
 
     Attributes:
-        blocks: the blocks that can be converted.
+        blocks: the MLP blocks, those that are converted first.
         head_dimension: d_head of the model's own attention, None where it was not found.
         attention_heads: its heads per attention sublayer.
         share: what all blocks together take of the multiply-adds of linear operators.
@@ -84,9 +85,11 @@ def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
     width = head_dimension or found
     operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
     total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
+    entries: list[tuple[Block, Conversion | None]] = [(conversion.block, conversion) for conversion in plan.conversions]
+    entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks = []
-    for conversion in plan.conversions:
-        block, view = conversion.block, plan.view_of(conversion.block)
+    for block, conversion in entries:
+        view = plan.view_of(block)
         weights = [op.weight for op in (*block.first, *block.second)]
         work = sum(_work(view, weight) for weight in weights)
         d_model = next((op.in_features for op in block.first), None)
@@ -97,8 +100,8 @@ def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
                 d_ff=block.neurons,
                 parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
-                heads=conversion.heads,
-                staged=_staged(conversion, d_model, width),
+                heads=None if conversion is None else conversion.heads,
+                staged=None if conversion is None else _staged(conversion, d_model, width),
             )
         )
     return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan))

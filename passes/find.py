@@ -60,7 +60,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Left:
-    """A candidate that is not an MLP block, or cannot be converted, and why."""
+    """A candidate that is not an MLP block, or a block that is not converted, and why."""
 
     name: str
     where: str
@@ -68,6 +68,7 @@ class Left:
     first: str
     second: str
     miss: Miss
+    block: Block | None = None
 
 
 @dataclass(frozen=True)

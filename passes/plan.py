@@ -160,7 +160,7 @@ def _unwanted(block: Block, options: Options) -> Miss | None:
 
 
 def _left(block: Block, miss: Miss) -> Left:
-    return Left(block.name, block.where, block.identified.label, kinds(block.first), kinds(block.second), miss)
+    return Left(block.name, block.where, block.identified.label, kinds(block.first), kinds(block.second), miss, block)
 
 
 def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:

@@ -81,7 +81,7 @@ class Console:
             heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
             self._out.print(plain(f"the model's own attention: {heads}head dimension {accounting.head_dimension}"))
         self._out.print(plain(f"purity once converted, nonlinearities that remain: {accounting.purity}"))
-        if not accounting.blocks:
+        if not found.report.converted:
             self._nothing(found.report)
 
     # -- parts ---------------------------------------------------------------------------------------------

@@ -109,9 +109,10 @@ def account_table(accounting: Accounting) -> Table:
     _columns(table, text=("block",))
     _columns(table, numbers=("d_model", "d_ff", "parameters", "share", "heads", "three sublayers"))
     for block in accounting.blocks:
-        staged = "?" if block.staged is None else " + ".join(f"{count:,}" for count in block.staged)
+        staged = "-" if block.staged is None else " + ".join(f"{count:,}" for count in block.staged)
+        heads = "-" if block.heads is None else f"{block.heads:,}"
         sizes = (_count(block.d_model), _count(block.d_ff), f"{block.parameters:,}", f"{100 * block.share:.1f} %")
-        table.add_row(plain(block.name), *sizes, _count(block.heads), staged)
+        table.add_row(plain(block.name), *sizes, heads, staged)
     return table
 
 

@@ -29,9 +29,9 @@ class Builder:
     def choose(self, count: int) -> int:
         return self.draw(st.integers(0, count - 1))
 
-    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
+    def node(self, operator: str, *inputs: str) -> str:
         output = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
+        self.nodes.append(helper.make_node(operator, list(inputs), [output]))
         if self.choose(8) == 7 and operator != "Identity":
             return self.node("Identity", output)
         return output

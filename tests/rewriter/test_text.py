@@ -26,9 +26,7 @@ def test_control_characters_are_escaped(name: str | bytes | Path, expected: str)
     assert quoted(name) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["x" * 79, "x" * 10_000_000, "\n" * 79, "\x00" * 1000, "/very/long" * 30 + "/w.bin"]
-)
+@pytest.mark.parametrize("name", ["x" * 79, "x" * 10_000_000, "\n" * 79, "\x00" * 1000, "/very/long" * 30 + "/w.bin"])
 def test_long_names_keep_both_ends(name: str) -> None:
     text = quoted(name)
     assert len(text) == LIMIT

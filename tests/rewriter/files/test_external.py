@@ -105,9 +105,7 @@ LOCATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("location", "reason"), LOCATIONS.items(), ids=[repr(name)[:30] for name in LOCATIONS]
-)
+@pytest.mark.parametrize(("location", "reason"), LOCATIONS.items(), ids=[repr(name)[:30] for name in LOCATIONS])
 def test_unsafe_locations_are_refused(
     location: str, reason: str, base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

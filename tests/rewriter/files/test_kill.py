@@ -89,9 +89,7 @@ def _prepare(directory: Path, place: str, proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "source"])
-def test_previous_output_survives_a_kill_at_any_point(
-    place: str, tmp_path: Path, make_external: MakeExternal
-) -> None:
+def test_previous_output_survives_a_kill_at_any_point(place: str, tmp_path: Path, make_external: MakeExternal) -> None:
     directories = [tmp_path / str(point) for point in range(POINTS)]
     for directory in directories:
         _prepare(directory, place, make_external([("location", "w.bin")]))
@@ -108,9 +106,7 @@ def test_previous_output_survives_a_kill_at_any_point(
     assert len(results) > (12 if place == "elsewhere" else 8)
     expected = [OLD, NEW] if place == "elsewhere" else [OLD]
     answers = [_answer(directory / place / "out.onnx") for directory in directories[: len(results)]]
-    changes = [
-        next(i for i, weights in enumerate(expected) if np.array_equal(got, weights)) for got in answers
-    ]
+    changes = [next(i for i, weights in enumerate(expected) if np.array_equal(got, weights)) for got in answers]
     # Old until some point, new from there on; and the new one only once the run that was not killed is near.
     assert changes == sorted(changes)
     assert changes[0] == 0

@@ -167,9 +167,7 @@ def test_linked_model_reads_data_beside_the_link(source: Path, tmp_path: Path) -
     with pytest.raises(ModelError, match=r"external data 'w\.bin'.*beside the model"):
         load_model(link)
     (snapshot / "w.bin").symlink_to(source.parent / "w.bin")
-    with pytest.raises(
-        ModelError, match=r"is a symbolic link; copy the model with its data \(`cp -rL .*--local-dir"
-    ):
+    with pytest.raises(ModelError, match=r"is a symbolic link; copy the model with its data \(`cp -rL .*--local-dir"):
         load_model(link)
     (snapshot / "w.bin").unlink()
     (snapshot / "w.bin").write_bytes(WEIGHTS.tobytes())
@@ -185,16 +183,12 @@ def test_linked_model_without_external_data(tmp_path: Path, inline_model: onnx.M
 
 def test_external_tensors_are_found_wherever_they_hide(tmp_path: Path) -> None:
     def external(name: str) -> TensorProto:
-        tensor = TensorProto(
-            name=name, data_type=TensorProto.INT64, dims=[1], data_location=TensorProto.EXTERNAL
-        )
+        tensor = TensorProto(name=name, data_type=TensorProto.INT64, dims=[1], data_location=TensorProto.EXTERNAL)
         tensor.external_data.add(key="location", value="w.bin")
         return tensor
 
     def sparse(name: str) -> onnx.SparseTensorProto:
-        return onnx.SparseTensorProto(
-            values=external(f"{name} values"), indices=external(f"{name} indices"), dims=[9]
-        )
+        return onnx.SparseTensorProto(values=external(f"{name} values"), indices=external(f"{name} indices"), dims=[9])
 
     model = onnx.parser.parse_model(SMALL)
     branch = model.graph.node[-1].attribute[0].g
@@ -245,9 +239,7 @@ def test_read_tensor(array: np.ndarray, place: str, tmp_path: Path) -> None:
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="w.bin")
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 17]> g (float[1] x) => (float[1] x) {}'
-    )
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 17]> g (float[1] x) => (float[1] x) {}')
     model.graph.initializer.append(tensor)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())

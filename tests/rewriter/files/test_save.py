@@ -196,9 +196,7 @@ def test_paths_that_cannot_be_written(out: str, reason: str, inline: LoadedModel
     assert str(caught.value).isprintable()
 
 
-def test_directory_without_permission(
-    inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_without_permission(inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(UsageError, match="may not be written"):
         check_output(elsewhere / "out.onnx", source=inline, force=False)
@@ -239,9 +237,7 @@ def test_relative_output(inline: LoadedModel, elsewhere: Path, monkeypatch: pyte
 # External data ---------------------------------------------------------------------------------------------
 
 
-def test_same_directory_keeps_references_and_reads_nothing(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source.parent.parent / "alias").symlink_to("source")
     model = load_model(source)
 
@@ -323,9 +319,7 @@ def test_data_with_a_second_hard_link_is_replaced(source: Path, elsewhere: Path)
     assert names(elsewhere) == {"out.onnx", data.name, "backup"}
 
 
-def test_files_of_the_same_content_become_one(
-    source: Path, elsewhere: Path, make_external: MakeExternal
-) -> None:
+def test_files_of_the_same_content_become_one(source: Path, elsewhere: Path, make_external: MakeExternal) -> None:
     (source.parent / "sub").mkdir()
     (source.parent / "sub" / "v.bin").write_bytes(WEIGHTS.tobytes())
     (source.parent / "u.bin").write_bytes(bytes(8) + WEIGHTS.tobytes())
@@ -342,9 +336,7 @@ def test_files_of_the_same_content_become_one(
     assert len({ref.location for ref in out.external}) == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["a\\b.onnx", "C:x.onnx", "nl\n.onnx", "\udcff.onnx", "ü b.onnx", ".onnx", "x.y.onnx"]
-)
+@pytest.mark.parametrize("name", ["a\\b.onnx", "C:x.onnx", "nl\n.onnx", "\udcff.onnx", "ü b.onnx", ".onnx", "x.y.onnx"])
 def test_odd_output_names_give_locations_that_load(name: str, source: Path, elsewhere: Path) -> None:
     save(load_model(source), elsewhere / name)
     assert load_model(elsewhere / name).external
@@ -435,9 +427,7 @@ def test_file_size_limit(inline: LoadedModel, elsewhere: Path) -> None:
     assert not names(elsewhere)
 
 
-def test_short_writes_are_continued(
-    inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued(inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
     save(inline, elsewhere / "out.onnx")

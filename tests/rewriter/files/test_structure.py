@@ -299,9 +299,7 @@ def test_functions_that_explode_when_inlined_are_refused(monkeypatch: pytest.Mon
     model = parse("g (float[2] x) => (float[2] y) { y = local.f39(x) }")
     for index in range(40):
         inner = f"local.f{index - 1}" if index else "Neg"
-        body = onnx.parser.parse_function(
-            f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}"
-        )
+        body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
         model.functions.append(body)
     with pytest.raises(ModelError, match="unfold to more than 10,000,000 nodes"):
         check_structure(model)

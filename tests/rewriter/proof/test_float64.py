@@ -22,9 +22,7 @@ X = RNG.standard_normal((2, 3, 4)).astype(np.float32)
 
 def parse(signature: str, body: str, opset: int = 21, rest: str = "") -> onnx.ModelProto:
     versions = f'"": {opset}, "com.microsoft": 1, "local": 1'
-    return parser.parse_model(
-        f"<ir_version: 10, opset_import: [{versions}]> g {signature} {{ {body} }} {rest}"
-    )
+    return parser.parse_model(f"<ir_version: 10, opset_import: [{versions}]> g {signature} {{ {body} }} {rest}")
 
 
 def run(model: onnx.ModelProto, **feeds: Any) -> Any:
@@ -101,9 +99,7 @@ OPERATORS: dict[str, Any] = {
     "y = LeakyRelu<alpha = 0.5>(x)": lambda x: np.where(x > 0, x, x / 2),
     "y = Elu(x)": lambda x: np.where(x > 0, x, np.expm1(x)),
     "y = LayerNormalization<epsilon = 0.001>(x, s, b)": lambda x: _norm(x, 1e-3) * 2 + 0.5,
-    "y = com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x, s, b)": lambda x: (
-        _norm(2 * x, 1e-3) * 2 + 0.5
-    ),
+    "y = com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x, s, b)": lambda x: _norm(2 * x, 1e-3) * 2 + 0.5,
     "y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, x, s)": lambda x: (
         _norm(2 * x, 1e-3, False) * 2
     ),
@@ -157,9 +153,7 @@ def test_convolution_agrees_with_onnxruntime(attributes: str, group: int) -> Non
     np.testing.assert_allclose(run(model, x=x), open_session(model).run({"x": x})["y"], atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "attributes", ["is_causal = 1", "scale = 0.3", "softcap = 2.0", "softmax_precision = 1"]
-)
+@pytest.mark.parametrize("attributes", ["is_causal = 1", "scale = 0.3", "softcap = 2.0", "softmax_precision = 1"])
 def test_attention_is_not_rounded(attributes: str) -> None:
     signature = "(float[2, 4, 5, 8] q, float[2, 2, 5, 8] k, float[2, 2, 5, 8] v) => (float y)"
     model = parse(signature, f"y = Attention<{attributes}>(q, k, v)", opset=23)
@@ -205,13 +199,10 @@ def test_both_engines_agree() -> None:
         "z = Where(k, big, s) y = Softmax(z)"
     )
     model = parse(
-        "(float[2, 3, 4] x) => (float[2, 3, 4] y) "
-        "<int64[1] axis = {-1}, float two = {2}, float half = {0.3}>",
+        "(float[2, 3, 4] x) => (float[2, 3, 4] y) <int64[1] axis = {-1}, float two = {2}, float half = {0.3}>",
         body,
     )
-    model.graph.initializer.append(
-        numpy_helper.from_array(RNG.standard_normal((4, 4)).astype(np.float32), "w")
-    )
+    model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal((4, 4)).astype(np.float32), "w"))
     first = open_reference(model)
     assert first.how == ONNXRUNTIME
     second = float64._Evaluator.of(to_double(model)).run({"x": X.astype(np.float64)})

@@ -108,9 +108,7 @@ def test_float32_differs_by_rounding_only(name: str, dynamo: bool, tmp_path: Pat
         pytest.skip("the TorchScript exporter has no aten::diff")
     model = export(name, tmp_path / "model.onnx", dynamo=dynamo)
     cases = make_cases(model, seed=3)
-    longest = max(
-        (array.shape[1] for case in cases for key, array in case.feeds.items() if "ids" in key), default=0
-    )
+    longest = max((array.shape[1] for case in cases for key, array in case.feeds.items() if "ids" in key), default=0)
     assert longest in {0, MODELS[name][3] or 64}
     session, reference = open_session(model), open_reference(model)
     evaluator = float64._Evaluator.of(to_double(model))
@@ -120,8 +118,5 @@ def test_float32_differs_by_rounding_only(name: str, dynamo: bool, tmp_path: Pat
         scale = np.abs(truth).max()
         assert np.abs(session.run(case.feeds)["result"] - truth).max() < 2e-6 * scale, case.name
         if reference.how == ONNXRUNTIME:
-            wide = {
-                key: each.astype(float) if each.dtype.kind == "f" else each
-                for key, each in case.feeds.items()
-            }
+            wide = {key: each.astype(float) if each.dtype.kind == "f" else each for key, each in case.feeds.items()}
             assert np.abs(evaluator.run(wide)["result"] - truth).max() < 1e-12 * scale, case.name

@@ -228,18 +228,14 @@ def test_dims_fix_names_everywhere() -> None:
 
 
 def test_unknown_dim_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"no input has a dimension 'bath'; .* 'batch_size', 'sequence_length'"
-    ):
+    with pytest.raises(UsageError, match=r"no input has a dimension 'bath'; .* 'batch_size', 'sequence_length'"):
         make_cases(declare(TEXT), dims={"bath": 2})
     with pytest.raises(UsageError, match="dimension 'batch_size' cannot be -1"):
         make_cases(declare(TEXT), dims={"batch_size": -1})
 
 
 def test_inputs_that_nothing_can_be_made_for() -> None:
-    with pytest.raises(
-        UsageError, match="no values can be made for input 'x' of type string: give them with --in"
-    ):
+    with pytest.raises(UsageError, match="no values can be made for input 'x' of type string: give them with --in"):
         make_cases(declare({"x": (TensorProto.STRING, [1])}))
     model = declare({"x": (FLOAT, [1])})
     model.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, [1]))

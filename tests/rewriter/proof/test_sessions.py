@@ -58,9 +58,7 @@ def test_external_data_of_a_protobuf(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    broken = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float y) { y = Relu(x) }'
-    )
+    broken = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float y) { y = Relu(x) }')
     broken.graph.node[0].op_type = "None\x1b[31m\nsuch"
     with pytest.raises(ValidationError, match="onnxruntime could not load the model: ") as caught:
         open_session(broken)

@@ -40,9 +40,7 @@ WANTED = dict.fromkeys(ROWS, 50) | {
     "the other axis": 8,
     "in a branch": 20,
 }
-FUNCTION = (
-    '<domain: "local", opset_import: ["": 17]> embed (w, i) => (o) { c = Cast<to=7>(i) o = Gather(w, c) }'
-)
+FUNCTION = '<domain: "local", opset_import: ["": 17]> embed (w, i) => (o) { c = Cast<to=7>(i) o = Gather(w, c) }'
 
 
 @pytest.mark.parametrize("case", ROWS)
@@ -89,8 +87,7 @@ def test_positions(case: str) -> None:
 def test_a_function_that_calls_itself_ends() -> None:
     node = helper.make_node("loop", ["w", "i"], ["o"], domain="local")
     model = parser.parse_model(
-        f"{HEAD} g (int64[n] ids) => (float y) <float[2, 2] table = {{1, 2, 3, 4}}>"
-        "{ y = local.loop(table, ids) }"
+        f"{HEAD} g (int64[n] ids) => (float y) <float[2, 2] table = {{1, 2, 3, 4}}>{{ y = local.loop(table, ids) }}"
     )
     opset = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     model.functions.append(onnx.helper.make_function("local", "loop", ["w", "i"], ["o"], [node], opset))

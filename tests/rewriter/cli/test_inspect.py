@@ -1,0 +1,64 @@
+"""`rewrite inspect`: what is in a model, without writing anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from passes.accounting import account
+from passes.plan import Options, make_plan
+from rewriter import inspect
+from rewriter.cli import run
+from tests.textmodels import mlp
+
+MODELS = Path(__file__).parents[3] / "models"
+
+
+def test_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["inspect", str(MODELS / "silu-decoder.onnx")]) == 0
+    text = capsys.readouterr().out
+    assert "model.transformer.h.0.mlp" in text
+    assert "16 + 128 + 4" in text  # d_ff / d_head, d_ff, d_model / d_head with d_head 8
+    assert "purity once converted, nonlinearities that remain: none" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(MODELS / "conformer-encoder.onnx"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    blocks = found["accounting"]["blocks"]
+    assert [block["parameters"] for block in blocks] == [2 * 32 * 128] * 4
+    assert sum(block["share"] for block in blocks) == pytest.approx(found["accounting"]["share"])
+    assert found["accounting"]["remaining"] == {"Sigmoid": 4}
+    assert found["purity"] == "4 Sigmoid"
+
+
+def test_scope_all_leaves_nothing() -> None:
+    assert inspect(MODELS / "conformer-encoder.onnx", scope="all").accounting.remaining == {}
+    assert inspect(MODELS / "gelu-encoder.onnx", scope="all").accounting.remaining == {}
+
+
+def test_recognised_blocks_are_weighed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(MODELS / "gated-decoder.onnx")]) == 3
+    text = capsys.readouterr().out
+    assert "no head program yet for a gate whose activation is unbounded" in text
+    assert "purity once converted, nonlinearities that remain: 2 Sigmoid" in text
+    accounting = inspect(MODELS / "gated-decoder.onnx").accounting
+    assert [block.heads for block in accounting.blocks] == [None, None]
+    assert all(block.parameters > 0 for block in accounting.blocks)
+
+
+@pytest.mark.parametrize(("head_dimension", "staged"), [(1, (8, 8, 4)), (3, (3, 8, 2)), (None, None)])
+def test_three_sublayers_by_rank(head_dimension: int | None, staged: tuple[int, int, int] | None) -> None:
+    plan = make_plan(mlp("s = Sigmoid(y) h = Mul(y, s)"), Options())
+    (block,) = account(plan, head_dimension).blocks
+    assert (block.d_model, block.d_ff, block.heads) == (4, 8, 8)
+    assert block.staged == staged
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "nothing.onnx"]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
