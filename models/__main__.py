@@ -1,4 +1,4 @@
-"""`python -m models`: list the table, export an entry, make the committed files again.
+"""`python -m models`: list the table, export an entry, make the committed files again, measure coverage.
 
 Comes in: command-line arguments. Goes out: files, one line about each, and an exit status: 0, or 2 with one
 line that says what is wrong (1 where an export does not compute what PyTorch does). Listing needs neither
@@ -16,12 +16,10 @@ import click
 from models.entry import DEFAULT_OPSETS, DTYPES, EXPORTERS, SIZES, Dtype, Exporter
 from models.export import Exported, export_model, regenerate
 from models.registry import ENTRIES, get
-from rewriter.errors import ExitStatus, RewriteError
+from rewriter.errors import ExitStatus, RewriteError, ValidationError
 
 
-@click.group(
-    help="Example models for `rewrite`: known architectures, random or trained weights, both exporters."
-)
+@click.group(help="Example models for `rewrite`: known architectures, random or trained weights, both exporters.")
 def cli() -> None:
     """Group of the commands below."""
 
@@ -65,9 +63,7 @@ def list_command() -> None:
 @click.option("--opset", type=click.IntRange(min=1), help=f"Default: {dict(DEFAULT_OPSETS)}.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The ONNX file to write."
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The ONNX file to write.")
 def export_command(
     name: str,
     size: str | None,
@@ -82,9 +78,7 @@ def export_command(
     size = size or entry.default_size
     exporter = exporter or entry.exporters[0]
     done = export_model(entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype, seed=seed)
-    click.echo(
-        f"{_line(done)}; {entry.mlp_blocks(size)} MLP blocks, {exporter}, {dtype}, size {size}, seed {seed}"
-    )
+    click.echo(f"{_line(done)}; {entry.mlp_blocks(size)} MLP blocks, {exporter}, {dtype}, size {size}, seed {seed}")
 
 
 @cli.command("regenerate")
@@ -92,6 +86,36 @@ def regenerate_command() -> None:
     """Make the example files of this folder again."""
     for done in regenerate(Path(__file__).parent):
         click.echo(_line(done))
+
+
+@cli.command("coverage")
+@click.option("--quick", is_flag=True, help="A sample of about thirty files.")
+@click.option("--only", multiple=True, help="Entries of the table; repeatable. Default: all.")
+@click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The Markdown file. Default: standard output.")
+def coverage_command(quick: bool, only: tuple[str, ...], processes: int, output: Path | None) -> None:
+    """Make many model files and count the blocks that `rewrite` finds in them."""
+    from models.cells import jobs
+    from models.coverage import Outcome, run_jobs
+    from models.matrix import markdown, totals
+
+    def show(outcome: Outcome) -> None:
+        state = outcome.refused or f"{outcome.converted}+{outcome.recognised}/{outcome.exist}"
+        mark = "" if outcome.complete else "  INCOMPLETE"
+        click.echo(f"{outcome.job.entry} {outcome.job.column} {outcome.variant}: {state}{mark}", err=True)
+
+    chosen = [job for job in jobs(quick=quick) if not only or job.entry in only]
+    outcomes = run_jobs(chosen, processes, show)
+    command = "python -m models coverage" + (" --quick" if quick else "") + "".join(f" --only {name}" for name in only)
+    text = markdown(outcomes, command)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    sums = totals(outcomes)
+    click.echo(f"{sums['files']} files, {sums['missed']} blocks missed, {sums['wrong']} wrong", err=True)
+    if sums["missed"] or sums["wrong"]:
+        raise ValidationError("not every block was found; the last section of the document says which")
 
 
 def _line(done: Exported) -> str:

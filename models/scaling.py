@@ -45,22 +45,19 @@ def randomise(model: Any, entry: Entry, generator: torch.Generator) -> None:
                 if id(parameter) in done or not parameter.requires_grad:
                     continue
                 done.add(id(parameter))
-                std = (
-                    embedding_std if isinstance(module, nn.Embedding) else _weight_std(module, key, parameter)
-                )
+                std = embedding_std if isinstance(module, nn.Embedding) else _weight_std(module, key, parameter)
                 if std is not None:
                     if name.endswith(entry.unscaled_queries or ("\0",)):
                         std /= math.sqrt(parameter.shape[0] / model.config.num_heads)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-                elif parameter.ndim == 1 and bool((parameter == 1).all()):
-                    parameter.copy_(1 + NORM_STD * torch.randn(parameter.shape, generator=generator))
+                elif parameter.ndim == 1 and parameter[0] != 0 and bool((parameter == parameter[0]).all()):
+                    spread = 1 + NORM_STD * torch.randn(parameter.shape, generator=generator)
+                    parameter.mul_(spread)  # norms start at 1, scaled branches at another constant
                 elif not parameter.any():
                     parameter.copy_(BIAS_STD * torch.randn(parameter.shape, generator=generator))
             if isinstance(module, nn.BatchNorm1d):
                 module.running_mean.copy_(NORM_STD * torch.randn(module.num_features, generator=generator))
-                module.running_var.copy_(
-                    torch.exp(NORM_STD * torch.randn(module.num_features, generator=generator))
-                )
+                module.running_var.copy_(torch.exp(NORM_STD * torch.randn(module.num_features, generator=generator)))
 
 
 def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.Generator) -> None:
@@ -80,7 +77,7 @@ def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.
     def correct(linear: Any, _: Any, output: Tensor) -> Tensor:
         return _spread(linear, output, generator)
 
-    hooks = [linear.register_forward_hook(correct) for linear in feeding]
+    hooks = [linear.register_forward_hook(correct) for linear in dict.fromkeys(feeding)]  # once where layers are shared
     try:
         with torch.no_grad():
             run()
@@ -91,25 +88,25 @@ def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.
 
 @contextmanager
 def watch_activations(model: Any, entry: Entry, seen: Callable[[Any, Tensor], object]) -> Iterator[None]:
-    """Call `seen(linear, pre_activation)` whenever an activation function reads a linear map directly.
+    """Call `seen(linear, pre_activation)` whenever an activation function reads a linear map, or a part of one.
 
     That is what tells an MLP block from the activations of convolutions and from the tanh of a pooler.
     """
-    activation = type(ACT2FN[entry.activation])
+    activation = entry.activation_class or type(ACT2FN[entry.activation]).__name__
     last: list[Any] = [None, None]
 
     def remember(linear: Any, _: Any, output: Tensor) -> None:
         last[:] = [linear, output]
 
     def compare(_: Any, inputs: tuple[Tensor, ...]) -> None:
-        if last[1] is inputs[0]:
+        if last[1] is not None and inputs[0].untyped_storage().data_ptr() == last[1].untyped_storage().data_ptr():
             seen(last[0], inputs[0])
 
     hooks = []
     for module in model.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             hooks.append(module.register_forward_hook(remember))
-        elif type(module) is activation:
+        elif type(module).__name__ == activation:
             hooks.append(module.register_forward_pre_hook(compare))
     try:
         with torch.no_grad():

@@ -27,9 +27,7 @@ DYNAMO_OPSET = 18  # what it writes by itself; it converts upwards, and wrongly 
 INLINE_LIMIT = 1_800_000_000  # bytes of weights; protobuf ends at 2 GiB
 
 
-def trace(
-    module: Any, entry: Entry, inputs: tuple[Tensor, ...], exporter: Exporter, opset: int, path: Path
-) -> None:
+def trace(module: Any, entry: Entry, inputs: tuple[Tensor, ...], exporter: Exporter, opset: int, path: Path) -> None:
     """Export the module with dynamic dimensions.
 
     Raises:
@@ -52,9 +50,7 @@ def trace(
         specific = {"dynamo": True, "dynamic_shapes": shapes, "external_data": large}
     try:
         with quiet():
-            torch.onnx.export(
-                module, inputs, str(path), opset_version=opset, verbose=False, **names, **specific
-            )
+            torch.onnx.export(module, inputs, str(path), opset_version=opset, verbose=False, **names, **specific)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UsageError(f"{exporter} cannot export {entry.name} at opset {opset}: {reason}") from error

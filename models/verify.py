@@ -18,10 +18,10 @@ from models.entry import Dtype, Entry
 from models.widen import widen
 from rewriter.errors import ValidationError
 
-TRACED = {"batch": 2, "sequence": 7, "decoder_sequence": 5}
+TRACED = {"batch": 2, "sequence": 7, "decoder_sequence": 5, "past": 4, "total": 11}
 OTHERS = (
-    {"batch": 3, "sequence": 12, "decoder_sequence": 9},
-    {"batch": 1, "sequence": 5, "decoder_sequence": 3},
+    {"batch": 3, "sequence": 12, "decoder_sequence": 9, "past": 5, "total": 17},
+    {"batch": 1, "sequence": 5, "decoder_sequence": 3, "past": 8, "total": 13},
 )
 TOLERANCES: dict[Dtype, float] = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 1e-2}
 
@@ -52,12 +52,8 @@ def verify(path: Path, module: Any, entry: Entry, size: str, dtype: Dtype) -> fl
         expected = expected if isinstance(expected, tuple) else (expected,)
         for want, got in zip(expected, session.run(None, feeds), strict=True):
             if want.shape != got.shape:
-                raise ValidationError(
-                    f"{path.name}: shape {got.shape} where PyTorch gives {tuple(want.shape)}"
-                )
-            difference = (
-                torch.from_numpy(got).double() - want.double()
-            ).abs().max() / want.double().abs().max()
+                raise ValidationError(f"{path.name}: shape {got.shape} where PyTorch gives {tuple(want.shape)}")
+            difference = (torch.from_numpy(got).double() - want.double()).abs().max() / want.double().abs().max()
             worst = max(worst, float(difference.nan_to_num(nan=float("inf"))))
     if worst > TOLERANCES[dtype]:
         allowed = TOLERANCES[dtype]

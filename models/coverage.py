@@ -1,0 +1,251 @@
+"""`python -m models coverage`: the blocks that exist, and those that `rewrite` finds, over many files.
+
+Comes in: jobs of `models.cells`. Goes out: an `Outcome` per model file. What the configuration says exists is the
+truth that the plan of each file is held against; all exports and a sample of the variants are converted and proved.
+Used by the command line and by tests/coverage; `models.matrix` makes the tables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from models.cells import Job
+from models.entry import Entry
+from models.export import export_model
+from models.registry import get
+from models.tools.common import random_feeds
+from models.variants import Hints, Refused, get_variant, make_variant
+from models.widen import widen
+from rewriter import rewrite
+from rewriter.errors import RewriteError
+
+LABELS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu_squared",
+    "quick_gelu": "quick_gelu",
+}
+"""Activations of transformers, as the rewriter calls them."""
+
+NO_PROGRAM = "no head program"
+"""In the reason of a block that was recognised as an MLP, but whose activation has no head program yet."""
+
+MOST_PROCESSES = 2
+
+PROVED = ("gpt2-silu", "bert", "t5", "convnext", "wav2vec2-conformer")
+"""Entries whose variants are converted and proved too; the variants of others are planned. Exports are all proved."""
+
+WIDENED_TOLERANCE = 2.0**-8
+"""Of bfloat16 files run in float32, relative to the largest output: one unit of bfloat16."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one model file.
+
+    Attributes:
+        job: the export.
+        variant: the variant, empty for the export itself.
+        group: the table that it stands in.
+        exist: MLP blocks that the configuration says exist.
+        converted: blocks converted.
+        recognised: blocks recognised with their activation, left for want of a head program.
+        wrong: blocks converted that should not be, or whose conversion does not pass the proof.
+        proved: whether the proof passed; None where nothing was converted.
+        refused: why there is no such model file: the tool's reason.
+        missed: where blocks are missing, the reason of each candidate that was left otherwise; where the proof
+            failed, its first reasons.
+    """
+
+    job: Job
+    variant: str
+    group: str
+    exist: int = 0
+    converted: int = 0
+    recognised: int = 0
+    wrong: int = 0
+    proved: bool | None = None
+    refused: str = ""
+    missed: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> int:
+        """Blocks converted or recognised."""
+        return self.converted + self.recognised
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block was found and none is wrong."""
+        return bool(self.refused) or (self.found == self.exist and self.wrong == 0)
+
+
+def run_jobs(
+    jobs: Sequence[Job], processes: int = 1, done: Callable[[Outcome], None] = lambda _: None
+) -> list[Outcome]:
+    """The outcomes of all jobs, in their order; `done` hears of each as it comes."""
+    outcomes: list[Outcome] = []
+    for outcome in _parallel(jobs, processes) if processes > 1 else _serial(jobs):
+        done(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _serial(jobs: Sequence[Job]) -> Iterator[Outcome]:
+    for job in jobs:
+        yield from run_job(job)
+
+
+def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
+    with ProcessPoolExecutor(min(processes, MOST_PROCESSES), get_context("spawn"), _one_thread) as pool:
+        for outcomes in pool.map(run_job, jobs):
+            yield from outcomes
+
+
+def _one_thread() -> None:
+    """One thread per process: the models are tiny."""
+    import warnings
+
+    import torch
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+
+def run_job(job: Job) -> list[Outcome]:
+    """Export, make the variants, and hold what `rewrite` finds in each against the configuration."""
+    entry = get(job.entry)
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "model.onnx")
+        try:
+            export_model(entry, source, exporter=job.exporter, opset=job.opset, dtype=job.dtype)
+        except Exception as error:  # noqa: BLE001 - whatever an exporter or the check of its file raises
+            return [Outcome(job, "", job.group, refused=_first_line(error))]
+        outcomes = [judge(source, entry, Outcome(job, "", job.group))]
+        for name in job.variants:
+            variant = get_variant(name)
+            target = Path(scratch, f"{name}.onnx")
+            empty = Outcome(job, name, variant.group)
+            try:
+                make_variant(variant, source, target, hints_of(entry))
+                load(target)
+            except Refused as refusal:
+                outcomes.append(Outcome(job, name, variant.group, refused=str(refusal)))
+                continue
+            outcomes.append(judge(target, entry, empty))
+        return outcomes
+
+
+def hints_of(entry: Entry) -> Hints:
+    """What optimisers are told: architecture, heads and width."""
+    config = entry.config("tiny")
+    heads = next((config[key] for key in ("num_attention_heads", "n_head", "num_heads", "heads") if key in config), 0)
+    width = next((config[key] for key in ("hidden_size", "n_embd", "d_model", "dim", "width") if key in config), 0)
+    return Hints(entry.name, heads if isinstance(heads, int) else 0, width)
+
+
+def load(path: Path) -> None:
+    """Raise `Refused` where the tool wrote a file that onnxruntime does not load."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common class of their own
+        text = _first_line(error).replace(f"{path.parent}{os.sep}", "")
+        raise Refused(f"onnxruntime does not load what the tool wrote: {text}") from error
+
+
+def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
+    """Convert and prove the file, and count."""
+    variant = get_variant(outcome.variant) if outcome.variant else None
+    exist = entry.mlp_blocks("tiny") * (variant.copies if variant else 1)
+    outcome = replace(outcome, exist=exist)
+    prove = not outcome.variant or outcome.job.entry in PROVED
+    rewritten = path.with_name("rewritten.onnx")
+    try:
+        if outcome.job.dtype == "bf16":
+            report = rewrite(path, rewritten, validate=False, force=True)
+        else:
+            report = rewrite(path, rewritten if prove else None, dry_run=not prove, providers=("cpu",), force=True)
+    except RewriteError as error:
+        return replace(outcome, missed=(f"{type(error).__name__}: {_first_line(error)}",))
+    recognised = [row for row in report.left if NO_PROGRAM in (row.reason or "")]
+    expected = expected_labels(entry, outcome)
+    wrong = sum(row.activation.partition("(")[0] not in expected for row in report.converted)
+    wrong += max(0, len(report.converted) + len(recognised) - exist)
+    proved = None if report.validation is None else report.validation.passed
+    if outcome.job.dtype == "bf16" and report.converted:
+        proved = agrees_widened(path, rewritten, entry)
+    outcome = replace(
+        outcome,
+        converted=len(report.converted),
+        recognised=len(recognised),
+        wrong=len(report.converted) if proved is False else wrong,
+        proved=proved,
+    )
+    if outcome.found == exist:
+        failures = () if report.validation is None else report.validation.failures
+        return replace(outcome, missed=tuple(failures[:2]))
+    others = [row for row in report.left if row not in recognised]
+    return replace(outcome, missed=tuple(_described(row) for row in others) or ("no candidate is reported",))
+
+
+def agrees_widened(original: Path, rewritten: Path, entry: Entry) -> bool:
+    """Whether two bfloat16 files agree in float32; onnxruntime has no bfloat16 kernels on the CPU."""
+    import numpy as np
+    import onnxruntime
+
+    outputs = []
+    for path in (original, rewritten):
+        wide = path.with_name("widened.onnx")
+        onnx.save(widen(onnx.load(path)), wide)
+        session = onnxruntime.InferenceSession(str(wide), providers=["CPUExecutionProvider"])
+        outputs.append(session.run(None, random_feeds(onnx.load(wide), hints_of(entry), seed=0)))
+    return all(
+        np.abs(after - before).max() <= WIDENED_TOLERANCE * np.abs(before).max()
+        for before, after in zip(*outputs, strict=True)
+    )
+
+
+def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
+    """Labels that a converted block may have; half precisions cannot always tell the two GELUs apart."""
+    label = LABELS[entry.activation]
+    labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
+    if outcome.job.dtype != "fp32" or outcome.group == "precision" or outcome.variant.endswith("fp16"):
+        if label in ("gelu", "gelu_tanh"):
+            labels |= {"gelu", "gelu_tanh"}
+        if label == "quick_gelu":
+            labels.add("silu")
+    return frozenset(labels)
+
+
+def _renamed(variant: str) -> tuple[tuple[str, str], ...]:
+    return get_variant(variant).labels if variant else ()
+
+
+def _described(row: Any) -> str:
+    middle = row.activation or "?"
+    return f"{row.first or '?'} -> {middle} -> {row.second or '?'}: {row.reason} ({row.node})"
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without the traces that hold paths of this machine."""
+    line = (str(error).strip() or repr(error)).splitlines()[0]
+    return re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)

@@ -1,0 +1,171 @@
+"""docs/coverage.md: the outcomes of `models.coverage` as Markdown.
+
+Comes in: outcomes in the order of the jobs. Goes out: text, the same for the same outcomes; no times, no paths.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from models.coverage import Outcome
+from models.registry import ENTRIES
+from models.variants import VARIANTS
+
+PACKAGES = ("onnx", "onnxruntime", "torch", "transformers", "onnxscript", "onnxslim", "onnxsim", "onnxconverter-common")
+
+GROUPS = {
+    "exports": "Exports: architecture by exporter",
+    "types": "Exports in half precision",
+    "exporter opsets": "Exports at other opsets",
+    "onnxruntime": "Optimised by onnxruntime",
+    "simplifiers": "Simplified by onnxslim and onnxsim",
+    "precision": "Converted to float16 and mixed precision",
+    "quantised": "Quantised",
+    "opsets": "Converted to other opsets",
+    "storage": "Stored in another way",
+    "scopes": "Inside If, Loop and model-local functions",
+}
+
+
+def markdown(outcomes: Sequence[Outcome], command: str) -> str:
+    """The document."""
+    made = [outcome for outcome in outcomes if not outcome.refused]
+    architectures = {outcome.job.entry for outcome in made}
+    parts = [
+        "# Coverage",
+        "",
+        f"{len(made)} model files of {len(architectures)} architectures, written on the fly at size `tiny`. Exports,",
+        "and variants of a few of them, are converted and proved; other variants are planned. *Exist*: what the",
+        "configuration says. *Converted*: blocks with a conversion. *Recognised*: found with their activation; it",
+        "has no head program yet. *Wrong*: converted without being one of the blocks that exist, or not proved.",
+        "",
+        f"Made by `{command}` with {_versions()}.",
+        "",
+        *_summary(outcomes),
+        "",
+        "In the tables: `2/2` is two converted of two that exist, `0+2/2` two recognised, `-` refused by the tool that",
+        "was to make the file (reasons below each table).",
+    ]
+    for group, title in GROUPS.items():
+        chosen = [outcome for outcome in outcomes if outcome.group == group]
+        if chosen:
+            parts += ["", f"## {title}", "", *_table(chosen), *_reasons(chosen)]
+    parts += ["", "## Missed or wrong", "", *_problems(outcomes)]
+    return "\n".join(parts) + "\n"
+
+
+def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Sums over outcomes: files, refused, exist, converted, recognised, missed, wrong, proved, unproved."""
+    sums: Counter[str] = Counter()
+    for outcome in outcomes:
+        sums["refused"] += bool(outcome.refused)
+        sums["files"] += not outcome.refused
+        sums["exist"] += outcome.exist
+        sums["converted"] += outcome.converted
+        sums["recognised"] += outcome.recognised
+        sums["missed"] += max(0, outcome.exist - outcome.found)
+        sums["wrong"] += outcome.wrong
+        sums["proved"] += outcome.proved is True
+        sums["unproved"] += outcome.proved is False
+    return sums
+
+
+_NAMES = re.compile(r"(?<=\()[^()]*[/_][^()]*(?=\))|'[^']*'|(?<=named )\S+")
+"""Names of nodes and tensors in what tools say, so that the same reason is listed once."""
+
+COLUMNS = ("files", "exist", "converted", "recognised", "missed", "wrong", "proved", "unproved", "refused")
+
+
+def _summary(outcomes: Sequence[Outcome]) -> list[str]:
+    rows = [("group", *COLUMNS), ("---", *("---:" for _ in COLUMNS))]
+    for group in GROUPS:
+        chosen = [outcome for outcome in outcomes if outcome.group == group]
+        if chosen:
+            rows.append((group, *_numbers(chosen)))
+    rows.append(("**total**", *(f"**{number}**" for number in _numbers(outcomes))))
+    return [_row(row) for row in rows]
+
+
+def _numbers(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    sums = totals(outcomes)
+    return tuple(str(sums[column]) for column in COLUMNS)
+
+
+def _table(outcomes: Sequence[Outcome]) -> list[str]:
+    """One row per architecture (and exporter, where variants were made of its file), one column per kind of file."""
+    variants = bool(outcomes[0].variant)
+    order = [variant.name for variant in VARIANTS]
+    columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
+    columns.sort(key=lambda column: (order.index(column) if column in order else -1, _natural(column)))
+    names = [entry.name for entry in ENTRIES]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: names.index(outcome.job.entry)):
+        exporter: str = outcome.job.exporter if variants else ""
+        rows.setdefault((outcome.job.entry, exporter), {})[_column(outcome)] = _cell(outcome)
+    lines = [_row(("architecture", *columns)), _row(("---", *("---:" for _ in columns)))]
+    for (name, exporter), cells in rows.items():
+        title = f"{name} ({exporter})" if exporter else name
+        lines.append(_row((title, *(cells.get(column, "") for column in columns))))
+    sums = [totals(outcome for outcome in outcomes if _column(outcome) == column) for column in columns]
+    lines.append(_row(("**total**", *(f"**{_count(s['converted'], s['recognised'], s['exist'])}**" for s in sums))))
+    return lines
+
+
+def _natural(column: str) -> tuple[str, int, str]:
+    exporter, _, rest = column.partition(" ")
+    opset, _, dtype = rest.partition(" ")
+    return (exporter, int(opset) if opset.isdigit() else 0, dtype)
+
+
+def _column(outcome: Outcome) -> str:
+    return outcome.variant or outcome.job.column
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.refused:
+        return "-"
+    text = _count(outcome.converted, outcome.recognised, outcome.exist)
+    return text if outcome.complete else f"**{text}, {outcome.wrong} wrong**"
+
+
+def _count(converted: int, recognised: int, exist: int) -> str:
+    return f"{converted}+{recognised}/{exist}" if recognised else f"{converted}/{exist}"
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> list[str]:
+    refusals = Counter(
+        (_column(outcome), _NAMES.sub("...", outcome.refused)) for outcome in outcomes if outcome.refused
+    )
+    if not refusals:
+        return []
+    lines = [f"- {column}, {count} files: {reason}" for (column, reason), count in sorted(refusals.items())]
+    return ["", "Refused by the tool:", "", *lines]
+
+
+def _problems(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = []
+    for outcome in outcomes:
+        if not outcome.complete:
+            where = ", ".join(filter(None, (outcome.job.entry, outcome.job.column, outcome.variant)))
+            counts = f"{_count(outcome.converted, outcome.recognised, outcome.exist)}, {outcome.wrong} wrong"
+            lines.append(f"- {where}: {counts}{'' if outcome.proved is not False else ', the proof failed'}")
+            lines += [f"  - {reason}" for reason in dict.fromkeys(outcome.missed)]
+    return lines or ["None."]
+
+
+def _versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {package}")
+    return ", ".join(found)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
