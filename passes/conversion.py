@@ -12,6 +12,7 @@ import onnx
 
 from passes.activations import Arithmetic
 from passes.find import Block
+from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import Program
 
@@ -54,7 +55,8 @@ class Conversion:
     @property
     def max_error(self) -> float:
         """Certified largest error of the heads as they stand in the graph, in exact arithmetic, over max(1, |f|)."""
-        return self.program.max_error + self.program.coefficient_error
+        named = self.block.identified.error  # how far the graph's own spelling is from the activation it was named
+        return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
 
     @property
     def heads(self) -> int | None:
@@ -72,17 +74,18 @@ def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion |
         )
     if block.elem_type == 0:
         return Miss("its element type is unknown; add value_info, for example with onnx.shape_inference", block.output)
-    arithmetic = ARITHMETIC.get(block.elem_type)
-    if arithmetic is None:
-        name = onnx.TensorProto.DataType.Name(block.elem_type).lower()
+    types = {block.elem_type, block.gate_type, block.value_type}
+    odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
+    if odd is not None:
+        name = onnx.TensorProto.DataType.Name(odd).lower()
         return Miss(f"its element type {name} is not a floating-point type that heads can be computed in", block.output)
     if identified.activation.program is None:
         return Miss(f"no head program for {identified.activation.name} yet", block.output)
     if identified.gated is not None and identified.activation.name not in ("sigmoid", "tanh"):
         return Miss("no head program yet for a gate whose activation is unbounded", block.output)
-    program = identified.activation.program(identified.parameters, arithmetic)
+    program = identified.activation.program(identified.parameters, ARITHMETIC[block.coarsest])
     if identified.gated is not None:
         program = program.gate()
-    compute_type = _DOUBLE if block.elem_type == _DOUBLE else _FLOAT
+    compute_type = _DOUBLE if _DOUBLE in types else _FLOAT
     program = program.rounded(np.float64 if compute_type == _DOUBLE else np.float32)
     return Conversion(block, program, form, inline, compute_type)

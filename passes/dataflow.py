@@ -31,7 +31,7 @@ _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 _FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-_FLOATS = {
+FLOATS = {
     onnx.TensorProto.FLOAT,
     onnx.TensorProto.FLOAT16,
     onnx.TensorProto.BFLOAT16,
@@ -254,7 +254,7 @@ class _Analysis:
     def _plain(self, node: onnx.NodeProto) -> bool:
         """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
         if node.op_type == "Cast":
-            return any(attribute.name == "to" and attribute.i in _FLOATS for attribute in node.attribute)
+            return any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
             return self._constants.scalar(node.input[2]) == 0
         return True

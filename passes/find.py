@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from passes.dataflow import Dataflow, analyse
+import onnx
+
+from passes.dataflow import FLOATS, Dataflow, analyse
 from passes.identify import Identified, Identifier, Region, Unknown
 from passes.linear import LinearOperator, Miss
 from passes.marks import made_for
 from passes.names import Namer
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, Path, label
+
+_BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Block:
         second: the linear operators that read the activation's output.
         identified: the activation.
         elem_type: TensorProto element type of the activation's output, 0 when unknown.
+        gate_type: that of the gate; casts inside the region make it another one.
+        value_type: that of the value.
     """
 
     name: str
@@ -45,11 +51,20 @@ class Block:
     second: tuple[LinearOperator, ...]
     identified: Identified
     elem_type: int
+    gate_type: int
+    value_type: int
 
     @property
     def output(self) -> str:
         """The tensor that the block's activation region ends in."""
         return self.region.output
+
+    @property
+    def coarsest(self) -> int:
+        """The least precise of the three types: what the block's accuracy is judged by."""
+        order = (_BFLOAT16, _FLOAT16, _FLOAT)
+        types = (self.elem_type, self.gate_type, self.value_type)
+        return next((elem_type for elem_type in order if elem_type in types), self.elem_type)
 
     @property
     def neurons(self) -> int | None:
@@ -134,6 +149,7 @@ class _Finder:
         miss = self._leaf_miss(leaves) or self._obstacle(output, first, sinks, identified)
         if miss is None and isinstance(identified, Identified):
             slots = identified.gated or (0, 0)
+            gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
             return Block(
                 name=name,
                 where=self._view.where,
@@ -144,7 +160,9 @@ class _Finder:
                 first=first,
                 second=tuple(sink for sink in sinks if sink.rowwise or self._all),
                 identified=identified,
-                elem_type=self._view.type_of(output).elem_type or self._elem_type(first),
+                elem_type=self._view.type_of(output).elem_type or gate,
+                gate_type=gate,
+                value_type=value,
             )
         return Left(
             name=name,
@@ -218,12 +236,21 @@ class _Finder:
             )
         return Region(output, leaves, tuple(sorted(inside)))
 
-    def _elem_type(self, first: tuple[LinearOperator, ...]) -> int:
-        """Where inference stopped: the pre-activation's type, else the weight's."""
-        for operator in first:
-            known = self._view.type_of(operator.output).elem_type or self._view.type_of(operator.weight).elem_type
-            if known:
-                return known
+    def _leaf_type(self, leaf: str) -> int:
+        """The element type of a leaf.
+
+        Where inference stopped, it is that of a floating operand of its linear operators (a bias, a scale, the data).
+        """
+        known = self._view.type_of(leaf).elem_type
+        source = self._flow.source_of(leaf)
+        if known or source is None:
+            return known
+        steps = (*(operator.node for operator in source.operators), *source.trailing)
+        for index in reversed(steps):
+            node = self._view.nodes[index]
+            for name in (*node.output, *node.input):
+                if (elem_type := self._view.type_of(name).elem_type) in FLOATS:
+                    return elem_type
         return 0
 
 

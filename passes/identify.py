@@ -25,7 +25,7 @@ _SLACK = 8
 """A spelled-out activation may differ from its name by this many units of its constants' precision."""
 
 
-_IDENTICAL = 1e-13
+IDENTICAL = 1e-13
 """Two functions this close are the same one, evaluated in another order."""
 
 
@@ -225,7 +225,7 @@ def _attempt(
     found = [
         _Attempt(_distance(activation.function, p, points, values), activation, p) for p in (plain, stored, solved)
     ]
-    for bound in (_IDENTICAL, tolerance):
+    for bound in (IDENTICAL, tolerance):
         agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
         if agreeing is not None:
             return agreeing

@@ -37,8 +37,8 @@ class _Emitter:
     def run(self) -> Replacement:
         block, program = self._conversion.block, self._conversion.program
         cast = block.elem_type != self._conversion.compute_type
-        query = self._read(block.gate, "query", cast=cast)
-        source = query if block.value == block.gate else self._read(block.value, "value", cast=cast)
+        query = self._read(block.gate, "query", block.gate_type)
+        source = query if block.value == block.gate else self._read(block.value, "value", block.value_type)
         target = self._fragment.qualified("wide_output") if cast else block.output
         self._sum(query, source, target)
         if cast:
@@ -63,9 +63,9 @@ class _Emitter:
     def _dtype(self) -> DTypeLike:
         return np.float64 if self._double else np.float32
 
-    def _read(self, tensor: str, name: str, *, cast: bool) -> Tensor:
+    def _read(self, tensor: str, name: str, elem_type: int) -> Tensor:
         existing = self._fragment.tensor(tensor)
-        if not cast:
+        if elem_type == self._conversion.compute_type:
             return existing
         return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 

@@ -48,7 +48,7 @@ def claim_of(conversion: Conversion) -> Claim:
         block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
         max_error=conversion.max_error,
         rounding=program.rounding,
-        elem_type=block.elem_type,
+        elem_type=block.coarsest,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
     )

@@ -21,6 +21,7 @@ import onnx
 from rewriter.errors import ModelError
 from rewriter.files.external import ExternalRef, read_external, resolve
 from rewriter.files.modelfile import byte_size, read_model
+from rewriter.files.order import sort_main_graph
 from rewriter.files.structure import check_structure
 from rewriter.files.tensors import check_inline, element_type
 from rewriter.files.walk import is_external, iter_tensors
@@ -54,7 +55,8 @@ class LoadedModel:
 def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, not copied; it may not have external data, for want of a directory.
+    A proto in memory is used as it is, not copied; it may not have external data, for want of a directory. A file
+    whose main graph is not in topological order is put in order; a proto in memory is refused.
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -67,6 +69,7 @@ def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
     # Not resolved and not normalised: both would change which directory external data is looked up in.
     path = Path(source).absolute()
     proto, file_size = read_model(path)
+    sort_main_graph(proto)
     check_structure(proto)
     return LoadedModel(proto, path, path.parent, collect_external(proto, path.parent), file_size)
 

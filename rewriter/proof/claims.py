@@ -28,7 +28,7 @@ class Claim:
         block_outputs: outputs of the second ones.
         max_error: certified largest error against the original function f in exact arithmetic, over max(1, |f|).
         rounding: what float32 arithmetic may add, relative to max(1, |f|).
-        elem_type: element type of `output`.
+        elem_type: least precise element type at the ends of the region: what accuracy is judged by.
         path: path of the graph that holds the block, as in `GraphView`.
         width: channels of the block's inputs, None where unknown.
     """

@@ -1,0 +1,58 @@
+"""Topological order for the graphs that tools leave unsorted.
+
+Comes in: a ModelProto of our own, just read. Goes out: the same, its main graph in topological order. onnxruntime loads
+unsorted graphs and its own float16 converter writes them, so `load` puts them in order. Nodes that are in order
+keep their places relative to each other; a graph with a cycle stays as it is, for `structure` to refuse.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import onnx
+
+from rewriter.files.walk import iter_nodes
+
+
+def sort_main_graph(model: onnx.ModelProto) -> bool:
+    """Put the main graph's nodes in topological order; returns whether anything moved. Linear where nothing does."""
+    nodes = model.graph.node
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    reads = [_sources(node, producer) for node in nodes]
+    if all(source < index for index, sources in enumerate(reads) for source in sources):
+        return False
+    order = _order(reads)
+    if len(order) < len(nodes):
+        return False
+    copies = [onnx.NodeProto() for _ in order]
+    for copy, index in zip(copies, order, strict=True):
+        copy.CopyFrom(nodes[index])
+    del nodes[:]
+    nodes.extend(copies)
+    return True
+
+
+def _sources(node: onnx.NodeProto, producer: dict[str, int]) -> set[int]:
+    """The nodes that make what a node, or a body inside it, reads."""
+    inner = iter_nodes([node]) if node.attribute else (node,)
+    return {producer[name] for each in inner for name in each.input if name in producer}
+
+
+def _order(reads: list[set[int]]) -> list[int]:
+    """Kahn's algorithm, the earliest ready node first; nodes in or behind a cycle are left out."""
+    readers: list[list[int]] = [[] for _ in reads]
+    for index, sources in enumerate(reads):
+        for source in sources:
+            readers[source].append(index)
+    waiting = [len(sources) for sources in reads]
+    ready = [index for index, count in enumerate(waiting) if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        index = heappop(ready)
+        order.append(index)
+        for reader in readers[index]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heappush(ready, reader)
+    return order
