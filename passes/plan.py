@@ -27,6 +27,10 @@ FUNCTIONS_IR_VERSION = 8
 """The IR version that brought model-local functions; older models get the heads written out."""
 
 
+INTEGER_CONSTANT_OPSET = 9
+"""The opset from which on a Constant node may hold integers, which pick the bias tokens' rows in a function."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The user's choices about the rewriting.
@@ -118,7 +122,8 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
     views = all_views(model)
     namer = Namer(_reserved(views))
     notes = []
-    inline = options.inline or model.ir_version < FUNCTIONS_IR_VERSION
+    plain = _why_no_functions(model, views[0].opsets.get("", 1))
+    inline = options.inline or plain is not None
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
@@ -132,13 +137,20 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
             else:
                 left.append(_left(block, decision))
         left += found.left
-    if conversions and inline and not options.inline:
-        notes.append(
-            f"the model has IR version {model.ir_version}, without model-local functions: the heads are written out"
-        )
+    if conversions and plain is not None and not options.inline:
+        notes.append(f"{plain}: the heads are written out")
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+
+
+def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
+    """Why heads cannot be calls of a model-local function in this model, None where they can."""
+    if model.ir_version < FUNCTIONS_IR_VERSION:
+        return f"the model has IR version {model.ir_version}, without model-local functions"
+    if opset < INTEGER_CONSTANT_OPSET:
+        return f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
+    return None
 
 
 def _used(plan: Plan) -> frozenset[str]:

@@ -36,7 +36,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"rewrite: {error}", err=True)
         return int(error.exit_status)
     except click.ClickException as error:
-        click.echo(f"rewrite: {error.format_message()}; see 'rewrite --help'", err=True)
+        name = _name(error.ctx.command) if isinstance(error, click.UsageError) and error.ctx else "rewrite"
+        click.echo(f"rewrite: {error.format_message().rstrip('.')}; see '{name} --help'", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("rewrite: interrupted; nothing was written", err=True)

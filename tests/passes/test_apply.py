@@ -373,6 +373,15 @@ def test_old_ir_versions_are_inlined(ir: int, opset: int) -> None:
     onnx.checker.check_model(result)
 
 
+@pytest.mark.parametrize("opset", [7, 8])
+@pytest.mark.parametrize("text", ["h = LeakyRelu<alpha = 0.1>(y)", "h = Tanh(y)", SILU])
+def test_opsets_without_integer_constants_are_inlined(text: str, opset: int) -> None:
+    report = rewrite(mlp(text, ir=8, opset=opset))
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith(f"the model has opset {opset}, whose Constant operator holds no integers")
+
+
 def declared(model: onnx.ModelProto) -> onnx.ModelProto:
     """IR version 3 wants every initializer to be a graph input too."""
     for initializer in model.graph.initializer if model.ir_version < 4 else ():

@@ -183,7 +183,7 @@ def test_device_is_not_an_output(inline: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("out", "reason"),
     [
-        ("missing/out.onnx", "does not exist; create it: mkdir -p"),
+        ("missing/out.onnx", "does not exist; create it first"),
         ("inline.onnx/out.onnx", "is not a directory"),
         (".", "is a directory"),
         ("x" * 300, "File name too long; choose a shorter output name"),
