@@ -31,7 +31,7 @@ def _check_directory(out: Path) -> None:
     directory = out.parent
     if not directory.exists():
         raise UsageError(
-            f"the directory of the output, {quoted(directory)}, does not exist; create it first, for example with mkdir -p"
+            f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
         )
     if not directory.is_dir():
         raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
