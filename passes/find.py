@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from passes.dataflow import FLOATS, Dataflow, analyse
+from passes.dataflow import FLOATS, analyse
+from passes.facts import Dataflow
 from passes.identify import Identified, Identifier, Region, Unknown
 from passes.linear import LinearOperator, Miss
 from passes.marks import made_for
