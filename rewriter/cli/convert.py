@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from rewriter.errors import UsageError
+from rewriter.text import quoted
 
 _HELP_STATUS = """\b
 Commands (rewrite COMMAND --help):
@@ -45,6 +46,20 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     parts = [f"{name} {version(name)}" for name in ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")]
     click.echo(f"rewrite {version('attnonly')} ({', '.join(parts)})")
     ctx.exit()
+
+
+def _check_report(report: Path, model: Path, output: Path | None, *, force: bool) -> None:
+    """Refuse a report path that could not be written, or that would replace something else, before the long work."""
+    if not report.parent.is_dir():
+        raise UsageError(
+            f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
+        )
+    if report.absolute() in (model.absolute(), output.absolute() if output is not None else None):
+        raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
+    if report.is_dir() or (report.exists() and report.suffix != ".json" and not force):
+        raise UsageError(
+            f"{quoted(report)} exists and is no .json file; pass --force to replace it, or choose another path"
+        )
 
 
 @click.command(
@@ -104,6 +119,8 @@ def convert(
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
+    if report is not None:
+        _check_report(report, model, output, force=options["force"])
     from rewriter.api import rewrite
     from rewriter.cli.console import Console
 

@@ -436,3 +436,27 @@ def test_help_needs_no_heavy_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("missing/report.json", "does not exist; create it first"),
+        ("model.onnx", "would replace a model"),
+        ("out.onnx", "would replace a model"),
+        ("notes.txt", "is no .json file; pass --force"),
+        ("folder", "is no .json file"),
+    ],
+)
+def test_2_report_paths_are_checked_before_the_work(
+    report: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes((Path(__file__).parents[3] / "models" / "silu-decoder.onnx").read_bytes())
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    out = tmp_path / "out.onnx"
+    assert run([str(model), "-o", str(out), "--report", str(tmp_path / report)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
