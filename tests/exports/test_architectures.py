@@ -13,7 +13,7 @@ from models.entry import Dtype, Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.proof.sessions import open_session
-from tests.exports.conftest import Export
+from tests.conftest import Export
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
 pytest.importorskip("torch")
