@@ -248,4 +248,5 @@ def _described(row: Any) -> str:
 def _first_line(error: Exception) -> str:
     """What an error says, without the traces that hold paths of this machine."""
     line = (str(error).strip() or repr(error)).splitlines()[0]
-    return re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
+    line = re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
+    return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", line)
