@@ -16,6 +16,11 @@ from tests.textmodels import mlp
 MODELS = Path(__file__).parents[3] / "models"
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
+
 def test_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["inspect", str(MODELS / "silu-decoder.onnx")]) == 0
