@@ -14,7 +14,8 @@ from passes.find import Left, kinds
 from passes.plan import Options, Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import ONNX_DOMAINS, iter_nodes
+from rewriter.files.walk import iter_nodes
+from rewriter.graph.view import ONNX_DOMAINS
 from rewriter.proof.claims import Claim
 from rewriter.report import BlockRow, Report, Shape
 
@@ -88,6 +89,6 @@ def shape_of(model: onnx.ModelProto, size: int) -> Shape:
     """Operator counts over the main graph and the bodies of control flow, and the size on disk."""
     operators = Counter(
         node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
-        for node in iter_nodes(model.graph)
+        for node in iter_nodes(model.graph.node)
     )
     return Shape(dict(sorted(operators.items())), operators.total(), size)

@@ -30,12 +30,10 @@ class Elementwise:
 
     Attributes:
         evaluate: numpy inputs (float64; absent optional inputs are left off the end) and attributes to output.
-        affine: whether the output is affine in each single input when the others are constants.
         defaults: attribute defaults of the operator's specification.
     """
 
     evaluate: Evaluate
-    affine: bool = False
     defaults: tuple[tuple[str, float], ...] = ()
 
 
@@ -80,14 +78,14 @@ def _unary(function: Callable[[Array], Array]) -> Elementwise:
     return Elementwise(lambda args, _: function(args[0]))
 
 
-def _fold(function: Callable[[Array, Array], Array], *, affine: bool = False) -> Elementwise:
+def _fold(function: Callable[[Array, Array], Array]) -> Elementwise:
     def evaluate(args: Sequence[Array], _: Attributes) -> Array:
         result = args[0]
         for arg in args[1:]:
             result = function(result, arg)
         return result
 
-    return Elementwise(evaluate, affine=affine)
+    return Elementwise(evaluate)
 
 
 def _clip(args: Sequence[Array], attributes: Attributes) -> Array:
@@ -140,18 +138,18 @@ def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise
     return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
 
 
-_IDENTITY = Elementwise(lambda args, _: args[0], affine=True)
+_IDENTITY = Elementwise(lambda args, _: args[0])
 
 _ONNX: dict[str, Elementwise] = {
     "Identity": _IDENTITY,
     "Cast": _IDENTITY,
     "CastLike": _IDENTITY,
     "Dropout": _IDENTITY,
-    "Neg": Elementwise(lambda args, _: -args[0], affine=True),
-    "Add": _fold(np.add, affine=True),
-    "Sum": _fold(np.add, affine=True),
-    "Sub": _fold(np.subtract, affine=True),
-    "Mul": _fold(np.multiply, affine=True),
+    "Neg": Elementwise(lambda args, _: -args[0]),
+    "Add": _fold(np.add),
+    "Sum": _fold(np.add),
+    "Sub": _fold(np.subtract),
+    "Mul": _fold(np.multiply),
     "Div": _fold(np.divide),
     "Pow": _fold(_power),
     "Max": _fold(np.maximum),

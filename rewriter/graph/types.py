@@ -116,18 +116,3 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         return dim.dim_value
     return dim.dim_param or None
-
-
-def same_shape(left: TensorType, right: TensorType) -> bool | None:
-    """Whether two tensors certainly have the same shape; None when it cannot be told."""
-    if left.shape is None or right.shape is None:
-        return None
-    if len(left.shape) != len(right.shape):
-        return False
-    if any(a is None or b is None or isinstance(a, str) != isinstance(b, str) for a, b in _pairs(left, right)):
-        return None
-    return all(a == b for a, b in _pairs(left, right))
-
-
-def _pairs(left: TensorType, right: TensorType) -> list[tuple[Dim, Dim]]:
-    return list(zip(left.shape or (), right.shape or (), strict=False))

@@ -187,16 +187,6 @@ def _holds_graphs(node: onnx.NodeProto) -> bool:
     return next(subgraphs(node), None) is not None
 
 
-def iter_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of all graphs inside it."""
-    pending = [graph]
-    while pending:
-        current = pending.pop()
-        for node in current.node:
-            yield node
-            pending.extend(body for _, body in subgraphs(node))
-
-
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the subgraphs of `node` may read from the scopes around them."""
     names: set[str] = set()

@@ -21,12 +21,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.graph.view import iter_nodes
+from rewriter.files.walk import iter_nodes
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.compare import OutputStats, compare, merge
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio, setting
-from rewriter.proof.points import is_floating
+from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import Session, open_session
 
 _ALLOWANCES = {
@@ -105,7 +105,7 @@ def prove_end_to_end(
     for pair in pairs:
         for name in pair.old[0]:
             failures += _disparities(name, pair)
-            if is_floating(pair.old[0][name].dtype):
+            if is_float(pair.old[0][name].dtype):
                 found, failure = _three_way(name, pair, pairs[0], truth, (coarse, _CARRY * certified))
                 ratios += [] if found is None else [found]
                 failures += [] if failure is None else [failure]
@@ -123,7 +123,7 @@ def _coarse(model: onnx.ModelProto) -> float:
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     found = [_ALLOWANCES[onnx.TensorProto.FLOAT]]
-    for node in iter_nodes(model.graph):
+    for node in iter_nodes(model.graph.node):
         types.update(attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to")
         if node.op_type in _QUANTISERS:
             found.append(_QUANTISED_ALLOWANCE)
@@ -146,7 +146,7 @@ def _disparities(name: str, pair: _Pair) -> list[str]:
             found[f"output {name}: shape or element type differs on {pair.where}"] = None
         elif not (stats.nan_parity and stats.inf_parity):
             found[f"output {name}: NaN or infinite at other places than the original on {pair.where}"] = None
-        elif not is_floating(old[name].dtype) and stats.max_abs > 0.0:
+        elif not is_float(old[name].dtype) and stats.max_abs > 0.0:
             found[f"output {name}: its values are no floats and differ on {pair.where}"] = None
     return list(found)
 

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from rewriter.proof.roles import is_float
+
 
 def numpy_dtype(elem_type: int) -> np.dtype[Any]:
     """The numpy type of a TensorProto element type (ml_dtypes for bfloat16)."""
@@ -22,12 +24,7 @@ def numpy_dtype(elem_type: int) -> np.dtype[Any]:
 def machine_epsilon(elem_type: int) -> float:
     """Distance from 1 to the next number; 0 for types that are not floating-point."""
     dtype = numpy_dtype(elem_type)
-    return float(ml_dtypes.finfo(dtype).eps) if is_floating(dtype) else 0.0
-
-
-def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether a type is a binary floating-point type, bfloat16 included."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
+    return float(ml_dtypes.finfo(dtype).eps) if is_float(dtype) else 0.0
 
 
 def largest_finite(elem_type: int) -> float:
