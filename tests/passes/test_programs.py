@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from passes.activations import ACTIVATIONS, Arithmetic
-from passes.conversion import ARITHMETIC, Conversion, decide
+from passes.activations import ACTIVATIONS
+from passes.arithmetic import ARITHMETIC, Arithmetic
+from passes.conversion import Conversion, decide
 from passes.fitted import cheapest, fitted_programs
 from passes.programs import BiasToken, Head, Program
 from tests.textmodels import mlp, only_block
