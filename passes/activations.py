@@ -201,7 +201,9 @@ _BETA, _INNER, _FACTOR, _ENDS = ("beta", "factor"), ("inner", "factor"), ("facto
 _SLOPES, _LINE, _BELOW = ("right", "left"), ("slope", "offset", "left", "right"), ("right", "depth", "rate")
 _LOGISTIC = ("steepness", "height", "low")
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
+_HARD = (0.1667, 0.5, 0.0, 1.0)
 _SELU = (1.0507, 1.7581, 1.0)
+_BENT, _BENT_GATE = closed_forms.exponential_linear, closed_forms.exponential_linear_gate
 _CLIPPED_SILU = solving.clipped(solving.self_gated(solving.logit), _silu)
 _CLIPPED_GELU = solving.clipped(solving.self_gated(_PROBIT), _gelu)
 
@@ -216,12 +218,12 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("tanh", _LOGISTIC, _logistic, solving.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
     Activation("relu_squared", _FACTOR, _times(_relu_squared), solving.factor(_relu_squared), _relu_squared_program),
     Activation("relu6", _LINE, _clip, _only(solving.clip, _relu6), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)),
-    Activation("hard_sigmoid", _LINE, _clip, _only(solving.clip, _hard_sigmoid), closed_forms.clip),
+    Activation("hard_sigmoid", _LINE, _clip, _only(solving.clip, _hard_sigmoid), closed_forms.clip, _HARD),
     Activation("clip", _LINE, _clip, solving.clip, closed_forms.clip),
     Activation("hard_swish", _FACTOR, _times(_hard_swish), solving.factor(_hard_swish, 4.0), closed_forms.hard_swish),
-    Activation("elu", _BELOW, _bent, _only(solving.exponential_linear, _elu), closed_forms.exponential_linear, _ONES),
-    Activation("selu", _BELOW, _bent, _only(solving.exponential_linear, _selu), closed_forms.exponential_linear, _SELU),
-    Activation("celu", _BELOW, _bent, solving.exponential_linear, closed_forms.exponential_linear, _ONES),
+    Activation("elu", _BELOW, _bent, _only(solving.exponential_linear, _elu), _BENT, _ONES, _BENT_GATE),
+    Activation("selu", _BELOW, _bent, _only(solving.exponential_linear, _selu), _BENT, _SELU, _BENT_GATE),
+    Activation("celu", _BELOW, _bent, solving.exponential_linear, _BENT, _ONES, _BENT_GATE),
     Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
     Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),
     Activation("softplus", _INNER, _softplus, solving.softplus, None, _UNIT),

@@ -15,11 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from passes.arithmetic import Arithmetic
+from passes.gating import gate
 from passes.programs import BiasToken, Head, Program
 from passes.solving import Parameters
 
 KINK = 0.27846454276107379
 """max over x > 0 of x / (1 + e^x): the error of SiLU(k y) / k against ReLU is this over k."""
+
+_GENTLE = 2.0**25
+"""A steepness whose kinks cost 2e-8 and whose logits leave float64 28 bits behind the point."""
 
 _FAR_LOGIT = 36.0
 """e^-36 is below half a unit in the last place of 1 in float64."""
@@ -74,6 +78,12 @@ def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
     error = (abs(right) + abs(depth * rate)) * KINK / k + abs(depth) * math.exp(-_FAR_LOGIT)
     certificate = f"{_steep(k)}; e^-{_FAR_LOGIT:g}"
     return Program("elu", (Head(beta=k, c=right, bias_tokens=tokens),), max_error=error, certificate=certificate)
+
+
+def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """The gate of ELU. Its steep key is less so: the two below it differ by a slope of rate, which k must not drown."""
+    gentle = replace(arithmetic, steepness=min(arithmetic.steepness, _GENTLE))
+    return gate(exponential_linear(p, gentle), arithmetic)
 
 
 def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:

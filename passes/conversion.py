@@ -73,7 +73,6 @@ class Accuracy:
 def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accuracy | None = None) -> Conversion | Miss:
     """Choose the program of `block`, or say why there is none."""
     accuracy = accuracy or Accuracy()
-    identified = block.identified
     if opset < SMALLEST_OPSET:
         return Miss(
             f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output
@@ -104,6 +103,12 @@ def _program(block: Block, accuracy: Accuracy) -> Program | Miss:
     if program is None:
         what = "a gate with " if gated else ""
         return Miss(f"no head program for {what}{identified.activation.name} yet", block.output)
+    if accuracy.error is not None and program.max_error > accuracy.error:
+        return Miss(
+            f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
+            f"{accuracy.error:.2g}",
+            block.output,
+        )
     return program
 
 
@@ -117,5 +122,7 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
     return Miss(program, block.output) if isinstance(program, str) else program
 
 
-NEEDS_DOMAIN = "no entry of the table computes it; `rewrite` fits heads to it on the values that the model reaches, or give --domain"
+NEEDS_DOMAIN = (
+    "no entry of the table computes it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
+)
 """Why a block whose activation has no name is left where nothing was run."""

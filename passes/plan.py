@@ -7,7 +7,7 @@ new model. A dry run is stopping after the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -53,7 +53,7 @@ class Options:
     skip: tuple[str, ...] = ()
     gate: str = "heads"
     fit: bool = True
-    accuracy: Accuracy = Accuracy()
+    accuracy: Accuracy = field(default_factory=Accuracy)
 
 
 @dataclass(frozen=True)

@@ -149,10 +149,8 @@ def _beyond_domain(original: Side, claim: Claim, inputs: Sequence[Feeds], provid
     reached = max(magnitude(session.run(given, [gate])[gate]) for given in cases)
     if reached <= claim.domain:
         return []
-    return [
-        f"{claim.name}: pre-activations reach {reached:.4g}, the program holds up to {claim.domain:.4g}; "
-        "convert it with a larger --domain, or leave it with --skip"
-    ]
+    limit = f"the program holds up to {claim.domain:.4g}; convert it with a larger --domain, or leave it with --skip"
+    return [f"{claim.name}: pre-activations reach {reached:.4g}, {limit}"]
 
 
 def _runs(session: Session, cases: Sequence[Feeds], outputs: Sequence[str]) -> list[dict[str, Array]]:
