@@ -3,38 +3,37 @@
 Comes in: a function of one variable, known by its values, an interval and a tolerance. Goes out: `Fitted`, or why
 there is none. Numpy alone, deterministic, seconds.
 
-Bias tokens with logits y t_j / s^2 - t_j^2 / (2 s^2) are a normalised row of Gaussians of width s with centres t_j:
-the largest logit is that of the centre nearest to y. Given centres and width, values follow from linear least
-squares. The token itself takes the last centre, so that beyond it the program is its self value, a straight line;
-the linear term makes the other end one. Kinks get a steep head each (the limit that ReLU is), what is left is smooth.
-Few bias tokens are then moved freely (`minimax.gauss_newton`), which buys orders of magnitude.
+Kinks get a steep head each (the limit that ReLU is). What is left has a slope everywhere; where its curvature jumps
+it is cut into pieces, each continued by its tangents, and each piece gets a head (`mesh`) whose keys crowd towards the
+cuts. Few bias tokens of a smooth function are then moved freely (`minimax.gauss_newton`), which buys orders of
+magnitude. What counts at every choice is the error in float32, or in float64 where the tolerance asks for more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from passes.fit import float32
 from passes.fit.kinks import Kink, find_kinks
+from passes.fit.mesh import Smooth, Spacing, linear_fit
 from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, evaluate, to_program
 from passes.programs import Array, BiasToken, Head, Program
 
 Function = Callable[[Array], Array]
 
-SIZES = (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+MOST_TOKENS = 64
 WORTH_RETURNING = 1e-3
 """A fit whose error is above this share of the largest |f| is none."""
 
 _STEEPNESS = 2.0**40
-_RELU_GAP = 0.27846454276107379
 _FREE = 12
 """Up to so many bias tokens, slopes and offsets are moved too."""
 _SINGLE = 2.0**-24
-"""From this tolerance on the coefficients are put on the float32 grid."""
+"""From this tolerance on, float32's arithmetic is what counts."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Fitted:
         program: its `max_error` holds from `low` to `high`; its `domain` is the larger of their sizes.
         low: least y of the fit.
         high: largest y of the fit.
-        reached: whether `max_error` plus float32's rounding is within the tolerance asked for. Where it is not, this
-            is the best program found, within `WORTH_RETURNING` of the largest |f|: the caller decides.
+        reached: whether `max_error` and float32's rounding are within the tolerance asked for. Where not, this is
+            the best program found, within `WORTH_RETURNING` of the largest |f|: the caller decides.
         note: how the error was established, in one line.
     """
 
@@ -55,17 +54,6 @@ class Fitted:
     high: float
     reached: bool
     note: str
-
-
-@dataclass(frozen=True)
-class _Smooth:
-    """What is to be fitted: points, values, and the part of the interval where f is no straight line."""
-
-    y: Array
-    target: Array
-    low: float
-    high: float
-    tolerance: float
 
 
 def fit_function(f: Function, domain: tuple[float, float], tolerance: float, name: str) -> Fitted | str:
@@ -86,115 +74,176 @@ def fit_function(f: Function, domain: tuple[float, float], tolerance: float, nam
     if wrong.size:
         return f"it is not finite at y = {y[wrong[0]]:.6g}; give --domain without such points"
     size = max(1.0, float(np.max(np.abs(values))))
-    kinks = find_kinks(lambda points: _values(f, points), low, high)
-    if isinstance(kinks, str):
-        return kinks
+    corners = find_kinks(lambda points: _values(f, points), low, high)
+    if isinstance(corners, str):
+        return corners
 
     def smooth(points: Array) -> Array:
-        return np.asarray(_values(f, points) - sum((_ramp(kink, points) for kink in kinks), np.zeros_like(points)))
+        return np.asarray(_values(f, points) - sum((_ramp(kink, points) for kink in corners), np.zeros_like(points)))
 
-    best = _best(smooth, low, high, tolerance * size)
-    return _state(f, _with_kinks(best, kinks, name), (low, high), tolerance, size)
+    cuts = find_kinks(smooth, low, high, derivative=2)
+    if isinstance(cuts, str):
+        return cuts
+    parts, line = _pieces(smooth, low, high, tuple(kink.place for kink in cuts))
+    wanted = tolerance * size / max(1, len(parts))
+    fits = [_best(part, wanted) for part in parts]
+    whole = Program(
+        name,
+        tuple(head for part in fits for head in part.heads) + tuple(_corner(kink) for kink in corners),
+        linear=sum((part.linear for part in fits), float(line[0])),
+        constant=sum((part.constant for part in fits), float(line[1])),
+    )
+    return _state(f, _tidy(whole), (low, high), tolerance, size)
 
 
-# -- the smooth part ---------------------------------------------------------------------------------------------
+# -- pieces ------------------------------------------------------------------------------------------------------
 
 
-def _best(f: Function, low: float, high: float, tolerance: float) -> Program:
+@dataclass(frozen=True)
+class _Piece:
+    """A function with a straight line on either side, or the domain's end."""
+
+    f: Function
+    domain: tuple[float, float]
+    low: float
+    high: float
+    bent_low: bool
+    bent_high: bool
+
+
+def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tuple[list[_Piece], Array]:
+    """f as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
+    ends = (low, *cuts, high)
+    tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
+    total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
+    pieces = []
+    for index, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        left = tangents[index - 1] if index > 0 else None
+        right = tangents[index] if index < len(cuts) else None
+        continued = _continued(f, start, end, left, right)
+        y = np.linspace(low, high, 4001)
+        values = continued(y)
+        line = np.polyfit(y, values, 1)
+        if np.max(np.abs(np.polyval(line, y) - values)) <= 1e-9 * max(1.0, float(np.max(np.abs(values)))):
+            total = total + line
+        else:
+            pieces.append(_Piece(continued, (low, high), start, end, left is not None, right is not None))
+    return pieces, total
+
+
+def _tangent(f: Function, at: float, room: float) -> Array:
+    """(slope, constant); one-sided differences of both sides, extrapolated to the place."""
+    step = min(1e-4, room)
+    near = f(at + step * np.array([-2.0, -1.0, 0.0, 1.0, 2.0]))
+    above = (-3.0 * near[2] + 4.0 * near[3] - near[4]) / (2.0 * step)
+    below = (3.0 * near[2] - 4.0 * near[1] + near[0]) / (2.0 * step)
+    slope = (above + below) / 2.0
+    return np.array([slope, near[2] - slope * at])
+
+
+def _continued(f: Function, start: float, end: float, left: Array | None, right: Array | None) -> Function:
+    def continued(y: Array) -> Array:
+        values = f(np.clip(y, start, end))
+        if left is not None:
+            values = np.where(y < start, np.polyval(left, y), values)
+        if right is not None:
+            values = np.where(y > end, np.polyval(right, y), values)
+        return values
+
+    return continued
+
+
+# -- one piece, one head -----------------------------------------------------------------------------------------
+
+
+def _best(piece: _Piece, tolerance: float) -> Program:
     """The first size whose error is within the tolerance, else the best of all."""
-    nodes = np.cos(np.pi * (np.arange(400) + 0.5) / 400)
-    y = np.sort(np.concatenate([(low + high + (high - low) * nodes) / 2.0, np.linspace(low, high, 400)]))
-    target = f(y)
-    line = np.polyfit(y, target, 1)
-    if np.max(np.abs(np.polyval(line, y) - target)) <= 1e-12 * max(1.0, float(np.max(np.abs(target)))):
-        return Program("line", (), linear=float(line[0]), constant=float(line[1]))
-    start, end = _core(y, target, tolerance / 8.0)
-    task = _Smooth(y, target, start, end, tolerance)
-    single = float32.points(low, high, 4001)
-    expected = f(single.astype(np.float64))
-    found: tuple[float, Program] | None = None
-    for m in SIZES:
-        for layout, x in _candidates(task, m):
+    task = _task(piece, tolerance)
+    single = float32.points(*piece.domain, 4001)
+    expected = piece.f(single.astype(np.float64))
+    best: tuple[float, Program] | None = None
+    for spacings in _ladder(task):
+        for layout, x in _candidates(task, spacings):
             program = to_program(layout, x, "smooth")
             if tolerance >= _SINGLE:
                 program = float32.shifted(program, single, expected)
                 error = float(np.max(np.abs(float32.evaluate(program, single) - expected)))
             else:
-                error = float(np.max(np.abs(program.evaluate(y) - target)))
-            if found is None or error < found[0]:
-                found = (error, program)
-        if found is not None and found[0] <= 0.9 * tolerance:
+                error = 0.0
+            error = max(error, float(np.max(np.abs(program.evaluate(task.y) - task.target))))
+            if best is None or error < best[0]:
+                best = (error, program)
+        if best is not None and best[0] <= 0.8 * tolerance:
             break
-    assert found is not None  # noqa: S101 - every size has candidates
-    return found[1]
+    return best[1] if best is not None else Program("smooth", ())
 
 
-def _candidates(task: _Smooth, m: int) -> list[tuple[Layout, Array]]:
-    """Parameter vectors with m bias tokens: the best linear fit, and what moving its tokens freely makes of it."""
-    layout = Layout((m,))
-    fits = []
-    for width in (0.7, 1.0, 1.4):
-        for pad in (0.0, 1.0, 2.0):
-            if m > 2.0 * pad:
-                x = _linear_fit(task, layout, m, width, pad)
-                fits.append((float(np.max(np.abs(evaluate(layout, x, task.y)[0] - task.target))), x))
+def _task(piece: _Piece, tolerance: float) -> Smooth:
+    low, high = piece.domain
+    rows = [np.linspace(low, high, 300), (low + high + (high - low) * np.cos(np.pi * np.arange(200.5) / 200.0)) / 2.0]
+    near = np.geomspace(1e-6, 1.0, 250) * (high - low)
+    rows += [near + piece.low, piece.low - near] if piece.bent_low else []
+    rows += [near + piece.high, piece.high - near] if piece.bent_high else []
+    y = np.unique(np.concatenate(rows))
+    y = y[(y >= low) & (y <= high)]
+    target = piece.f(y)
+    start, end = _core(y, target, tolerance / 8.0)
+    start = piece.low if piece.bent_low else start
+    end = piece.high if piece.bent_high else end
+    return Smooth(y, target, start, end, piece.bent_low, piece.bent_high, tolerance)
+
+
+def _ladder(task: Smooth) -> Iterator[list[Spacing]]:
+    """Spacings to try together, from few bias tokens to many."""
+    length = task.high - task.low
+    if task.bent:
+        for least in (0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4):
+            yield [
+                Spacing(length / parts, least * min(1.0, length), 1, width)
+                for parts in (5, 10, 20)
+                for width in (1.2, 1.4, 1.7, 2.0)
+            ]
+    else:
+        for m in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, MOST_TOKENS):
+            yield [
+                Spacing(length / (m - 2 * pad), 0.0, pad, width)
+                for pad in (0, 1, 2, 3)
+                for width in (0.7, 1.0, 1.4, 2.0, 2.8)
+                if m > 2 * pad
+            ]
+
+
+def _candidates(task: Smooth, spacings: list[Spacing]) -> list[tuple[Layout, Array]]:
+    """Parameters: the best linear fits, and what moving a few tokens freely makes of them."""
+    fits = [fit for spacing in spacings if (fit := linear_fit(task, spacing, MOST_TOKENS)) is not None]
     fits.sort(key=lambda fit: fit[0])
-    result = [(layout, fits[0][1])]
-    if m <= _FREE and fits[0][0] < 1e5 * task.tolerance:
-        free = np.ones(layout.size, dtype=bool)
-        free[-1] = False  # the weights sum to 1: a constant is in the values already
-        starts = [x for _, x in fits[:3]]
-        best = min(
-            (_moved(task, layout, x, free) for x in starts),
-            key=lambda x: float(np.max(np.abs(evaluate(layout, x, task.y)[0] - task.target))),
-        )
-        result.append((layout, best))
+    result = [(layout, x) for _, layout, x in fits[:2]]
+    for error, layout, x in fits[:2]:
+        if layout.tokens[0] <= _FREE and error < 1e5 * task.tolerance and not task.bent:
+            result.append((layout, _moved(task, layout, x)))
     return result
 
 
-def _moved(task: _Smooth, layout: Layout, x: Array, free: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Array:
+def _moved(task: Smooth, layout: Layout, x: Array) -> Array:
+    free = np.ones(layout.size, dtype=bool)
+    free[-1] = False  # the weights sum to 1: a constant is in the values already
     for norm in (2.0, 8.0):
         x = gauss_newton(layout, x, task.y, task.target, free, norm=norm, steps=25)
     return x
 
 
-def _linear_fit(task: _Smooth, layout: Layout, m: int, width: float, pad: float) -> Array:
-    """Values by Lawson-weighted least squares, for m + 1 equally spaced centres of which the last is the token's."""
-    spacing = (task.high - task.low) / (m - 2.0 * pad)
-    centres = task.low - pad * spacing + spacing * np.arange(m + 1)
-    variance = (width * spacing) ** 2
-    slopes, offsets = centres / variance, -(centres**2) / (2.0 * variance)
-    x = np.zeros(layout.size)
-    x[2 : 2 + m], x[2 + m : 2 + 2 * m] = slopes[:-1] - slopes[-1], offsets[:-1] - offsets[-1]
-    linear = np.array([0, 1, *range(2 + 2 * m, 2 + 3 * m), layout.size - 2])
-    columns = evaluate(layout, x, task.y)[1][:, linear]
-    scale = np.max(np.abs(columns), axis=0) + 1e-300
-    columns = columns / scale
-    weights = np.ones_like(task.y)
-    best = (np.inf, np.zeros(len(linear)))
-    for _ in range(4):
-        solution = np.linalg.lstsq(columns * weights[:, None], weights * task.target, rcond=1e-11)[0]
-        residual = np.abs(columns @ solution - task.target)
-        error = float(np.max(residual))
-        if error < best[0]:
-            best = (error, solution)
-        weights *= np.sqrt(residual / max(error, 1e-300) + 1e-2)
-    x[linear] = best[1] / scale
-    return x
-
-
 def _core(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
     """The part of the interval outside of which the function is a straight line to within the tolerance."""
-    fifth = len(y) // 20
+    few = len(y) // 20
 
     def straight(points: Array, values: Array) -> int:
-        line = np.polyfit(points[:fifth], values[:fifth], 1)
+        line = np.polyfit(points[:few], values[:few], 1)
         bent = np.flatnonzero(np.abs(np.polyval(line, points) - values) > tolerance)
         return int(bent[0]) if bent.size else len(points) - 1
 
     left, right = straight(y, target), straight(y[::-1], target[::-1])
-    low = y[left] if left >= fifth else y[0]
-    high = y[::-1][right] if right >= fifth else y[-1]
+    low = y[left] if left >= few else y[0]
+    high = y[::-1][right] if right >= few else y[-1]
     return (float(low), float(high)) if low < high else (float(y[0]), float(y[-1]))
 
 
@@ -220,32 +269,27 @@ def _ramp(kink: Kink, y: Array) -> Array:
     return kink.jump * np.maximum(y - kink.place, 0.0)
 
 
-def _with_kinks(smooth: Program, kinks: tuple[Kink, ...], name: str) -> Program:
-    heads = tuple(
-        Head(
-            beta=_STEEPNESS,
-            gamma=-_STEEPNESS * kink.place,
-            c=kink.jump,
-            d=-kink.jump * kink.place,
-            bias_tokens=(BiasToken(),),
-        )
-        for kink in kinks
-    )
-    heads = (*smooth.heads, *heads)
-    if not heads:  # a straight line: a head that attends to the bias token as to itself, whose weights cannot matter
-        line = Head(beta=0.0, c=0.0, d=smooth.constant, bias_tokens=(BiasToken(value=smooth.constant),))
-        return replace(smooth, name=name, heads=(line,), constant=0.0)
-    return replace(smooth, name=name, heads=heads)
+def _corner(kink: Kink) -> Head:
+    """jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
+    d = -kink.jump * kink.place
+    return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
 
 
-def _state(
-    f: Function, program: Program, ends: tuple[float, float], tolerance: float, size: float
-) -> Fitted | str:
+def _tidy(program: Program) -> Program:
+    """The constant goes into the values of a head; a straight line gets a head whose weights do not matter."""
+    first = program.heads[0] if program.heads else Head(beta=0.0, c=0.0, d=0.0)
+    tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
+    first = replace(first, d=first.d + program.constant, bias_tokens=tokens)
+    return replace(program, heads=(first, *program.heads[1:]), constant=0.0)
+
+
+def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: float, size: float) -> Fitted | str:
     """Measure the program's error and its rounding, and judge."""
     low, high = ends
     y = np.linspace(low, high, 200_001)
     expected = _values(f, y)
-    if tolerance * size >= _SINGLE:
+    in_single = tolerance * size >= _SINGLE
+    if in_single:
         program = float32.on_grid(program)
     signed = program.evaluate(y) - expected
     # between two points an error can exceed both by an eighth of its second difference
@@ -254,13 +298,13 @@ def _state(
     single = float32.points(low, high)
     exact = program.evaluate(single.astype(np.float64))
     added = np.abs(float32.evaluate(program, single) - exact) / np.maximum(1.0, np.abs(exact))
-    rounding = max(float(np.max(added)), Program.rounding) if np.all(np.isfinite(added)) else float("inf")
+    rounding = max(float(np.max(added)), Program.rounding)
     if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
         return (
             f"the best head program found is {error:.2g} off on [{low:.6g}, {high:.6g}], more than 1e-3 of its largest "
             f"value {size:.3g}; give a narrower --domain"
         )
-    total = error + (rounding if tolerance * size >= _SINGLE else 0.0)
+    total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
     note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"
     stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)))
     return Fitted(stated, low, high, total <= tolerance * size, note)
