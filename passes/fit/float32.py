@@ -1,0 +1,166 @@
+"""What float32 makes of a head program: the arithmetic of the graph, and how far it is from the truth.
+
+Comes in: a program. Goes out: its values in float32 arithmetic, and its largest error there. One evaluation, used
+by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Where all offsets are
+at most 30, a bias token's weight is written as exp(slope y - t) times the constant exp(offset), t the largest
+slope y: the offset then adds nothing to the rounding of the exponent, which is proportional to its size. Else the
+offset stays in the exponent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from passes.programs import Array, Head, Program
+
+Single = NDArray[np.float32]
+
+LARGEST_OFFSET = 30.0
+"""Largest |offset| that is factored out: e^30 times any float32 weight that counts is still a float32."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One head as float32 numbers, self first in `slopes` and `weights`.
+
+    Attributes:
+        slopes: factors of y in the logits [keys].
+        offsets: what is added to them in the exponent [keys]; zeros where weights are factored.
+        weights: factors of the exponentials [keys]; ones where they are not.
+        numerators: weights times values [bias tokens], rounded once.
+        c: factor of y in the self value.
+        d: constant of the self value.
+    """
+
+    slopes: Single
+    offsets: Single
+    weights: Single
+    numerators: Single
+    c: np.float32
+    d: np.float32
+
+
+def coefficients(head: Head) -> Coefficients:
+    """The numbers that stand in the graph for a head without quadratic self logit."""
+    slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)], dtype=np.float32)
+    offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])
+    values = np.array([token.value for token in head.bias_tokens])
+    if np.max(np.abs(offsets)) <= LARGEST_OFFSET:
+        weights, kept = np.exp(offsets), np.zeros(len(offsets), dtype=np.float32)
+    else:
+        weights, kept = np.ones(len(offsets)), offsets.astype(np.float32)
+    numerators = (weights[1:] * values).astype(np.float32)
+    return Coefficients(
+        slopes, kept, weights.astype(np.float32), numerators, np.float32(head.c), np.float32(head.d)
+    )
+
+
+def on_grid(program: Program) -> Program:
+    """The program whose coefficients, in exact arithmetic, are those that `coefficients` rounds this one's to.
+
+    Rounding it again changes nothing, so what is proved of it holds for the numbers in a float32 graph.
+    """
+    return replace(
+        program,
+        heads=tuple(_head_on_grid(head) for head in program.heads),
+        linear=float(np.float32(program.linear)),
+        constant=float(np.float32(program.constant)),
+    )
+
+
+def _head_on_grid(head: Head) -> Head:
+    numbers = coefficients(head)
+    offsets = np.log(numbers.weights.astype(np.float64)) + numbers.offsets
+    values = numbers.numerators / numbers.weights[1:].astype(np.float64)
+    tokens = tuple(
+        replace(token, slope=float(slope), offset=float(offset), value=float(value))
+        for token, slope, offset, value in zip(head.bias_tokens, numbers.slopes[1:], offsets[1:], values, strict=True)
+    )
+    own = {"beta": float(numbers.slopes[0]), "gamma": float(offsets[0]), "c": float(numbers.c), "d": float(numbers.d)}
+    return replace(head, bias_tokens=tokens, **own)
+
+
+def evaluate(program: Program, y: Single) -> Single:
+    """The program in float32 throughout, as the graph computes it."""
+    total = np.zeros_like(y)
+    with np.errstate(over="ignore", under="ignore"):
+        for head in program.heads:
+            total = total + _head(coefficients(head), y)
+        if program.linear:
+            total = total + np.float32(program.linear) * y
+        if program.constant:
+            total = total + np.float32(program.constant)
+    return total
+
+
+def _head(numbers: Coefficients, y: Single) -> Single:
+    logits = [slope * y + offset if offset else slope * y for slope, offset in _pairs(numbers)]
+    top = np.max(logits, axis=0)
+    powers = [np.exp(logit - top) for logit in logits]
+    own = numbers.c * y + numbers.d if numbers.d else numbers.c * y
+    weighted = powers[0] * (numbers.weights[0] * own)
+    total = powers[0] * numbers.weights[0]
+    if len(powers) > 1:  # the bias tokens first and the token last: where y is large it is the largest term
+        weighted = _sum(powers[1:], numbers.numerators) + weighted
+        total = _sum(powers[1:], numbers.weights[1:]) + total
+    return np.asarray(weighted / total, dtype=np.float32)
+
+
+def _sum(powers: list[Single], factors: Single) -> Single:
+    """One product after the other, added from the first on."""
+    total = powers[0] * factors[0]
+    for power, factor in zip(powers[1:], factors[1:], strict=True):
+        total = total + power * factor
+    return total
+
+
+def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
+    return list(zip(numbers.slopes, numbers.offsets, strict=True))
+
+
+def points(low: float, high: float, count: int = 100_001) -> Single:
+    """Float32 points for measuring: evenly spaced, and each a random step beside its place, so that no power of two
+    and no step of a grid favours them. Always the same ones."""
+    grid = np.linspace(low, high, count)
+    random = np.random.default_rng(20)
+    grid[1:-1] += random.uniform(-0.5, 0.5, count - 2) * (high - low) / (count - 1)
+    return grid.astype(np.float32)
+
+
+def error(program: Program, truth: Callable[[Array], Array], low: float = -20.0, high: float = 20.0) -> float:
+    """Largest |float32 evaluation - truth| over max(1, |truth|), at 10^5 float32 points; truth in float64."""
+    y = points(low, high)
+    return error_at(program, y, truth(y.astype(np.float64)))
+
+
+def error_at(program: Program, y: Single, expected: Array) -> float:
+    """Largest error over max(1, |expected|) at given points."""
+    difference = np.abs(evaluate(program, y).astype(np.float64) - expected) / np.maximum(1.0, np.abs(expected))
+    return float(np.max(difference)) if np.all(np.isfinite(difference)) else float("inf")
+
+
+def shifted(program: Program, y: Single, expected: Array) -> Program:
+    """The program on the float32 grid, each head's common logit shift chosen for the smallest error at the points.
+
+    Tried are the shifts that make one key's slope 0; offsets are centred, so that their size stays small.
+    """
+    for index in range(len(program.heads)):
+        options = [_with_head(program, index, head) for head in _shifts(program.heads[index])]
+        program = min(options, key=lambda option: error_at(option, y, expected))
+    return on_grid(program)
+
+
+def _with_head(program: Program, index: int, head: Head) -> Program:
+    return on_grid(replace(program, heads=(*program.heads[:index], head, *program.heads[index + 1 :])))
+
+
+def _shifts(head: Head) -> list[Head]:
+    offsets = [head.gamma, *(token.offset for token in head.bias_tokens)]
+    centre = -(max(offsets) + min(offsets)) / 2.0
+    if max(offsets) - min(offsets) > 2.0 * LARGEST_OFFSET:
+        centre = -max(offsets)
+    return [head.shifted(-slope, centre) for slope in (head.beta, *(token.slope for token in head.bias_tokens))]

@@ -1,0 +1,310 @@
+"""A head program for a function that no table names, fitted on the spot.
+
+Comes in: a function of one variable, known by its values, an interval and a tolerance. Goes out: `Fitted`, or why
+there is none. Numpy alone, deterministic, seconds.
+
+Kinks get a steep head each (the limit that ReLU is). What is left has a slope everywhere; where its curvature jumps
+it is cut into pieces, each continued by its tangents, and each piece gets a head (`mesh`) whose keys crowd towards the
+cuts. Few bias tokens of a smooth function are then moved freely (`minimax.gauss_newton`), which buys orders of
+magnitude. What counts at every choice is the error in float32, or in float64 where the tolerance asks for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from passes.fit import float32
+from passes.fit.kinks import Kink, find_kinks
+from passes.fit.mesh import Smooth, Spacing, linear_fit
+from passes.fit.minimax import gauss_newton
+from passes.fit.model import Layout, evaluate, to_program
+from passes.programs import Array, BiasToken, Head, Program
+
+Function = Callable[[Array], Array]
+
+MOST_TOKENS = 64
+WORTH_RETURNING = 1e-3
+"""A fit whose error is above this share of the largest |f| is none."""
+
+_STEEPNESS = 2.0**40
+_FREE = 12
+"""Up to so many bias tokens, slopes and offsets are moved too."""
+_SINGLE = 2.0**-24
+"""From this tolerance on, float32's arithmetic is what counts."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A program and what is known about it.
+
+    Attributes:
+        program: its `max_error` holds from `low` to `high`; its `domain` is the larger of their sizes.
+        low: least y of the fit.
+        high: largest y of the fit.
+        reached: whether `max_error` and float32's rounding are within the tolerance asked for. Where not, this is
+            the best program found, within `WORTH_RETURNING` of the largest |f|: the caller decides.
+        note: how the error was established, in one line.
+    """
+
+    program: Program
+    low: float
+    high: float
+    reached: bool
+    note: str
+
+
+def fit_function(f: Function, domain: tuple[float, float], tolerance: float, name: str) -> Fitted | str:
+    """The smallest program found for `f` whose error on `domain` is within the tolerance, or why there is none.
+
+    Args:
+        f: values at an array of points (float64), entry by entry.
+        domain: (low, high), where y lies. Made symmetric where f stays finite and of its size.
+        tolerance: largest absolute error, in units of max(1, largest |f| on the domain).
+        name: name of the program.
+    """
+    low, high = _symmetric(f, *(float(end) for end in domain))
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        return f"its domain from {low:.6g} to {high:.6g} is no interval; give --domain"
+    y = np.linspace(low, high, 20_001)
+    values = _values(f, y)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        return f"it is not finite at y = {y[wrong[0]]:.6g}; give --domain without such points"
+    size = max(1.0, float(np.max(np.abs(values))))
+    corners = find_kinks(lambda points: _values(f, points), low, high)
+    if isinstance(corners, str):
+        return corners
+
+    def smooth(points: Array) -> Array:
+        return np.asarray(_values(f, points) - sum((_ramp(kink, points) for kink in corners), np.zeros_like(points)))
+
+    cuts = find_kinks(smooth, low, high, derivative=2)
+    if isinstance(cuts, str):
+        return cuts
+    parts, line = _pieces(smooth, low, high, tuple(kink.place for kink in cuts))
+    wanted = tolerance * size / max(1, len(parts))
+    fits = [_best(part, wanted) for part in parts]
+    whole = Program(
+        name,
+        tuple(head for part in fits for head in part.heads) + tuple(_corner(kink) for kink in corners),
+        linear=sum((part.linear for part in fits), float(line[0])),
+        constant=sum((part.constant for part in fits), float(line[1])),
+    )
+    return _state(f, _tidy(whole), (low, high), tolerance, size)
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A function with a straight line on either side, or the domain's end."""
+
+    f: Function
+    domain: tuple[float, float]
+    low: float
+    high: float
+    bent_low: bool
+    bent_high: bool
+
+
+def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tuple[list[_Piece], Array]:
+    """f as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
+    ends = (low, *cuts, high)
+    tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
+    total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
+    pieces = []
+    for index, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        left = tangents[index - 1] if index > 0 else None
+        right = tangents[index] if index < len(cuts) else None
+        continued = _continued(f, start, end, left, right)
+        y = np.linspace(low, high, 4001)
+        values = continued(y)
+        line = np.polyfit(y, values, 1)
+        if np.max(np.abs(np.polyval(line, y) - values)) <= 1e-9 * max(1.0, float(np.max(np.abs(values)))):
+            total = total + line
+        else:
+            pieces.append(_Piece(continued, (low, high), start, end, left is not None, right is not None))
+    return pieces, total
+
+
+def _tangent(f: Function, at: float, room: float) -> Array:
+    """(slope, constant); one-sided differences of both sides, extrapolated to the place."""
+    step = min(1e-4, room)
+    near = f(at + step * np.array([-2.0, -1.0, 0.0, 1.0, 2.0]))
+    above = (-3.0 * near[2] + 4.0 * near[3] - near[4]) / (2.0 * step)
+    below = (3.0 * near[2] - 4.0 * near[1] + near[0]) / (2.0 * step)
+    slope = (above + below) / 2.0
+    return np.array([slope, near[2] - slope * at])
+
+
+def _continued(f: Function, start: float, end: float, left: Array | None, right: Array | None) -> Function:
+    def continued(y: Array) -> Array:
+        values = f(np.clip(y, start, end))
+        if left is not None:
+            values = np.where(y < start, np.polyval(left, y), values)
+        if right is not None:
+            values = np.where(y > end, np.polyval(right, y), values)
+        return values
+
+    return continued
+
+
+# -- one piece, one head -----------------------------------------------------------------------------------------
+
+
+def _best(piece: _Piece, tolerance: float) -> Program:
+    """The first size whose error is within the tolerance, else the best of all."""
+    task = _task(piece, tolerance)
+    single = float32.points(*piece.domain, 4001)
+    expected = piece.f(single.astype(np.float64))
+    best: tuple[float, Program] | None = None
+    for spacings in _ladder(task):
+        for layout, x in _candidates(task, spacings):
+            program = to_program(layout, x, "smooth")
+            if tolerance >= _SINGLE:
+                program = float32.shifted(program, single, expected)
+                error = float(np.max(np.abs(float32.evaluate(program, single) - expected)))
+            else:
+                error = 0.0
+            error = max(error, float(np.max(np.abs(program.evaluate(task.y) - task.target))))
+            if best is None or error < best[0]:
+                best = (error, program)
+        if best is not None and best[0] <= 0.8 * tolerance:
+            break
+    return best[1] if best is not None else Program("smooth", ())
+
+
+def _task(piece: _Piece, tolerance: float) -> Smooth:
+    low, high = piece.domain
+    rows = [np.linspace(low, high, 300), (low + high + (high - low) * np.cos(np.pi * np.arange(200.5) / 200.0)) / 2.0]
+    near = np.geomspace(1e-6, 1.0, 250) * (high - low)
+    rows += [near + piece.low, piece.low - near] if piece.bent_low else []
+    rows += [near + piece.high, piece.high - near] if piece.bent_high else []
+    y = np.unique(np.concatenate(rows))
+    y = y[(y >= low) & (y <= high)]
+    target = piece.f(y)
+    start, end = _core(y, target, tolerance / 8.0)
+    start = piece.low if piece.bent_low else start
+    end = piece.high if piece.bent_high else end
+    return Smooth(y, target, start, end, piece.bent_low, piece.bent_high, tolerance)
+
+
+def _ladder(task: Smooth) -> Iterator[list[Spacing]]:
+    """Spacings to try together, from few bias tokens to many."""
+    length = task.high - task.low
+    if task.bent:
+        for least in (0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4):
+            yield [
+                Spacing(length / parts, least * min(1.0, length), 1, width)
+                for parts in (5, 10, 20)
+                for width in (1.2, 1.4, 1.7, 2.0)
+            ]
+    else:
+        for m in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, MOST_TOKENS):
+            yield [
+                Spacing(length / (m - 2 * pad), 0.0, pad, width)
+                for pad in (0, 1, 2, 3)
+                for width in (0.7, 1.0, 1.4, 2.0, 2.8)
+                if m > 2 * pad
+            ]
+
+
+def _candidates(task: Smooth, spacings: list[Spacing]) -> list[tuple[Layout, Array]]:
+    """Parameters: the best linear fits, and what moving a few tokens freely makes of them."""
+    fits = [fit for spacing in spacings if (fit := linear_fit(task, spacing, MOST_TOKENS)) is not None]
+    fits.sort(key=lambda fit: fit[0])
+    result = [(layout, x) for _, layout, x in fits[:2]]
+    for error, layout, x in fits[:2]:
+        if layout.tokens[0] <= _FREE and error < 1e5 * task.tolerance and not task.bent:
+            result.append((layout, _moved(task, layout, x)))
+    return result
+
+
+def _moved(task: Smooth, layout: Layout, x: Array) -> Array:
+    free = np.ones(layout.size, dtype=bool)
+    free[-1] = False  # the weights sum to 1: a constant is in the values already
+    for norm in (2.0, 8.0):
+        x = gauss_newton(layout, x, task.y, task.target, free, norm=norm, steps=25)
+    return x
+
+
+def _core(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
+    """The part of the interval outside of which the function is a straight line to within the tolerance."""
+    few = len(y) // 20
+
+    def straight(points: Array, values: Array) -> int:
+        line = np.polyfit(points[:few], values[:few], 1)
+        bent = np.flatnonzero(np.abs(np.polyval(line, points) - values) > tolerance)
+        return int(bent[0]) if bent.size else len(points) - 1
+
+    left, right = straight(y, target), straight(y[::-1], target[::-1])
+    low = y[left] if left >= few else y[0]
+    high = y[::-1][right] if right >= few else y[-1]
+    return (float(low), float(high)) if low < high else (float(y[0]), float(y[-1]))
+
+
+# -- the whole -----------------------------------------------------------------------------------------------------
+
+
+def _values(f: Function, y: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(f(y), dtype=np.float64)
+
+
+def _symmetric(f: Function, low: float, high: float) -> tuple[float, float]:
+    """The interval made symmetric, where f is finite there and at most ten times as large."""
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        return low, high
+    reach = max(abs(low), abs(high))
+    inner, outer = (np.abs(_values(f, np.linspace(*ends, 2001))) for ends in ((low, high), (-reach, reach)))
+    fine = np.all(np.isfinite(outer)) and np.max(outer) <= 10.0 * max(1.0, float(np.max(inner)))
+    return (-reach, reach) if fine else (low, high)
+
+
+def _ramp(kink: Kink, y: Array) -> Array:
+    return kink.jump * np.maximum(y - kink.place, 0.0)
+
+
+def _corner(kink: Kink) -> Head:
+    """jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
+    d = -kink.jump * kink.place
+    return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
+
+
+def _tidy(program: Program) -> Program:
+    """The constant goes into the values of a head; a straight line gets a head whose weights do not matter."""
+    first = program.heads[0] if program.heads else Head(beta=0.0, c=0.0, d=0.0)
+    tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
+    first = replace(first, d=first.d + program.constant, bias_tokens=tokens)
+    return replace(program, heads=(first, *program.heads[1:]), constant=0.0)
+
+
+def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: float, size: float) -> Fitted | str:
+    """Measure the program's error and its rounding, and judge."""
+    low, high = ends
+    y = np.linspace(low, high, 200_001)
+    expected = _values(f, y)
+    in_single = tolerance * size >= _SINGLE
+    if in_single:
+        program = float32.on_grid(program)
+    signed = program.evaluate(y) - expected
+    # between two points an error can exceed both by an eighth of its second difference
+    between = np.max(np.abs(np.diff(signed, 2))) / 8.0
+    error = float(np.max(np.abs(signed)) + between)
+    single = float32.points(low, high)
+    exact = program.evaluate(single.astype(np.float64))
+    added = np.abs(float32.evaluate(program, single) - exact) / np.maximum(1.0, np.abs(exact))
+    rounding = max(float(np.max(added)), Program.rounding)
+    if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
+        return (
+            f"the best head program found is {error:.2g} off on [{low:.6g}, {high:.6g}], more than 1e-3 of its largest "
+            f"value {size:.3g}; give a narrower --domain"
+        )
+    total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
+    note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"
+    stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)))
+    return Fitted(stated, low, high, total <= tolerance * size, note)
