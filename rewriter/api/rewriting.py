@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -18,7 +19,7 @@ from passes.plan import apply, make_plan
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
-from rewriter.files.load import LoadedModel, load_model
+from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.claims import Claim
 from rewriter.proof.sessions import available_providers, require_provider
@@ -35,6 +36,7 @@ def rewrite(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    merge: bool = False,
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -55,6 +57,8 @@ def rewrite(
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
+        merge: first remove neurons that are proved not to be needed (dead, constant, duplicate, proportional ones);
+            this reads the weights of the blocks, which nothing else does before the proof.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
@@ -74,7 +78,7 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip)
+    options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip, merge=merge)
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
         seed=seed,
@@ -88,16 +92,16 @@ def rewrite(
     if out is not None:
         check_output(out, source=source, force=force)
     with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options)
+        plan = make_plan(source.proto, options, partial(read_tensor, source))
     report = planned_report(name_of(model), source, plan, options)
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
-    claims = tuple(claim_of(conversion) for conversion in plan.conversions)
+    claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
     proof = settings if validate else None
-    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
+    models = _Models(source, replace(source, proto=plan.reference, path=None), rewritten)
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
@@ -105,7 +109,7 @@ def rewrite(
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form (often the same proto), and the result."""
+    """The model that came in, its lowered form with all neurons (often the same proto), and the result."""
 
     source: LoadedModel
     lowered: LoadedModel

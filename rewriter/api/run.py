@@ -54,7 +54,13 @@ class Run:
 
 
 def checked_options(
-    *, form: str = "local", scope: str = "mlp", inline: bool = False, only: Sequence[str] = (), skip: Sequence[str] = ()
+    *,
+    form: str = "local",
+    scope: str = "mlp",
+    inline: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    merge: bool = False,
 ) -> Options:
     """The options, with unknown names refused.
 
@@ -65,4 +71,4 @@ def checked_options(
         raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
     if scope not in SCOPES:
         raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
-    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
+    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip), merge=merge)

@@ -82,6 +82,9 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")
+@click.option(
+    "--merge", is_flag=True, help="First remove neurons that are proved not to be needed (reads the weights)."
+)
 @click.option("--dry-run", is_flag=True, help="Plan and explain, write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @click.option(
@@ -134,6 +137,7 @@ def convert(
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],
+            merge=options["merge"],
             dry_run=dry_run,
             validate=not no_validate,
             providers=options["providers"] or None,
