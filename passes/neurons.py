@@ -30,6 +30,7 @@ Function = Callable[[Array, Array], Array]
 """Activation of gate and value pre-activations in float64; a plain one ignores the second."""
 
 _CHUNK = 1024
+_FEWEST = 2
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ class Reduction:
 
 
 def reduce_neurons(neurons: Neurons, nature: Nature) -> Reduction:
-    """Decide which neurons can go. One neuron always stays: a layer of no width is nothing that runtimes like."""
+    """Decide which neurons can go.
+
+    Two always stay: a layer of no width is nothing that runtimes like, and a bias of one entry reads as a scalar.
+    """
     matrices = [neurons.gate, *neurons.rows, *([] if neurons.value is None else [neurons.value])]
     usable = np.all([_finite(matrix) for matrix in matrices], axis=0)
     held = _held(neurons, nature.function)
@@ -113,11 +117,11 @@ def reduce_neurons(neurons: Neurons, nature: Nature) -> Reduction:
     dead = dead | fused.cancelled
     kinds = (dead, constant, fused.duplicate, fused.proportional)
     gone = np.any(kinds, axis=0)
-    if gone.all():  # the first stays, with a row of zeros: what it did is in the bias, or was nothing
+    for spare in np.flatnonzero(gone)[: max(0, _FEWEST - int((~gone).sum()))]:
         for kind in (gone, *kinds):
-            kind[0] = False
+            kind[spare] = False
         for changed, rows in zip(fused.rows, neurons.rows, strict=True):
-            changed[0] = np.zeros(rows.shape[1])
+            changed[int(spare)] = np.zeros(rows.shape[1])  # what it did is in the bias or another row, or was nothing
     return Reduction(
         kept=np.flatnonzero(~gone),
         rows=tuple({index: row for index, row in changed.items() if not gone[index]} for changed in fused.rows),

@@ -177,29 +177,25 @@ def _projection(view: GraphView, block: Block, leaf: str, read: Read) -> Project
     nodes = [index]
     operators = {operator.node: operator for operator in block.first}
     if index not in operators:
-        bias, data = _added(view, index, leaf, read)
+        bias, data = _added(view, index, frozenset(operators), read)
         outer.append(bias)
-        index = view.producer.get(data, -1)
+        index = view.producer[data]
         nodes.append(index)
-    if index not in operators:
-        what = label(view.nodes[index]) if index >= 0 else f"'{leaf}'"
-        raise NotPlainError(f"{what} stands between the first operator and the activation")
     operator = operators[index]
     weight, inner = _weight(view, operator, read, neurons_last=True)
     biases = tuple(_along_channels(bias, weight) for bias in (*inner, *outer))
     return Projection(leaf, operator.data, weight, biases, tuple(nodes))
 
 
-def _added(view: GraphView, index: int, leaf: str, read: Read) -> tuple[Operand, str]:
-    """The constant and the other summand of an Add."""
+def _added(view: GraphView, index: int, operators: frozenset[int], read: Read) -> tuple[Operand, str]:
+    """The constant that an Add adds to the output of one of the operators, and that output."""
     node = view.nodes[index]
     if not view.is_onnx(node) or node.op_type != "Add":
-        raise NotPlainError(f"its pre-activation '{leaf}' is made by {label(node)}, not by a projection of its own")
-    for slot in (0, 1):
-        maker = view.made_by(node.input[1 - slot])
-        if maker is not None and maker.op_type in ("MatMul", "Gemm"):
-            return constant_operand(view, index, slot, read), node.input[1 - slot]
-    raise NotPlainError(f"{label(node)} adds something else than a bias to one projection")
+        raise NotPlainError(f"{label(node)} stands between the first operator and the activation")
+    data = [slot for slot in (0, 1) if view.producer.get(node.input[slot]) in operators]
+    if len(data) != 1:
+        raise NotPlainError(f"{label(node)} adds something else than a bias to one projection")
+    return constant_operand(view, index, 1 - data[0], read), node.input[data[0]]
 
 
 def _weight(
@@ -240,7 +236,7 @@ def _output(view: GraphView, operator: LinearOperator, read: Read) -> Output:
     readers = view.consumers.get(operator.output, ())
     if len(readers) == 1 and operator.output not in view.outputs and view.nodes[readers[0]].op_type == "Add":
         try:
-            bias, _ = _added(view, readers[0], operator.output, read)
+            bias, _ = _added(view, readers[0], frozenset((operator.node,)), read)
         except NotPlainError:
             return Output(operator, weight, None, operator.output)
         if _one_each(bias, channels):

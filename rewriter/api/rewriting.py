@@ -101,7 +101,9 @@ def rewrite(
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
     proof = settings if validate else None
-    models = _Models(source, replace(source, proto=plan.reference, path=None), rewritten)
+    lowered = replace(source, proto=plan.reference, path=None)
+    merged = None if plan.unmerged is None else replace(source, proto=plan.model, path=None)
+    models = _Models(source, lowered, merged, rewritten)
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
@@ -109,10 +111,11 @@ def rewrite(
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form with all neurons (often the same proto), and the result."""
+    """The model that came in, its lowered form (often the same proto), that with neurons merged, and the result."""
 
     source: LoadedModel
     lowered: LoadedModel
+    merged: LoadedModel | None
     rewritten: onnx.ModelProto
 
 
@@ -136,7 +139,7 @@ def _in_memory(
     report = replace(report, after=shape_of(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
-            report = _proved(report, validate(models.source, result, claims, settings, run.progress, models.lowered))
+            report = _proved(report, _validated(run, models, result, claims, settings))
     return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
 
 
@@ -159,11 +162,17 @@ def _to_file(
         if settings is not None:
             with run.step("validate", "proving"):
                 saved = load_model(staged.path)
-                report = _proved(report, validate(models.source, saved, claims, settings, run.progress, models.lowered))
+                report = _proved(report, _validated(run, models, saved, claims, settings))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()
             report = replace(report, output=str(out))
     return report
+
+
+def _validated(
+    run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
+) -> Validation:
+    return validate(models.source, result, claims, settings, run.progress, models.lowered, models.merged)
 
 
 def _proved(report: Report, validation: Validation) -> Report:
