@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "programs.md"
 FIGURES = ROOT / "docs" / "figures" / "programs"
 
+_MINUS = "\N{MINUS SIGN}"
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -129,18 +130,18 @@ def _affine(slope: float, offset: float, square: float = 0.0) -> str:
     text = ""
     for factor, unit in terms:
         if factor:
-            sign = "-" if factor < 0 else "+"
+            sign = _MINUS if factor < 0 else "+"
             size = _coefficient(abs(factor))
             body = unit.strip() if unit and size == "1" else f"{size}{unit}"
-            text += f" {sign} {body}" if text else f"{'-' if factor < 0 else ''}{body}"
-    return (text or "0").replace("-", "\N{MINUS SIGN}")
+            text += f" {sign} {body}" if text else f"{_MINUS if factor < 0 else ''}{body}"
+    return text or "0"
 
 
 def _coefficient(value: float) -> str:
-    power = math.log2(abs(value)) if value else 0.5
+    power = math.log2(abs(value)) if value else 0.5  # 0 is no power of two
     if power == round(power) and abs(power) >= 10:
-        return f"{'-' if value < 0 else ''}2^{power:.0f}"
-    return f"{value:.6g}"
+        return f"{_MINUS if value < 0 else ''}2^{power:.0f}"
+    return f"{value:.6g}".replace("-", _MINUS)
 
 
 def _number(value: float) -> str:
