@@ -184,6 +184,62 @@ def test_weights_that_are_not_finite_are_left_alone(bad: float) -> None:
     assert counts(only_record(mlp(SILU, constants=given))) == {}
 
 
+def test_bfloat16() -> None:
+    given = weights(**like(2, 2.0), W2={0: 0.0})
+    given["W1"][:, 7] = 0.0
+    assert counts(only_record(mlp(RELU, constants=given, elem="bfloat16"))) in (
+        {"dead": 1, "constant": 1, "proportional": 1},
+        {"dead": 2, "proportional": 1},  # where the bias of neuron 7 is negative
+    )
+
+
+TWO_OUTPUTS = "p = MatMul(h, W2) q = MatMul(h, U2) out = Add(p, q)"
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [({}, {"duplicate": 1, "constant": 1}), ({0: 0.0}, {"duplicate": 1, "constant": 1, "dead": 1})],
+)
+def test_two_second_operators(rows: dict[int, float], found: dict[str, int]) -> None:
+    """Both lose the same neurons, a neuron is dead only if neither reads it, and each gets its own constant."""
+    given = weights(**like(2), W2={0: 0.0})
+    given["W1"][:, 7] = 0.0
+    given["U2"] = 1.0 - values("W2")
+    for neuron, value in rows.items():
+        given["U2"][neuron] = value
+    del given["b2"]
+    model = mlp(SILU, second=TWO_OUTPUTS, constants=given)
+    assert needed(model) == found
+    report = rewrite(model, merge=True)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.rewritten is not None
+    assert [node.op_type for node in report.rewritten.graph.node].count("Add") == 4
+
+
+def test_a_constant_as_a_weight_goes_with_its_node() -> None:
+    model = mlp(SILU, constants=weights(**like(2)))
+    (weight,) = (i for i in model.graph.initializer if i.name == "W1")
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["W1"], value=weight))
+    model.graph.initializer.remove(weight)
+    assert needed(model) == {"duplicate": 1}
+    assert not any(node.op_type == "Constant" for node in merged(model).model.graph.node)
+
+
+def test_no_room_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("passes.shrink._MOST_BYTES", 100)
+    model = mlp(SILU, constants=weights(**like(2)))
+    assert merged(model).model is model
+    assert "past the 2 GB that protobuf allows" in str(only_record(model).reason)
+
+
+def test_a_constant_too_large_for_the_bias() -> None:
+    given = weights(W1={5: 0.0}, b1={5: 600.0}, W2={5: 100.0})
+    given["b2"][:] = 6e4
+    model = mlp(SILU, constants=given, elem="float16")
+    assert merged(model).model is model
+    assert "too large for the output's bias" in str(only_record(model).reason)
+
+
 def test_two_neurons_stay() -> None:
     everything = mlp(SILU, constants={**weights(), "W1": np.zeros((4, 8))})
     assert needed(everything) == {"constant": 6}
