@@ -37,7 +37,7 @@ class Shrinker:
         self._known: dict[tuple[Path, int, tuple[int, ...], bytes], str] = {}
         self._added: dict[Path, dict[int, onnx.NodeProto]] = {}
         self._retired: dict[Path, set[str]] = {}
-        self._bytes = 0
+        self._bytes: int | None = None
 
     def require_room(self, size: int = 0) -> None:
         """Check that new weights can stand in this model, and so many bytes of them.
@@ -50,8 +50,14 @@ class Shrinker:
                 f"in IR version {self._original.ir_version} every weight is a graph input; convert the model to IR "
                 f"version {LOOSE_INITIALIZERS} or newer first"
             )
-        if size and self._bytes + size + self._original.ByteSize() > _MOST_BYTES:
+        if size and self._size() + size > _MOST_BYTES:
             raise NotPlainError("its smaller weights would take the model file past the 2 GB that protobuf allows")
+
+    def _size(self) -> int:
+        """Bytes inside the model file so far; weights that will go are not taken off."""
+        if self._bytes is None:
+            self._bytes = sum(tensor.ByteSize() for tensor in self._original.graph.initializer)
+        return self._bytes
 
     def replace(self, view: GraphView, layer: Layer, reduction: Reduction) -> None:
         """Put the smaller weights in the place of a block's weights.
@@ -65,7 +71,7 @@ class Shrinker:
             None if shift is None else _shifted(output, shift)
             for output, shift in zip(layer.outputs, reduction.shifts, strict=True)
         ]
-        self._bytes += size
+        self._bytes = self._size() + size
         graph = graph_at(self._opened(view.path), view.path)
         changed = {out.weight.node: rows for out, rows in zip(layer.outputs, reduction.rows, strict=True)}
         for operand in layer.operands:
