@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -18,7 +19,7 @@ from passes.plan import Options, Plan, apply, make_plan
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
-from rewriter.files.load import LoadedModel, load_model
+from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim
@@ -36,6 +37,7 @@ def rewrite(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    merge: bool = False,
     gate: str = "heads",
     fit: bool = True,
     accuracy: float | None = None,
@@ -60,6 +62,8 @@ def rewrite(
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
+        merge: first remove neurons that are proved not to be needed (dead, constant, duplicate, proportional ones);
+            this reads the weights of the blocks, which nothing else does before the proof.
         gate: `heads`: a gated block h(g) u becomes heads of value u; `product`: heads compute h(g), and the product
             with u stays in the graph.
         fit: fit heads to activations that no table entry names, on the values that the model reaches.
@@ -94,6 +98,7 @@ def rewrite(
         fit=fit,
         accuracy=accuracy,
         domain=domain,
+        merge=merge,
     )
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
@@ -108,7 +113,7 @@ def rewrite(
     if out is not None:
         check_output(out, source=source, force=force)
     with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options)
+        plan = make_plan(source.proto, options, partial(read_tensor, source))
     if plan.undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             plan = _calibrated(source, plan, options, settings)
@@ -118,9 +123,11 @@ def rewrite(
     with run.step("apply", "replacing them by attention heads"):
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
-    claims = tuple(claim_of(conversion) for conversion in plan.conversions)
+    claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
     proof = settings if validate else None
-    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
+    lowered = replace(source, proto=plan.reference, path=None)
+    merged = None if plan.unmerged is None else replace(source, proto=plan.model, path=None)
+    models = _Models(source, lowered, merged, rewritten)
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
@@ -137,15 +144,17 @@ def _calibrated(source: LoadedModel, plan: Plan, options: Options, settings: Set
     except ValidationError as error:
         note = f"pre-activations could not be measured: {error}"
         return replace(plan, notes=(*plan.notes, note))
-    return make_plan(source.proto, replace(options, accuracy=replace(options.accuracy, reached=reached)))
+    options = replace(options, accuracy=replace(options.accuracy, reached=reached))
+    return make_plan(source.proto, options, partial(read_tensor, source))
 
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form (often the same proto), and the result."""
+    """The model that came in, its lowered form (often the same proto), that with neurons merged, and the result."""
 
     source: LoadedModel
     lowered: LoadedModel
+    merged: LoadedModel | None
     rewritten: onnx.ModelProto
 
 
@@ -169,7 +178,7 @@ def _in_memory(
     report = replace(report, after=shape_of(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
-            report = _proved(report, validate(models.source, result, claims, settings, run.progress, models.lowered))
+            report = _proved(report, _validated(run, models, result, claims, settings))
     return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
 
 
@@ -192,11 +201,17 @@ def _to_file(
         if settings is not None:
             with run.step("validate", "proving"):
                 saved = load_model(staged.path)
-                report = _proved(report, validate(models.source, saved, claims, settings, run.progress, models.lowered))
+                report = _proved(report, _validated(run, models, saved, claims, settings))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()
             report = replace(report, output=str(out))
     return report
+
+
+def _validated(
+    run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
+) -> Validation:
+    return validate(models.source, result, claims, settings, run.progress, models.lowered, models.merged)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

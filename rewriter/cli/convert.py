@@ -96,6 +96,9 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")
 @click.option(
+    "--merge", is_flag=True, help="First remove neurons that are proved not to be needed (reads the weights)."
+)
+@click.option(
     "--gate",
     type=click.Choice(["heads", "product"]),
     default="heads",
@@ -167,6 +170,7 @@ def convert(
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],
+            merge=options["merge"],
             gate=options["gate"],
             fit=not options["no_fit"],
             accuracy=options["accuracy"],

@@ -59,7 +59,12 @@ class _Whole:
 
 
 def prove_block(
-    original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds], providers: Sequence[str]
+    original: Side,
+    rewritten: Side,
+    claim: Claim,
+    inputs: Sequence[Feeds],
+    providers: Sequence[str],
+    reweighted: Side | None = None,
 ) -> BlockProof:
     """Prove one block.
 
@@ -69,9 +74,15 @@ def prove_block(
         claim: what is claimed.
         inputs: values of `block_needs`, one mapping per case; none skips the second half.
         providers: execution providers, each tried with and without graph optimisation.
+        reweighted: the original with the rewritten model's weights, where these are others: what the certified errors
+            of the heads amount to is measured from there, so that a wrong weight cannot pass for one.
     """
     region = prove_region(original, rewritten, claim, providers)
-    whole = _prove_whole(original, rewritten, claim, inputs, providers) if inputs else _Whole(None, None)
+    whole = (
+        _prove_whole((original, reweighted or original, rewritten), claim, inputs, providers)
+        if inputs
+        else _Whole(None, None)
+    )
     return BlockProof(
         name=claim.name,
         exact_error=region.exact_error,
@@ -105,19 +116,20 @@ def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
 
 
 def _prove_whole(
-    original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds], providers: Sequence[str]
+    sides: tuple[Side, Side, Side], claim: Claim, inputs: Sequence[Feeds], providers: Sequence[str]
 ) -> _Whole:
+    """`sides`: the original, the same with the new weights, the rewritten model."""
     names, outputs = tuple(inputs[0]), claim.block_outputs
-    before = original.part(claim, names, outputs)
-    after = rewritten.part(claim, names, outputs)
+    before, between, after = (side.part(claim, names, outputs) for side in sides)
     wanted = {value.name for value in before.graph.input}
     cases = [{name: value for name, value in feeds.items() if name in wanted} for feeds in inputs]
     try:
         truth = [open_reference(before).run(given) for given in cases]
         rebuilt = [open_reference(after).run(given) for given in cases]
+        certain = truth if sides[1] is sides[0] else [open_reference(between).run(given) for given in cases]
     except NoReference:
         return _Whole(None, None)
-    carried = _distance(rebuilt, truth, outputs)
+    carried = _distance(rebuilt, certain, outputs)
     floor = machine_epsilon(claim.elem_type) * max(magnitude(right[name]) for right in truth for name in outputs)
     worst = worst_ratio = 0.0
     failures = []

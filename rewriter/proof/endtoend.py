@@ -46,10 +46,20 @@ Results = Sequence[Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Truth:
-    """Float64 evaluations of both models, case by case."""
+    """Float64 evaluations, case by case: of both models, and of the original with the new weights if some are others.
+
+    What certified errors amount to is the distance of the rewritten model from the last one: a wrong weight must not
+    pass for a certified error.
+    """
 
     original: Results
     rewritten: Results
+    reweighted: Results | None = None
+
+    def carried(self, name: str) -> float:
+        """What the certified errors amount to at an output."""
+        certain = self.original if self.reweighted is None else self.reweighted
+        return _distance([case[name] for case in self.rewritten], [case[name] for case in certain])
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,7 @@ def _three_way(
     old, new = (_distance([case[name] for case in results], right) for results in (pair.old, pair.new))
     floor = float(ml_dtypes.finfo(pair.old[0][name].dtype).eps) * max(magnitude(value) for value in right)
     if truth is not None:
-        allowed = FACTOR * max(old, floor) + _distance([case[name] for case in truth.rewritten], right)
+        allowed = FACTOR * max(old, floor) + truth.carried(name)
     else:
         noise = _distance([case[name] for case in plain.old], right)
         largest_output = max(magnitude(value) for value in right)

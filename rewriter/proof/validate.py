@@ -81,10 +81,13 @@ def validate(
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
     lowered: LoadedModel | None = None,
+    reweighted: LoadedModel | None = None,
 ) -> Validation:
     """Prove `rewritten` against `original`.
 
     `lowered` is the form of the original that the claims name tensors of, where that is not the original itself.
+    `reweighted` is that form with the weights of `rewritten`, where some of them are others: these must make no
+    difference beyond the model's own rounding.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
@@ -93,12 +96,13 @@ def validate(
     """
     old, new = Side.of(original), Side.of(rewritten)
     named = old if lowered is None else Side.of(lowered)
+    between = None if reweighted is None else Side.of(reweighted)
     cases, taps, skipped = _real_inputs(named, claims, _cases(original, settings), settings, progress)
     blocks: list[BlockProof] = []
     for number, claim in enumerate(claims):
         progress(f"proving {claim.name}", number, len(claims))
-        blocks.append(prove_block(named, new, claim, taps[claim.name], settings.providers))
-    reference, truth = _truth(old, new, cases, progress)
+        blocks.append(prove_block(named, new, claim, taps[claim.name], settings.providers, between))
+    reference, truth = _truth([old, new] if between is None else [old, new, between], cases, progress)
     certified = sum(claim.max_error + claim.rounding for claim in claims)
     providers: dict[str, ProviderProof] = {}
     for number, name in enumerate(settings.providers):
@@ -168,19 +172,18 @@ def _refused(original: Side, error: ValidationError) -> str:
     return f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"
 
 
-def _truth(old: Side, new: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Truth | None]:
-    """What computes in float64, or why nothing does; and the evaluations of both models."""
+def _truth(sides: Sequence[Side], cases: Sequence[Case], progress: Progress) -> tuple[str, Truth | None]:
+    """What computes in float64, or why nothing does; and the evaluations of the models."""
     evaluated: list[Results] = []
     how = ""
     try:
-        for side in (old, new):
+        for side in sides:
             reference = open_reference(side.model.proto, side.model.base_dir)
             how = how or reference.how
             results: list[dict[str, Array]] = []
             for case in cases:
-                progress(
-                    f"evaluating in float64: {case.name}", len(evaluated) * len(cases) + len(results), 2 * len(cases)
-                )
+                done = len(evaluated) * len(cases) + len(results)
+                progress(f"evaluating in float64: {case.name}", done, len(sides) * len(cases))
                 results.append(reference.run(case.feeds))
             evaluated.append(results)
     except NoReference as reason:
