@@ -21,8 +21,8 @@ from rewriter.errors import ExitStatus, ValidationError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.claims import Claim
-from rewriter.proof.sessions import available_providers, require_provider
-from rewriter.proof.validate import Progress, Settings, Validation, validate
+from rewriter.proof.settings import Settings, checked
+from rewriter.proof.validate import Progress, Validation, validate
 from rewriter.report import Report
 
 
@@ -41,6 +41,12 @@ def rewrite(
     inputs: str | os.PathLike[str] | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
+    proof: str = "auto",
+    jobs: int = 1,
+    joblib_backend: str | None = None,
+    isolate: bool = False,
+    memory_limit_mb: int | None = None,
+    time_limit: float | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Report:
@@ -57,10 +63,18 @@ def rewrite(
         skip: globs of block names to leave.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
-        providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
+        providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
+            it works.
         inputs: an npz file with inputs, instead of generated ones.
         dims: sizes for symbolic dimensions of the generated inputs.
         seed: seed of the generated inputs.
+        proof: `whole` loads whole models, `blocks` one block and one segment of a model at a time, `auto` decides by
+            size.
+        jobs: how many blocks are proved at once; more than one needs joblib.
+        joblib_backend: where joblib runs them, such as `dask`.
+        isolate: run the models in a process of its own.
+        memory_limit_mb: what that process may allocate, in megabytes.
+        time_limit: how long it may take, in seconds.
         force: replace an existing output.
         progress: called with (what is being done, steps done, steps in all).
 
@@ -76,11 +90,19 @@ def rewrite(
     """
     options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip)
     settings = Settings(
-        providers=_providers(providers) if validate and not dry_run else (),
+        providers=tuple(providers or ()),
         seed=seed,
         dims=dict(dims or {}),
         inputs=None if inputs is None else Path(inputs),
+        proof=proof,
+        jobs=jobs,
+        joblib_backend=joblib_backend,
+        isolate=isolate,
+        memory_limit_mb=memory_limit_mb,
+        time_limit=time_limit,
     )
+    if validate and not dry_run:
+        settings = checked(settings)
     run = Run(progress)
     with run.step("load", "loading"):
         source = load_model(model)
@@ -96,11 +118,11 @@ def rewrite(
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion) for conversion in plan.conversions)
-    proof = settings if validate else None
+    wanted = settings if validate else None
     models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
     if out is None:
-        return run.finish(_in_memory(run, report, models, claims, proof))
-    return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
+        return run.finish(_in_memory(run, report, models, claims, wanted))
+    return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
 
 
 @dataclass(frozen=True)
@@ -110,14 +132,6 @@ class _Models:
     source: LoadedModel
     lowered: LoadedModel
     rewritten: onnx.ModelProto
-
-
-def _providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    if wanted is None:
-        return available_providers()
-    for name in wanted:
-        require_provider(name)
-    return tuple(dict.fromkeys(wanted)) or available_providers()
 
 
 def _in_memory(

@@ -83,12 +83,13 @@ def open_session(
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: name of the execution provider; nodes that it has no kernel for run on the CPU.
+        provider: the execution provider, with options if any; nodes that it has no kernel for run on the CPU.
         optimise: onnxruntime's default graph optimisation, or none at all.
         base_dir: where the external data of a protobuf or of bytes lies.
 
     Raises:
         ProviderError: the execution provider is not available.
+        UsageError: an option of the provider is wrong.
         ValidationError: onnxruntime cannot load the model.
     """
     known = require_provider(provider)
@@ -111,7 +112,7 @@ def open_session(
         inputs=tuple(value.name for value in session.get_inputs()),
         outputs=tuple(value.name for value in session.get_outputs()),
         load_seconds=time.perf_counter() - start,
-        cpu_nodes=() if provider == "cpu" else _nodes_on_cpu(session),
+        cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
         _session=session,
         _bfloat16=frozenset(
             value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16

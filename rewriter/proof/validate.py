@@ -8,8 +8,7 @@ on every execution provider asked for, with onnxruntime's default optimisation a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import onnx
 
@@ -24,6 +23,9 @@ from rewriter.proof.endtoend import ProviderProof, Results, Truth, prove_end_to_
 from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.sessions import open_session
+from rewriter.proof.settings import Settings
+
+__all__ = ["Progress", "Settings", "Validation", "validate"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps are done, and how many there are."""
@@ -32,23 +34,6 @@ _TAPPED_CASES = 2
 """How many cases give the real inputs of the blocks."""
 
 Taps = dict[str, list[Mapping[str, Array]]]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to validate.
-
-    Attributes:
-        providers: execution providers, `cpu` or `cuda`.
-        seed: of the generated inputs.
-        dims: sizes for symbolic dimensions.
-        inputs: an npz file to use instead of generated inputs.
-    """
-
-    providers: tuple[str, ...] = ("cpu",)
-    seed: int = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    inputs: Path | None = None
 
 
 @dataclass(frozen=True)
