@@ -84,7 +84,7 @@ _OPTIONS = (
         default="auto",
         show_default=True,
         help="Load whole models, or one block and one segment of a model at a time; auto: the latter above "
-        f"{LARGE / 1e9:.0f} GB.",
+        f"{LARGE // 10**6} MB.",
     ),
     click.option(
         "--jobs",

@@ -108,7 +108,7 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
         session = _open(side, way, () if number else wanted.taps)
         results: list[Mapping[str, Array]] = []
         for place, case in enumerate(tuple(kept)):
-            progress(f"running {wanted.what} on {way}: {case.name}", place, len(cases))
+            progress(f"running {wanted.what}: {case.name}", place, len(cases))
             try:
                 values = session.run(case.feeds)
             except ValidationError as error:

@@ -27,7 +27,7 @@ from rewriter.proof.providers import Provider, available_providers, load_onnxrun
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
-_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
 
 
 @dataclass(frozen=True, eq=False)

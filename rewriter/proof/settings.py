@@ -17,7 +17,7 @@ from rewriter.errors import UsageError
 PROOFS = ("auto", "whole", "blocks")
 """How much of a model is loaded at a time: all of it, or one block and one segment."""
 
-LARGE = 10**9
+LARGE = 5 * 10**8
 """Bytes of model and weights above which `auto` means `blocks`."""
 
 

@@ -53,7 +53,8 @@ class Validation:
         skipped: inputs that the original model itself refused, with the reason.
         reference: what computed the float64 evaluation, or why there is none.
         failures: what did not hold.
-        segments: in how many consecutive parts original and rewritten model were run; 1 means as a whole.
+        by_blocks: whether neither model was ever loaded as a whole.
+        segments: in how many consecutive parts original and rewritten model were run; 1 where loaded as a whole.
     """
 
     passed: bool
@@ -63,6 +64,7 @@ class Validation:
     skipped: tuple[str, ...]
     reference: str
     failures: tuple[str, ...]
+    by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
 
 
@@ -83,6 +85,10 @@ def validate(
         ProviderError: a provider is not available.
         UsageError: the inputs do not fit the model, or the jobs cannot be done as asked for.
     """
+    if settings.isolate:
+        from rewriter.proof.isolated import validate_isolated
+
+        return validate_isolated(original, rewritten, claims, settings, progress, lowered)
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     run = run_in_segments if by_blocks else run_whole
     old, new = Side.of(original), Side.of(rewritten)
@@ -100,7 +106,10 @@ def validate(
     wanted = Wanted(ways, wide=before.truth is not None, what="the rewritten model")
     after = run(new, before.cases, wanted, progress)
     certified = sum(claim.max_error + claim.rounding for claim in claims)
-    providers = {name: judge_end_to_end(original.proto, before, after, certified, name) for name in settings.providers}
+    providers: dict[str, ProviderProof] = {}
+    for number, name in enumerate(settings.providers):
+        progress(f"end to end on {name}", number, len(settings.providers))
+        providers[name] = judge_end_to_end(original.proto, before, after, certified, name)
     failures = [failure for block in blocks for failure in block.failures]
     failures += [failure for proof in providers.values() for failure in proof.failures]
     return Validation(
@@ -111,6 +120,7 @@ def validate(
         skipped=before.skipped,
         reference=before.reference if before.truth is None else after.reference,
         failures=tuple(failures),
+        by_blocks=by_blocks,
         segments=(before.segments, after.segments),
     )
 
