@@ -61,13 +61,25 @@ def validate_isolated(
             stdin.flush()
         for message in _messages(stdout):
             if "progress" in message:
-                what, done, total = message["progress"]
-                progress(one_line(what, 160), int(done), int(total))
+                _tell(progress, message["progress"])
             elif "result" in message:
-                return from_plain(Validation, message["result"])
+                return _result(message["result"])
             else:
                 raise _error(message, settings)
         raise ValidationError(_death(child, settings, late=late.is_set()))
+
+
+def _tell(progress: Progress, step: object) -> None:
+    with suppress(ValueError, TypeError):  # a step that cannot be read is not shown
+        what, done, total = from_plain(tuple[str, int, int], step)
+        progress(one_line(what, 160), done, total)
+
+
+def _result(data: object) -> Validation:
+    try:
+        return from_plain(Validation, data)
+    except ValueError as error:
+        raise ValidationError(f"the isolated proof gave no result that can be read ({one_line(error, 160)})") from error
 
 
 @contextmanager

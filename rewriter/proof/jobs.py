@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rewriter.errors import UsageError
+from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.proof.messages import one_line
 
 Item = TypeVar("Item")
@@ -69,11 +69,13 @@ def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, b
     Args:
         work: a function at the top level of a module.
         items: what it is applied to; consumed as workers become free, so a generator keeps few items in memory.
-        jobs: how many at once, -1 for one per processor of the machine or cluster.
+        jobs: how many at once, -1 for one per processor of the machine or cluster; so is 1 where a backend is named,
+            since joblib sends a single job nowhere.
         backend: as for `parse_backend`.
 
     Raises:
         UsageError: joblib or the backend is missing or cannot be reached.
+        ValidationError: a worker was lost.
     """
     wanted = parse_backend(backend)
     if jobs == 1 and wanted.name is None:
@@ -90,8 +92,16 @@ def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, b
     except (ValueError, TypeError, OSError) as error:
         reason = one_line(error, 160)
         raise UsageError(f"joblib backend '{one_line(backend, 80)}' cannot be used: {reason}") from error
-    with context:
-        results: list[Result] = joblib.Parallel(n_jobs=jobs)(joblib.delayed(work)(item) for item in items)
+    # joblib runs a single job in this process, whatever the backend.
+    together = joblib.Parallel(n_jobs=-1 if jobs == 1 else jobs)
+    try:
+        with context:
+            results: list[Result] = together(joblib.delayed(work)(item) for item in items)
+    except (RewriteError, MemoryError):
+        raise
+    except Exception as error:  # each backend has exceptions of its own for a worker that was lost
+        reason = f"{type(error).__name__}: {one_line(error, 160)}"
+        raise ValidationError(f"a worker failed ({reason}); run with --jobs 1 to see which block it was") from error
     return results
 
 
