@@ -23,8 +23,8 @@ from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim
-from rewriter.proof.sessions import available_providers, require_provider
-from rewriter.proof.validate import Progress, Settings, Validation, validate
+from rewriter.proof.settings import Settings, checked
+from rewriter.proof.validate import Progress, Validation, validate
 from rewriter.report import Report
 
 
@@ -48,6 +48,12 @@ def rewrite(
     inputs: str | os.PathLike[str] | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
+    proof: str = "auto",
+    jobs: int = 1,
+    joblib_backend: str | None = None,
+    isolate: bool = False,
+    memory_limit_mb: int | None = None,
+    time_limit: float | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Report:
@@ -71,10 +77,18 @@ def rewrite(
         domain: largest |pre-activation| of a fit; default: what the model reaches on the inputs, and half as much more.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
-        providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
+        providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
+            it works.
         inputs: an npz file with inputs, instead of generated ones.
         dims: sizes for symbolic dimensions of the generated inputs.
         seed: seed of the generated inputs.
+        proof: `whole` loads whole models, `blocks` one block and one segment of a model at a time, `auto` decides by
+            size.
+        jobs: how many blocks are proved at once; more than one needs joblib.
+        joblib_backend: where joblib runs them, such as `dask`.
+        isolate: run the models in a process of its own.
+        memory_limit_mb: what that process may allocate, in megabytes.
+        time_limit: how long it may take, in seconds.
         force: replace an existing output.
         progress: called with (what is being done, steps done, steps in all).
 
@@ -101,11 +115,19 @@ def rewrite(
         merge=merge,
     )
     settings = Settings(
-        providers=_providers(providers) if validate and not dry_run else (),
+        providers=tuple(providers or ()),
         seed=seed,
         dims=dict(dims or {}),
         inputs=None if inputs is None else Path(inputs),
+        proof=proof,
+        jobs=jobs,
+        joblib_backend=joblib_backend,
+        isolate=isolate,
+        memory_limit_mb=memory_limit_mb,
+        time_limit=time_limit,
     )
+    if validate and not dry_run:
+        settings = checked(settings)
     run = Run(progress)
     with run.step("load", "loading"):
         source = load_model(model)
@@ -116,7 +138,7 @@ def rewrite(
         plan = make_plan(source.proto, options, partial(read_tensor, source))
     if plan.undetermined:
         with run.step("calibrate", "measuring pre-activations"):
-            plan = _calibrated(source, plan, options, settings)
+            plan = _calibrated(run, source, plan, options, settings)
     report = planned_report(name_of(model), source, plan, options)
     if dry_run or not plan.conversions:
         return run.finish(report)
@@ -124,23 +146,23 @@ def rewrite(
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
-    proof = settings if validate else None
+    wanted = settings if validate else None
     lowered = replace(source, proto=plan.reference, path=None)
     merged = None if plan.unmerged is None else replace(source, proto=plan.model, path=None)
     models = _Models(source, lowered, merged, rewritten)
     if out is None:
-        return run.finish(_in_memory(run, report, models, claims, proof))
-    return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
+        return run.finish(_in_memory(run, report, models, claims, wanted))
+    return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
 
 
-def _calibrated(source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
+def _calibrated(run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
     """The plan with activations fitted that no table entry names, on the values that they see.
 
     A model that does not run is planned without them; the proof will say why it does not.
     """
     tensors = [block.gate for block in plan.undetermined if not block.path]
     try:
-        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings)
+        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings, run.progress)
     except ValidationError as error:
         note = f"pre-activations could not be measured: {error}"
         return replace(plan, notes=(*plan.notes, note))
@@ -156,14 +178,6 @@ class _Models:
     lowered: LoadedModel
     merged: LoadedModel | None
     rewritten: onnx.ModelProto
-
-
-def _providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    if wanted is None:
-        return available_providers()
-    for name in wanted:
-        require_provider(name)
-    return tuple(dict.fromkeys(wanted)) or available_providers()
 
 
 def _in_memory(
