@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 
 from passes.plan import apply, make_plan
+from rewriter.api.details import details_of
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
@@ -42,6 +43,7 @@ def rewrite(
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
     force: bool = False,
+    details: bool = False,
     progress: Progress = silent,
 ) -> Report:
     """Replace the MLP blocks of a model by attention heads, and prove that the outputs stay the same.
@@ -62,6 +64,7 @@ def rewrite(
         dims: sizes for symbolic dimensions of the generated inputs.
         seed: seed of the generated inputs.
         force: replace an existing output.
+        details: also count the heads and draw the programs, for a page (`rewriter.html.write_page`).
         progress: called with (what is being done, steps done, steps in all).
 
     Returns:
@@ -90,6 +93,8 @@ def rewrite(
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
     report = planned_report(name_of(model), source, plan, options)
+    if details:
+        report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):

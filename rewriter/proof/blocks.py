@@ -35,6 +35,9 @@ class BlockProof:
         block_error: largest error of the block on real inputs, absolute; None without a float64 evaluation.
         block_ratio: that over the original block's.
         failures: what did not hold; empty when the block is proved.
+        region_original_error: largest error of the original region, as `region_error`; None where it was not kept.
+        block_original_error: largest error of the original block, as `block_error`.
+        block_allowed: what `block_error` may be, where it is largest.
     """
 
     name: str
@@ -44,6 +47,9 @@ class BlockProof:
     block_error: float | None
     block_ratio: float | None
     failures: tuple[str, ...]
+    region_original_error: float | None = None
+    block_original_error: float | None = None
+    block_allowed: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -56,6 +62,8 @@ class _Whole:
     error: float | None
     ratio: float | None
     failures: tuple[str, ...] = ()
+    original_error: float | None = None
+    allowed: float | None = None
 
 
 def prove_block(
@@ -80,6 +88,9 @@ def prove_block(
         block_error=whole.error,
         block_ratio=whole.ratio,
         failures=(*region.failures, *whole.failures),
+        region_original_error=region.original_error,
+        block_original_error=whole.original_error,
+        block_allowed=whole.allowed,
     )
 
 
@@ -119,7 +130,7 @@ def _prove_whole(
         return _Whole(None, None)
     carried = _distance(rebuilt, truth, outputs)
     floor = machine_epsilon(claim.elem_type) * max(magnitude(right[name]) for right in truth for name in outputs)
-    worst = worst_ratio = 0.0
+    worst = worst_ratio = original = bound = 0.0
     failures = []
     for provider in providers:
         for optimise in (True, False):
@@ -127,14 +138,15 @@ def _prove_whole(
                 _distance(_runs(open_session(part, provider, optimise=optimise), cases, outputs), truth, outputs)
                 for part in (before, after)
             )
-            worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
             allowed = FACTOR * max(old, floor) + carried
+            original, bound = max(original, old), allowed if new >= worst else bound
+            worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
             if not new <= allowed:
                 where = setting(provider, optimise=optimise)
                 failures.append(
                     f"{claim.name}: on real inputs the block is off by {new:.3g} on {where}, allowed are {allowed:.3g}"
                 )
-    return _Whole(worst, worst_ratio, tuple(failures))
+    return _Whole(worst, worst_ratio, tuple(failures), original, bound)
 
 
 def _runs(session: Session, cases: Sequence[Feeds], outputs: Sequence[str]) -> list[dict[str, Array]]:

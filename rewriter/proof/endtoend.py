@@ -24,7 +24,7 @@ import onnx
 from rewriter.files.walk import iter_nodes
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
-from rewriter.proof.compare import OutputStats, compare, merge
+from rewriter.proof.compare import OutputStats, against_truth, compare, merge
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio, setting
 from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import Session, open_session
@@ -113,6 +113,8 @@ def prove_end_to_end(
         name: merge([compare(name, b[name], a[name]) for b, a in zip(pairs[-1].old, pairs[-1].new, strict=True)])
         for name in old.outputs
     }
+    if truth is not None:
+        stats = {name: against_truth(found, *_three(name, pairs[-1], truth)) for name, found in stats.items()}
     fallen = tuple(name for name in new.cpu_nodes or () if "/heads/" in name)
     loads = (old.load_seconds, new.load_seconds)
     return ProviderProof(stats, max(ratios, default=None), loads, fallen, tuple(failures))
@@ -171,6 +173,12 @@ def _three_way(
     if not new <= allowed:
         failure = f"output {name}: off by {new:.3g} on {pair.where}, allowed are {allowed:.3g}"
     return (None if truth is None else ratio(new, old, 0.5 * floor)), failure
+
+
+def _three(name: str, pair: _Pair, truth: Truth) -> tuple[list[Array], list[Array], list[Array]]:
+    """One output of the original, of the rewritten model and in float64, case by case."""
+    old, new, right = ([case[name] for case in results] for results in (pair.old, pair.new, truth.original))
+    return old, new, right
 
 
 def _distance(values: Sequence[Array], truth: Sequence[Array]) -> float:

@@ -39,12 +39,14 @@ class RegionProof:
         error: in the model's type, worst over providers and optimisation levels.
         ratio: that over the original region's.
         failures: what did not hold.
+        original_error: the original region's.
     """
 
     exact_error: float | None
     error: float
     ratio: float
     failures: tuple[str, ...]
+    original_error: float
 
 
 def prove_region(original: Side, rewritten: Side, claim: Claim, providers: Sequence[str]) -> RegionProof:
@@ -53,7 +55,7 @@ def prove_region(original: Side, rewritten: Side, claim: Claim, providers: Seque
     after = rewritten.part(claim, claim.inputs, [claim.output])
     feeds = _feeds(original.views[claim.path], claim)
     truth, exact, failures = _exact(before, after, feeds, claim)
-    error = worst = 0.0
+    error = worst = original_error = 0.0
     for provider in providers:
         for optimise in (True, False):
             old = open_session(before, provider, optimise=optimise).run(feeds)[claim.output]
@@ -65,6 +67,7 @@ def prove_region(original: Side, rewritten: Side, claim: Claim, providers: Seque
             floor = machine_epsilon(claim.elem_type)
             allowed = FACTOR * max(old_error, floor) + _certified(claim, feeds) + claim.rounding
             error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
+            original_error = max(original_error, old_error)
             where = setting(provider, optimise=optimise)
             if not new_error <= allowed:
                 failures.append(
@@ -72,7 +75,7 @@ def prove_region(original: Side, rewritten: Side, claim: Claim, providers: Seque
                 )
             if not _parity(old, new, feeds):
                 failures.append(f"{claim.name}: NaN at other points than the original's on {where}")
-    return RegionProof(exact, error, worst, tuple(failures))
+    return RegionProof(exact, error, worst, tuple(failures), original_error)
 
 
 def _exact(
