@@ -116,7 +116,8 @@ class Details:
         share: what all blocks together take of the multiply-adds of linear operators; 0 to 1.
         head_dimension: d_head of the model's own attention, None where it was not found.
         attention_heads: its heads per sublayer.
-        purity: the nonlinearities that conversion leaves, as a sentence.
+        remaining: the nonlinearities beside softmax and normalisation that conversion leaves, such as `1 Tanh`; empty
+            for none.
     """
 
     drawings: tuple[Drawing, ...]
@@ -124,4 +125,4 @@ class Details:
     share: float
     head_dimension: int | None
     attention_heads: int | None
-    purity: str
+    remaining: str

@@ -16,7 +16,7 @@ from passes.accounting import account
 from passes.conversion import Conversion
 from passes.plan import Plan
 from passes.programs import Head, Program
-from rewriter.details import Curve, Details, DrawnHead, Drawing, HeadCount, Key
+from rewriter.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
 
 Array = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ def details_of(plan: Plan) -> Details:
         share=accounting.share,
         head_dimension=accounting.head_dimension,
         attention_heads=accounting.attention_heads,
-        purity=accounting.purity,
+        remaining=", ".join(f"{count} {name}" for name, count in accounting.remaining.items()),
     )
 
 
@@ -98,9 +98,7 @@ def _drawn_head(head: Head, points: Array, source: str) -> DrawnHead:
     logits = np.stack([(a * points + b) * points + c for a, b, c in (key.logit for key in keys)])
     weights = np.exp(logits - logits.max(axis=0))
     weights /= weights.sum(axis=0)
-    return DrawnHead(
-        tuple(keys), tuple(Curve(key.label, _plain(row)) for key, row in zip(keys, weights, strict=True))
-    )
+    return DrawnHead(tuple(keys), tuple(Curve(key.label, _plain(row)) for key, row in zip(keys, weights, strict=True)))
 
 
 def _self_value(head: Head, source: str) -> str:

@@ -130,7 +130,7 @@ def _prove_whole(
         return _Whole(None, None)
     carried = _distance(rebuilt, truth, outputs)
     floor = machine_epsilon(claim.elem_type) * max(magnitude(right[name]) for right in truth for name in outputs)
-    worst = worst_ratio = original = bound = 0.0
+    worst = worst_ratio = worst_old = bound = 0.0
     failures = []
     for provider in providers:
         for optimise in (True, False):
@@ -139,14 +139,14 @@ def _prove_whole(
                 for part in (before, after)
             )
             allowed = FACTOR * max(old, floor) + carried
-            original, bound = max(original, old), allowed if new >= worst else bound
+            worst_old, bound = max(worst_old, old), allowed if new >= worst else bound
             worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
             if not new <= allowed:
                 where = setting(provider, optimise=optimise)
                 failures.append(
                     f"{claim.name}: on real inputs the block is off by {new:.3g} on {where}, allowed are {allowed:.3g}"
                 )
-    return _Whole(worst, worst_ratio, tuple(failures), original, bound)
+    return _Whole(worst, worst_ratio, tuple(failures), worst_old, bound)
 
 
 def _runs(session: Session, cases: Sequence[Feeds], outputs: Sequence[str]) -> list[dict[str, Array]]:

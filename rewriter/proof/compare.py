@@ -138,9 +138,7 @@ def against_truth(
     stats: OutputStats, expected: Sequence[Array], actual: Sequence[Array], truth: Sequence[Array]
 ) -> OutputStats:
     """The statistics, with how far each side is from a float64 evaluation, case by case."""
-    return replace(
-        stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth)
-    )
+    return replace(stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth))
 
 
 def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: bool) -> OutputStats:
