@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rewriter.details import Drawing, DrawnHead
 from rewriter.html import numbers, svg
+from rewriter.html.words import short
 
 _LABEL_HEIGHT = 15.0
 
@@ -28,7 +29,7 @@ def values_figure(identity: str, drawing: Drawing) -> svg.Svg:
     description = f"For y from {first} to {last}: two curves, one on the other."
     return svg.figure(
         identity,
-        f"{drawing.program} and {drawing.activation}, over y",
+        f"{short(drawing.program)} and {short(drawing.activation)}, over y",
         description,
         svg.vertical_axis(y, ticks),
         _pre_activation(x, drawing.points),
@@ -53,7 +54,7 @@ def weights_figure(identity: str, drawing: Drawing, head: DrawnHead) -> svg.Svg:
     ticks = [(value, numbers.plain(value)) for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return svg.figure(
         identity,
-        f"Attention of {drawing.program} over y",
+        f"Attention of {short(drawing.program)} over y",
         f"Stacked softmax weights of {len(order)} keys: the token itself, whose weight grows with y, and bias tokens.",
         svg.vertical_axis(y, ticks),
         *bands,
@@ -80,7 +81,7 @@ def error_figure(identity: str, drawing: Drawing) -> svg.Svg:
     peak = max(abs(value) for value in drawing.error.values)
     return svg.figure(
         identity,
-        f"Error of {drawing.program} over y",
+        f"Error of {short(drawing.program)} over y",
         f"At the drawn points at most {numbers.small(peak)}; certified are {numbers.small(drawing.certified)}.",
         band,
         svg.vertical_axis(y, ticks),
@@ -121,7 +122,7 @@ def _band(
     upper = [(x(point), y(value)) for point, value in zip(points, edges[1], strict=True)]
     lower = [(x(point), y(value)) for point, value in zip(points, edges[0], strict=True)]
     way = "L".join(f"{across:.1f} {up:.1f}" for across, up in (*upper, *reversed(lower)))
-    return svg.element("path", svg.element("title", label), d=f"M{way}Z", class_=f"band {style}")
+    return svg.element("path", svg.element("title", short(label)), d=f"M{way}Z", class_=f"band {style}")
 
 
 def _band_label(

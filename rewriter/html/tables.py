@@ -182,7 +182,7 @@ def key_table(head: DrawnHead, program: str) -> Table:
         (text(key.label), *(Cell(numbers.small(part, 9), part) for part in key.logit), text(key.value))
         for key in head.keys
     ]
-    return Table(f"Logits of {program}, by powers of y, and values", columns, tuple(rows), sortable=False)
+    return Table(f"Logits of {short(program)}, by powers of y, and values", columns, tuple(rows), sortable=False)
 
 
 def pair_table(caption: str, label: str, value: str, pairs: Mapping[str, str]) -> Table:

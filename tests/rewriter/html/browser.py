@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,9 @@ from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE = 60.0
+
+_WIRE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+"""Becomes the browser, with the pipe's two ends at 3 and 4, where --remote-debugging-pipe looks for them."""
 
 
 def found() -> str | None:
@@ -31,11 +35,10 @@ class Browser:
     def __init__(self, executable: str, profile: Path) -> None:
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # The pipe's two ends are descriptors 3 and 4 by convention of --remote-debugging-pipe.
-        wire = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", wire, "sh", executable, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe"],
+            [sys.executable, "-S", "-c", _WIRE, str(to_read), str(to_write), executable, *flags]
+            + [f"--user-data-dir={profile}", "--remote-debugging-pipe"],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
