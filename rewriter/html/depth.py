@@ -18,6 +18,9 @@ _CAP = 5.0
 _NAMED = 5
 """So many failed blocks are named in the description of a figure."""
 
+_ROOMY, _SMALLEST = 30, 0.5
+"""From so many blocks on marks shrink, down to this part of their size."""
+
 _ROOM = 0.15
 """Decades that marks keep from the ends of the scale."""
 _EDGE = 9.0
@@ -47,6 +50,7 @@ def depth_figure(identity: str, title: str, marks: Sequence[Mark]) -> svg.Svg:
     """Error against the number of the block."""
     x = svg.across(0.4, len(marks) + 0.6)
     y = _scale(marks)
+    size = max(_SMALLEST, min(1.0, _ROOMY / len(marks)))
     ticks = [(value, f"{value:.0f}") for value in svg.round_steps(1.0, float(max(len(marks), 2)), 8)]
     ticks = [tick for tick in ticks if tick[0] == round(tick[0]) and 1 <= tick[0] <= len(marks)]
     if not ticks or ticks[0][0] != 1.0:
@@ -58,8 +62,8 @@ def depth_figure(identity: str, title: str, marks: Sequence[Mark]) -> svg.Svg:
     ]
     # Originals first: where both marks meet, the dot lies inside the ring.
     parts += [_allowed(x(number), y, mark) for number, mark in enumerate(marks, start=1)]
-    parts += [_original(x(number), y, mark) for number, mark in enumerate(marks, start=1)]
-    parts += [_rewritten(x(number), y, mark) for number, mark in enumerate(marks, start=1)]
+    parts += [_original(x(number), y, mark, size) for number, mark in enumerate(marks, start=1)]
+    parts += [_rewritten(x(number), y, mark, size) for number, mark in enumerate(marks, start=1)]
     return svg.figure(identity, title, _description(marks), *parts)
 
 
@@ -95,14 +99,14 @@ def _extremes(marks: Sequence[Mark]) -> list[svg.Svg]:
     ]
 
 
-def _original(x: float, y: svg.Scale, mark: Mark) -> svg.Svg:
+def _original(x: float, y: svg.Scale, mark: Mark, size: float) -> svg.Svg:
     if mark.original is None:
         return svg.Svg("")
     tip = svg.element("title", f"{short(mark.name)}: original {numbers.small(mark.original)}")
-    return svg.element("circle", tip, cx=x, cy=_place(y, mark.original), r=5.5, class_="original ring")
+    return svg.element("circle", tip, cx=x, cy=_place(y, mark.original), r=5.5 * size, class_="original ring")
 
 
-def _rewritten(x: float, y: svg.Scale, mark: Mark) -> svg.Svg:
+def _rewritten(x: float, y: svg.Scale, mark: Mark, size: float) -> svg.Svg:
     if mark.rewritten is None:
         return svg.Svg("")
     place = _place(y, mark.rewritten)
@@ -110,7 +114,7 @@ def _rewritten(x: float, y: svg.Scale, mark: Mark) -> svg.Svg:
     if mark.failed:
         cross = f"M{x - _CAP:.1f} {place - _CAP:.1f}l{2 * _CAP} {2 * _CAP}m0 -{2 * _CAP}l-{2 * _CAP} {2 * _CAP}"
         return svg.element("path", tip, d=cross, class_="failed cross")
-    return svg.element("circle", tip, cx=x, cy=place, r=3.2, class_="rewritten dot")
+    return svg.element("circle", tip, cx=x, cy=place, r=3.2 * size, class_="rewritten dot")
 
 
 def _allowed(x: float, y: svg.Scale, mark: Mark) -> svg.Svg:

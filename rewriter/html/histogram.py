@@ -33,7 +33,7 @@ def histogram_figure(identity: str, title: str, series: Sequence[Bars]) -> svg.S
     top = max(max(each) for each in shares)
     x = svg.across(first - 0.5, last + 0.5)
     y = svg.upward(0.0, 1.08 * top)
-    heights = [(value, f"{numbers.plain(round(100 * value, 6))}%") for value in svg.round_steps(0.0, 1.08 * top, 4)]
+    heights = [(value, f"{numbers.plain(round(100 * value, 6))}%") for value in svg.round_steps(0.0, 1.08 * top, 6)]
     step = max(1, -(-(last - first + 1) // _MOST_LABELS))
     labels = [(float(place), bin_label(place)) for place in range(first, last + 1, step)]
     parts = [svg.vertical_axis(y, heights)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from rewriter.details import Drawing
 from rewriter.html import numbers
@@ -100,8 +101,9 @@ def _proof_facts(validation: Validation) -> list[Fact]:
         )
     if stats:
         largest = max(each.max_abs for each in stats)
-        tolerance = numbers.small(max(each.min_tolerance for each in stats))
-        facts.append(Fact("largest difference", numbers.small(largest), f"passes at atol = rtol = {tolerance}"))
+        tolerance = max(each.min_tolerance for each in stats)
+        note = f"passes at atol = rtol = {numbers.small(tolerance)}" if isfinite(tolerance) else "no tolerance passes"
+        facts.append(Fact("largest difference", numbers.small(largest), note))
     return facts
 
 

@@ -20,7 +20,9 @@ from typing import Any, Self
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE = 60.0
 
-_WIRE = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+_WIRE = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
 """Becomes the browser, with the pipe's two ends at 3 and 4, where --remote-debugging-pipe looks for them."""
 
 
@@ -36,9 +38,9 @@ class Browser:
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += [f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _WIRE, str(to_read), str(to_write), executable, *flags]
-            + [f"--user-data-dir={profile}", "--remote-debugging-pipe"],
+            [sys.executable, "-S", "-c", _WIRE, str(to_read), str(to_write), executable, *flags],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
