@@ -9,10 +9,12 @@ import pytest
 
 from rewriter.html import render
 from tests.rewriter.html.browser import Browser, found
-from tests.rewriter.html.samples import REPORTS, extreme, failed, large
+from tests.rewriter.html.samples import REPORTS
 
 EXECUTABLE = found()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
+
+SHOWN = ("gelu", "relu", "failed", "left", "hostile", "large", "extreme")
 
 OVERFLOWING = """
 [...document.querySelectorAll("body *")].filter((each) =>
@@ -52,13 +54,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        reports = {"failed": failed(monkeypatch), "gelu": REPORTS["gelu"](), "relu": REPORTS["relu"]()}
-    reports |= {"left": REPORTS["left"](), "hostile": REPORTS["hostile"](), "large": large(100, 2000)}
-    reports["extreme"] = extreme()
-    for name, report in reports.items():
-        (folder / f"{name}.html").write_text(render(report), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in reports}
+    for name in SHOWN:
+        (folder / f"{name}.html").write_text(render(REPORTS[name]()), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in SHOWN}
 
 
 def complaints(browser: Browser) -> list[object]:
@@ -71,7 +69,7 @@ def complaints(browser: Browser) -> list[object]:
 
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["gelu", "relu", "failed", "left", "hostile", "large", "extreme"])
+@pytest.mark.parametrize("name", SHOWN)
 def test_page_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages[name], width=width, dark=dark)
     browser.value("for (const each of document.querySelectorAll('details')) each.open = true")

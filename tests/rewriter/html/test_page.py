@@ -14,7 +14,7 @@ import pytest
 
 from rewriter import Report, UsageError
 from rewriter.html import Verdict, page, render, write_page
-from tests.rewriter.html.samples import HOSTILE, REPORTS, failed, large, passed
+from tests.rewriter.html.samples import HOSTILE, REPORTS, large, passed
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -58,14 +58,10 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    found = {name: render(make()) for name, make in REPORTS.items()}
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found["failed"] = render(failed(monkeypatch))
-    return found
+    return {name: render(make()) for name, make in REPORTS.items()}
 
 
-NAMES = [*REPORTS, "failed"]
-each_page = pytest.mark.parametrize("name", NAMES)
+each_page = pytest.mark.parametrize("name", REPORTS)
 
 
 @each_page
