@@ -148,6 +148,19 @@ def test_whole_without_scripts(browser: Browser, pages: dict[str, Path]) -> None
     browser.open(pages["gelu"], width=1280)
 
 
+def test_paper_is_white_whatever_the_screen_is(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["gelu"], width=1280, dark=True)
+    colour = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.value(colour.format(".facts", "backgroundColor")) == "rgb(31, 33, 37)"
+    browser.call(
+        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    assert browser.value(colour.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+    assert browser.value(colour.format(".facts", "backgroundColor")) == "rgb(245, 243, 239)"
+    assert browser.value(colour.format("h1", "color")) == "rgb(23, 107, 58)"
+    assert browser.value(colour.format("nav", "display")) == "none"
+
+
 def test_large_page_opens_fast_and_prints(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["large"], width=1280)
     spent = browser.value("performance.getEntriesByType('navigation')[0].domComplete")

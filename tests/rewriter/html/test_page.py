@@ -136,6 +136,8 @@ def test_a_converted_model_has_every_section(name: str, pages: dict[str, str]) -
         ("failed", "Failed", "does not compute what the original does"),
         ("left", "Nothing to convert", "1 candidate stayed as it was; the reasons are below."),
         ("nothing-at-all", "Nothing to convert", "Nothing was written."),
+        ("no-details", "Proved", "blocks converted"),
+        ("dry-run", "Planned", "blocks to convert"),
         ("dry-run", "Planned", "1 MLP block would become 8 attention heads. Nothing was written."),
         ("not-proved", "Not proved", "the proof was skipped"),
         ("extreme", "Failed", "1,000 checks did not hold"),
