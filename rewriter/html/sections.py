@@ -73,8 +73,10 @@ class ProgramSection:
 def key_figures(report: Report) -> list[Fact]:
     """The numbers that matter most."""
     converted, candidates = len(report.converted), len(report.blocks)
-    label = "blocks to convert" if converted and report.after is None else "blocks converted"
-    facts = [Fact(label, numbers.count(converted), f"of {counted(candidates, 'candidate')}")]
+    facts = []
+    if candidates or report.validation is None:
+        label = "blocks to convert" if converted and report.after is None else "blocks converted"
+        facts.append(Fact(label, numbers.count(converted), f"of {counted(candidates, 'candidate')}"))
     if converted:
         heads = sum(row.heads or 0 for row in report.converted)
         tokens = sorted({row.bias_tokens for row in report.converted if row.bias_tokens})

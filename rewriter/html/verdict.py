@@ -22,11 +22,13 @@ class Verdict:
         word: the verdict.
         kind: good, bad, or neither.
         meaning: what it means, in a sentence or two.
+        other: what the second model is to the first.
     """
 
     word: str
     kind: Literal["good", "bad", "open"]
     meaning: str
+    other: str = "Written to"
 
 
 def verdict_of(report: Report) -> Verdict:

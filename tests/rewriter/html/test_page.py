@@ -160,9 +160,15 @@ def test_verdict_without_float64_claims_less() -> None:
     assert "times the original’s own distance" not in text
 
 
-def test_a_caller_may_bring_its_own_verdict() -> None:
-    text = render(REPORTS["no-details"](), verdict=Verdict("Different", "bad", "They differ."))
-    assert Page(text).of("h1") == ["Different"]
+def test_a_comparison_of_any_two_models_makes_a_page() -> None:
+    """No candidates, but a proof: what a command that only compares has; it brings its own verdict."""
+    report = replace(REPORTS["no-details"](), blocks=(), output="other.onnx")
+    taken = Page(render(report, verdict=Verdict("Same", "good", "They agree.", other="Compared with")))
+    assert taken.of("h1") == ["Same"]
+    assert taken.of("h2") == ["Error through depth", "Outputs", "Operators", "Conditions"]
+    assert taken.of("dt")[:2] == ["Model", "Compared with"]
+    assert "blocks converted" not in taken.visible()
+    assert "candidate" not in taken.visible()
 
 
 def test_failures_are_told_and_drawn(pages: dict[str, str]) -> None:
