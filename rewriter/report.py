@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
+from rewriter.details import Details
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
 
@@ -87,7 +88,9 @@ class Report:
         seconds: by step: load, plan, apply, save, validate, total.
         notes: remarks on the whole.
         exit_status: what the command line exits with.
+        environment: what it was made with, as `rewriter.environment` gives it.
         rewritten: the rewritten model, where no output path was given.
+        details: what only the page shows; None when it was not asked for. Not part of the JSON.
     """
 
     model: str
@@ -100,7 +103,9 @@ class Report:
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     exit_status: ExitStatus
+    environment: Mapping[str, str] = field(default_factory=dict)
     rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    details: Details | None = field(default=None, repr=False, compare=False)
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:
@@ -131,6 +136,7 @@ class Report:
             "bytes": {"before": self.before.bytes, "after": None if after is None else after.bytes},
             "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
             "notes": list(self.notes),
+            "environment": dict(self.environment),
         }
 
     def write(self, path: Path) -> None:

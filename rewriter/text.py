@@ -1,7 +1,7 @@
 """Text for messages: names that come from a model file, made harmless and short.
 
 Comes in: a tensor name, a path, any string that a stranger may have written. Goes out: one printable
-piece of one line. Used by every message that repeats such a name.
+piece of one line. Used by every message, table and page that repeats such a name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ import os
 LIMIT = 80
 """The longest text that `quoted` returns, in characters."""
 _TAIL = 24
+
+
+def clean(text: str) -> str:
+    """Printable characters only: no control characters, line breaks or overrides of the writing direction."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def quoted(name: str | bytes | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ SOURCES = {
 COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 """The only files of the engine that know the domain."""
 
-FRONT = ("rewriter.api", "rewriter.cli", "rewriter.report")
+FRONT = ("rewriter.api", "rewriter.cli", "rewriter.html", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
 ROOMS = ("rewriter/files/", "rewriter/graph/", "rewriter/proof/")
@@ -76,6 +76,11 @@ def test_graph_helpers_know_neither_files_nor_proofs() -> None:
 def test_graphsurgeon_stays_in_one_file() -> None:
     """Its types too are named through `rewriter.graph.surgeon`."""
     assert importers("onnx_graphsurgeon") == {"rewriter/graph/surgeon.py"}
+
+
+def test_templates_stay_in_one_room() -> None:
+    """jinja2 is an extra: whoever makes no page does not need it."""
+    assert importers("jinja2", "markupsafe") == {"rewriter/html/page.py"}
 
 
 def test_no_torch_and_no_example_models() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 
 from passes.plan import Options, Plan, apply, make_plan
+from rewriter.api.details import details_of
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
@@ -55,6 +56,7 @@ def rewrite(
     memory_limit_mb: int | None = None,
     time_limit: float | None = None,
     force: bool = False,
+    details: bool = False,
     progress: Progress = silent,
 ) -> Report:
     """Replace the MLP blocks of a model by attention heads, and prove that the outputs stay the same.
@@ -90,6 +92,7 @@ def rewrite(
         memory_limit_mb: what that process may allocate, in megabytes.
         time_limit: how long it may take, in seconds.
         force: replace an existing output.
+        details: also count the heads and draw the programs, for a page (`rewriter.html.write_page`).
         progress: called with (what is being done, steps done, steps in all).
 
     Returns:
@@ -140,6 +143,8 @@ def rewrite(
         with run.step("calibrate", "measuring pre-activations"):
             plan = _calibrated(run, source, plan, options, settings)
     report = planned_report(name_of(model), source, plan, options)
+    if details:
+        report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):

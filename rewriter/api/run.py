@@ -18,6 +18,7 @@ from passes.conversion import Accuracy
 from passes.find import GATES, SCOPES
 from passes.forms import FORMS
 from passes.plan import Options
+from rewriter.environment import environment
 from rewriter.errors import UsageError
 from rewriter.proof.validate import Progress
 from rewriter.report import Report
@@ -51,8 +52,9 @@ class Run:
         self._seconds[name] = time.perf_counter() - start
 
     def finish(self, report: Report) -> Report:
-        """The report with the times in it."""
-        return replace(report, seconds={**self._seconds, "total": time.perf_counter() - self._start})
+        """The report with the times, and what it was made with."""
+        seconds = {**self._seconds, "total": time.perf_counter() - self._start}
+        return replace(report, seconds=seconds, environment=environment())
 
 
 def checked_options(

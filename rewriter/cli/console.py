@@ -16,10 +16,11 @@ import rich.console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rewriter.cli import tables
-from rewriter.cli.tables import clean, plain
+from rewriter.cli.tables import plain
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
 from rewriter.report import Report
+from rewriter.text import clean
 
 if TYPE_CHECKING:
     from rewriter.api import Inspection

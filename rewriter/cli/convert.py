@@ -6,6 +6,7 @@ Comes in: arguments. Goes out: the file, the tables on standard output, an exit 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,31 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-def _check_report(report: Path, model: Path, output: Path | None, *, force: bool) -> None:
-    """Refuse a report path that could not be written, or that would replace something else, before the long work."""
+def check_report(report: Path, others: Sequence[Path | None], *, suffix: str, force: bool) -> None:
+    """Refuse a report path that could not be written, or that would replace something else, before the long work.
+
+    `others` are the files that the report must not replace; an existing file of the report's own kind it may.
+    """
     if not report.parent.is_dir():
         raise UsageError(
             f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
         )
-    if report.absolute() in (model.absolute(), output.absolute() if output is not None else None):
+    if report.absolute() in [other.absolute() for other in others if other is not None]:
         raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
-    if report.is_dir() or (report.exists() and report.suffix != ".json" and not force):
+    if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
         raise UsageError(
-            f"{quoted(report)} exists and is no .json file; pass --force to replace it, or choose another path"
+            f"{quoted(report)} exists and is no {suffix} file; pass --force to replace it, or choose another path"
         )
+
+
+def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
+    """Refuse a page that could not be written, or made, before the long work; `report` is the JSON beside it."""
+    from rewriter.html import require_jinja
+
+    require_jinja()
+    check_report(page, others, suffix=".html", force=force)
+    if report is not None and page.absolute() == report.absolute():
+        raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
 
 
 @click.command(
@@ -114,6 +128,7 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @proof_options
 @click.option("--report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write the report as JSON.")
+@click.option("--html", metavar="FILE.html", type=click.Path(path_type=Path), help="Write the report as a page.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
@@ -125,6 +140,7 @@ def convert(
     dry_run: bool,
     no_validate: bool,
     report: Path | None,
+    html: Path | None,
     quiet: bool,
     verbose: bool,
     settings: Settings,
@@ -138,7 +154,9 @@ def convert(
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if report is not None:
-        _check_report(report, model, output, force=options["force"])
+        check_report(report, (model, output), suffix=".json", force=options["force"])
+    if html is not None:
+        check_page(html, (model, output), report=report, force=options["force"])
     from rewriter.api import rewrite
     from rewriter.cli.console import Console
 
@@ -160,10 +178,15 @@ def convert(
             dry_run=dry_run,
             validate=not no_validate,
             force=options["force"],
+            details=html is not None,
             progress=progress,
             **vars(settings),
         )
     if report is not None:
         result.write(report)
+    if html is not None:
+        from rewriter.html import write_page
+
+        write_page(result, html)
     console.show(result, proved=not no_validate, planned_only=dry_run)
     return int(result.exit_status)

@@ -18,16 +18,12 @@ from rewriter.proof.compare import OutputStats
 from rewriter.proof.endtoend import ProviderProof
 from rewriter.proof.validate import Validation
 from rewriter.report import BlockRow, Report, Shape
+from rewriter.text import clean
 
 if TYPE_CHECKING:
     from passes.accounting import Accounting
 
 _MOST_OPERATORS = 14
-
-
-def clean(text: str) -> str:
-    """Printable characters only: names come from the model."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -65,6 +65,9 @@ class BlockProof:
         failures: what did not hold; empty when the block is proved.
         infinite: what the heads give at infinite pre-activations where the original gives something else. No failure:
             no head program that multiplies by the pre-activation can help it (docs/numerics.md).
+        region_original_error: largest error of the original region, as `region_error`; None where it was not kept.
+        block_original_error: largest error of the original block, as `block_error`.
+        block_allowed: what `block_error` may be, where it is largest.
     """
 
     name: str
@@ -75,6 +78,9 @@ class BlockProof:
     block_ratio: float | None
     failures: tuple[str, ...]
     infinite: tuple[str, ...] = ()
+    region_original_error: float | None = None
+    block_original_error: float | None = None
+    block_allowed: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -87,6 +93,8 @@ class _Whole:
     error: float | None
     ratio: float | None
     failures: tuple[str, ...] = ()
+    original_error: float | None = None
+    allowed: float | None = None
 
 
 def block_item(
@@ -129,6 +137,9 @@ def prove_block(item: BlockItem) -> BlockProof:
         block_ratio=whole.ratio,
         failures=(*region.failures, *whole.failures, *_beyond_domain(item)),
         infinite=region.infinite,
+        region_original_error=region.original_error,
+        block_original_error=whole.original_error,
+        block_allowed=whole.allowed,
     )
 
 
@@ -162,17 +173,18 @@ def _prove_whole(item: BlockItem) -> _Whole:
         return _Whole(None, None)
     carried = _distance(rebuilt, certain, outputs)
     floor = machine_epsilon(claim.elem_type) * max(magnitude(right[name]) for right in truth for name in outputs)
-    worst = worst_ratio = 0.0
+    worst = worst_ratio = worst_old = bound = 0.0
     failures = []
     for way in item.ways:
         old, new = (_distance(_runs(part, way, cases, outputs), truth, outputs) for part in item.wholes)
-        worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
         allowed = FACTOR * max(old, floor) + carried
+        worst_old, bound = max(worst_old, old), allowed if new >= worst else bound
+        worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
         if not new <= allowed:
             failures.append(
                 f"{claim.name}: on real inputs the block is off by {new:.3g} on {way}, allowed are {allowed:.3g}"
             )
-    return _Whole(worst, worst_ratio, tuple(failures))
+    return _Whole(worst, worst_ratio, tuple(failures), worst_old, bound)
 
 
 def _cases(item: BlockItem, part: LoadedModel) -> list[Case]:

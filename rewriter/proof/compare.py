@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.proof.histogram import added, counts_against
 from rewriter.proof.pieces import Distances, is_ranking, measure
 
 Array = NDArray[Any]
@@ -49,6 +50,10 @@ class OutputStats:
         min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite
             where no tolerance helps.
         rows: how many rows `top1` and `kl` are about.
+        ulps: elements by |difference| in units in the last place of max(1, |expected|), in the bins of
+            `rewriter.proof.histogram`; empty where the output is no floats, or shapes differ.
+        original_ulps: the same of the original against float64; empty without a float64 evaluation.
+        rewritten_ulps: the same of the rewritten model against float64.
     """
 
     name: str
@@ -68,6 +73,9 @@ class OutputStats:
     inf_parity: bool
     min_tolerance: float
     rows: int = 0
+    ulps: tuple[int, ...] = ()
+    original_ulps: tuple[int, ...] = ()
+    rewritten_ulps: tuple[int, ...] = ()
 
     @property
     def comparable(self) -> bool:
@@ -120,7 +128,17 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
         inf_parity=all(each.inf_parity for each in stats),
         min_tolerance=max(each.min_tolerance for each in stats),
         rows=rows,
+        ulps=added(each.ulps for each in stats),
+        original_ulps=added(each.original_ulps for each in stats),
+        rewritten_ulps=added(each.rewritten_ulps for each in stats),
     )
+
+
+def against_truth(
+    stats: OutputStats, expected: Sequence[Array], actual: Sequence[Array], truth: Sequence[Array]
+) -> OutputStats:
+    """The statistics, with how far each side is from a float64 evaluation, case by case."""
+    return replace(stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth))
 
 
 def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: bool) -> OutputStats:
@@ -146,6 +164,7 @@ def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: b
         inf_parity=found.inf_parity,
         min_tolerance=found.min_tolerance if parity else float("inf"),
         rows=found.rows,
+        ulps=found.ulps,
     )
 
 

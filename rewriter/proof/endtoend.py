@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from rewriter.files.walk import iter_nodes
-from rewriter.proof.compare import OutputStats, compare, merge
+from rewriter.proof.compare import OutputStats, against_truth, compare, merge
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
 from rewriter.proof.providers import parse_provider
 from rewriter.proof.roles import is_float
@@ -129,8 +129,11 @@ def judge_end_to_end(
                 failures += [] if failure is None else [failure]
     before, after = old.ways[ways[-1]], new.ways[ways[-1]]
     fallen, there = _fallen(before, after)
+    stats = _statistics(pairs[-1].old, pairs[-1].new)
+    if truth is not None:
+        stats = {name: against_truth(found, *_three(name, pairs[-1], truth)) for name, found in stats.items()}
     return ProviderProof(
-        outputs=_statistics(pairs[-1].old, pairs[-1].new),
+        outputs=stats,
         error_ratio=max(ratios, default=None),
         load_seconds=(before.load_seconds, after.load_seconds),
         cpu_nodes=fallen,
@@ -198,6 +201,12 @@ def _three_way(
     if not new <= allowed:
         failure = f"output {name}: off by {new:.3g} on {pair.where}, allowed are {allowed:.3g}"
     return (None if truth is None else ratio(new, old, 0.5 * floor)), failure
+
+
+def _three(name: str, pair: _Pair, truth: Truth) -> tuple[list[Array], list[Array], list[Array]]:
+    """One output of the original, of the rewritten model and in float64, case by case."""
+    old, new, right = ([case[name] for case in results] for results in (pair.old, pair.new, truth.original))
+    return old, new, right
 
 
 def _distance(values: Sequence[Array], truth: Sequence[Array]) -> float:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.proof.histogram import BINS, ulp_counts
 from rewriter.proof.roles import is_float
 
 Array = NDArray[Any]
@@ -38,6 +40,7 @@ class Distances:
     top1: float | None
     kl: float | None
     rows: int
+    ulps: tuple[int, ...]
 
 
 def is_ranking(array: Array) -> bool:
@@ -53,6 +56,8 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
     count, total, largest, relative, tolerance = 0, 0.0, 0.0, 0.0, 0.0
     place: int | None = None
     products = np.zeros(3)
+    ulps = np.zeros(BINS, np.int64)
+    epsilon = float(ml_dtypes.finfo(expected.dtype).eps) if is_float(expected.dtype) else 0.0
     nan_parity = inf_parity = True
     for start in range(0, size, _PIECE):
         e, a = (each[start : start + _PIECE] for each in flat)
@@ -77,6 +82,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
             with np.errstate(over="ignore"):
                 relative = max(relative, float((difference[nonzero] / np.abs(e[nonzero])).max()))
         products += _products(e, a)
+        ulps += ulp_counts(difference, e, epsilon) if epsilon else 0
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
     return Distances(
         elements=size,
@@ -92,6 +98,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
         top1=top1,
         kl=kl,
         rows=rows,
+        ulps=tuple(ulps.tolist()) if epsilon else (),
     )
 
 

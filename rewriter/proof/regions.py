@@ -44,12 +44,14 @@ class RegionProof:
         ratio: that over the original region's.
         failures: what did not hold.
         infinite: what the heads give at infinite pre-activations where the original gives something else.
+        original_error: the original region's.
     """
 
     exact_error: float | None
     error: float
     ratio: float
     failures: tuple[str, ...]
+    original_error: float
     infinite: tuple[str, ...] = ()
 
 
@@ -88,7 +90,7 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
     feeds = regions.feeds
     inside = _inside(feeds, claim)
     truth, exact, failures = _exact(regions, claim)
-    error = worst = 0.0
+    error = worst = original_error = 0.0
     infinite: dict[str, None] = {}
     for way in ways:
         sessions = [
@@ -103,6 +105,7 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
         floor = machine_epsilon(claim.elem_type)
         allowed = FACTOR * max(old_error, floor) + _certified(claim, feeds) + claim.rounding
         error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
+        original_error = max(original_error, old_error)
         if not new_error <= allowed:
             failures.append(f"{claim.name}: the heads are off by {new_error:.3g} on {way}, allowed are {allowed:.3g}")
         if not _parity(old, new, feeds):
@@ -110,7 +113,7 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
         if not _same_overflow(old, new, target, claim):
             failures.append(f"{claim.name}: infinite at other points than the original's on {way}")
         infinite |= dict.fromkeys(_at_infinity(regions, claim, sessions))
-    return RegionProof(exact, error, worst, tuple(failures), tuple(infinite))
+    return RegionProof(exact, error, worst, tuple(failures), original_error, tuple(infinite))
 
 
 def _exact(regions: Regions, claim: Claim) -> tuple[Array | None, float | None, list[str]]:

@@ -1,0 +1,113 @@
+"""From plan to page: head programs as curves, the accounting as rows.
+
+Comes in: a plan. Goes out: `Details`, in plain numbers that `rewriter.html` draws. Programs are evaluated in float64,
+so a drawn error is that of exact arithmetic (plus float64's own rounding), with the coefficients that the graph holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from passes.accounting import account
+from passes.conversion import Conversion
+from passes.plan import Plan
+from passes.programs import Head, Program
+from rewriter.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
+
+Array = NDArray[np.float64]
+
+_POINTS = 161
+_REACH = 6.0
+"""Activations are drawn for |y| up to this: beyond it they are straight lines."""
+
+_STEEP = 64.0
+"""From this slope of a logit difference on, a head is a step at the scale of `_REACH`, so it is drawn closer up."""
+
+_NEAR = 12.0
+"""How far a logit difference of a steep head goes in its drawing: the smaller weight is 6e-6 there."""
+
+
+def details_of(plan: Plan) -> Details:
+    """Draw the programs of a plan and count its heads."""
+    accounting = account(plan)
+    return Details(
+        drawings=_drawings(plan.conversions),
+        counts=tuple(HeadCount(**asdict(block)) for block in accounting.blocks),
+        share=accounting.share,
+        head_dimension=accounting.head_dimension,
+        attention_heads=accounting.attention_heads,
+        remaining=", ".join(f"{count} {name}" for name, count in accounting.remaining.items()),
+    )
+
+
+def _drawings(conversions: Iterable[Conversion]) -> tuple[Drawing, ...]:
+    """One drawing per program and activation."""
+    groups: dict[tuple[Program, str], list[Conversion]] = {}
+    for conversion in conversions:
+        groups.setdefault((conversion.program, conversion.block.identified.label), []).append(conversion)
+    return tuple(_drawing(group) for group in groups.values())
+
+
+def _drawing(group: Sequence[Conversion]) -> Drawing:
+    first = group[0]
+    program, identified = first.program, first.block.identified
+    points = np.linspace(-_REACH, _REACH, _POINTS)
+    near = points * min(1.0, _near(program) / _REACH)
+    # A gate's program multiplies the other projection u; with u = 1 it is the gate itself.
+    ones = None if identified.gated is None else np.ones(_POINTS)
+
+    def target(y: Array) -> Array:
+        return identified.activation.function(y, identified.parameters)
+
+    return Drawing(
+        program=program.name,
+        activation=identified.label,
+        blocks=len(group),
+        example=first.block.name,
+        exact=program.exact,
+        certified=max(conversion.max_error for conversion in group),
+        points=_plain(points),
+        target=Curve("activation", _plain(target(points))),
+        values=Curve("heads", _plain(program.evaluate(points, ones))),
+        near=_plain(near),
+        error=Curve("heads minus activation", _plain(_error(program.evaluate(near, ones), target(near)))),
+        heads=tuple(_drawn_head(head, near, "y" if ones is None else "u") for head in program.heads),
+    )
+
+
+def _error(values: Array, target: Array) -> Array:
+    """Signed, over max(1, |f|): what a certified error is a bound of."""
+    return np.asarray((values - target) / np.maximum(1.0, np.abs(target)))
+
+
+def _near(program: Program) -> float:
+    """Largest |y| at which the weights of the program's heads are worth drawing."""
+    steepest = max(abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens)
+    return _NEAR / steepest if steepest > _STEEP else _REACH
+
+
+def _drawn_head(head: Head, points: Array, source: str) -> DrawnHead:
+    keys = [Key("self", (head.alpha, head.beta, head.gamma), _self_value(head, source))]
+    for number, token in enumerate(head.bias_tokens, start=1):
+        name = "bias token" if len(head.bias_tokens) == 1 else f"bias token {number}"
+        keys.append(Key(name, (0.0, token.slope, token.offset), f"{token.value:.6g}"))
+    logits = np.stack([(a * points + b) * points + c for a, b, c in (key.logit for key in keys)])
+    weights = np.exp(logits - logits.max(axis=0))
+    weights /= weights.sum(axis=0)
+    return DrawnHead(tuple(keys), tuple(Curve(key.label, _plain(row)) for key, row in zip(keys, weights, strict=True)))
+
+
+def _self_value(head: Head, source: str) -> str:
+    """`y`, `2 y`, `y + 1` or a number; `u` in the place of y where the block is gated."""
+    factor = "" if head.c == 1.0 else f"{head.c:.6g} "
+    if head.c == 0.0:
+        return f"{head.d:.6g}"
+    return f"{factor}{source}" if head.d == 0.0 else f"{factor}{source} {'+' if head.d > 0 else '-'} {abs(head.d):.6g}"
+
+
+def _plain(values: Array) -> tuple[float, ...]:
+    return tuple(map(float, values))

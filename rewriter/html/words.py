@@ -1,0 +1,24 @@
+"""Words for the page: names made harmless and short, nouns with their number.
+
+Comes in: text that a model's author may have written, counts. Goes out: text that the template escapes.
+"""
+
+from __future__ import annotations
+
+from rewriter.text import clean
+
+LONGEST = 240
+"""The longest name that the page shows, in characters; of longer ones both ends stand."""
+
+
+def short(text: str, longest: int = LONGEST) -> str:
+    """Printable characters only, at most `longest` of them."""
+    if len(text) <= longest:
+        return clean(text)
+    half = longest // 2
+    return f"{clean(text[:half])}…{clean(text[1 - half :])}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
