@@ -52,6 +52,8 @@ def claim_of(conversion: Conversion) -> Claim:
         elem_type=block.coarsest,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
+        axis=next((operator.axis for operator in block.first), -1),
+        heads=conversion.heads_tensor,
     )
 
 
