@@ -69,6 +69,13 @@ class Conversion:
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that what is replaced is a function of, from its linear operators' inputs on."""
+        if self.projections is not None:
+            return (self.projections.query.data,)
+        return tuple(dict.fromkeys(operator.data for operator in self.block.first))
+
+    @property
     def heads_tensor(self) -> str:
         """The tensor [batch, tokens + bias tokens, neurons] of the heads' outputs, where the whole block is replaced."""
         return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"

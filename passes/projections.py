@@ -135,6 +135,8 @@ class _Reader:
         if len(types) != 1:
             return Miss("its tensors have several element types", block.output)
         result = block.second[0].output
+        data = self._unflattened(query.data)
+        query, value = replace(query, data=data), replace(value, data=data)
         rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             return Miss("the number of axes of its input or output is not known, or changes", block.output)
@@ -147,7 +149,7 @@ class _Reader:
         made = {operator.output: operator for operator in block.first}
         while tensor not in made:
             node = self._view.made_by(tensor)
-            data = [] if node is None else [name for name in node.input if name and name not in self._constants]
+            data = [] if node is None else self._data_of(node)
             if node is None or len(data) != 1:
                 return Miss("a projection is not one linear operator alone", leaf)
             chain.append((node, tensor))
@@ -158,6 +160,11 @@ class _Reader:
                 return projection
             projection = self._step(projection, node, output)
         return projection
+
+    def _data_of(self, node: onnx.NodeProto) -> list[str]:
+        """Inputs that are data: neither constants nor the shape of a Reshape."""
+        names = node.input[:1] if node.op_type in _LAYOUT_ONLY else node.input
+        return [name for name in names if name and name not in self._constants]
 
     def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
         if node.op_type in ("Add", "Sum"):
@@ -232,6 +239,8 @@ class _Reader:
         given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
             return Miss(f"{where} has factors alpha and beta", where)
+        if self._quantised(operator.weight):
+            return Miss("its weight is quantised", where)
         biases: tuple[Vector, ...] = ()
         if len(node.input) > 2 and node.input[2]:
             vector = self._vector(node.input[2], operator.out_features)
@@ -242,6 +251,25 @@ class _Reader:
         return Projection(
             operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
         )
+
+    def _quantised(self, weight: str) -> bool:
+        """Whether a constant is more than an initializer in another layout: it is better left to its own operators."""
+        while (node := self._view.made_by(weight)) is not None:
+            if node.op_type == "Constant":
+                return False
+            if node.op_type not in (*_LAYOUT_ONLY, "Transpose", "Cast"):
+                return True
+            weight = node.input[0]
+        return False
+
+    def _unflattened(self, data: str) -> str:
+        """Where tokens of several sequences were laid one below the other for an operator, the tensor before that."""
+        node = self._view.made_by(data)
+        if node is None or node.op_type not in ("Reshape", "Flatten"):
+            return data
+        before = self._view.type_of(node.input[0])
+        widths = {self._width(name) for name in (data, node.input[0])}
+        return node.input[0] if (before.rank or 0) > 2 and len(widths) == 1 and None not in widths else data
 
     def _way_out(self, block: Block) -> Miss | None:
         """Between the activation's output and the second operator only the layout may change, and nobody else reads."""
