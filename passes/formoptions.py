@@ -31,3 +31,7 @@ class FormOptions:
     attention_op: bool = False
     max_tokens: int = DEFAULT_MAX_TOKENS
     omega: float | None = None
+
+
+DEFAULT_OPTIONS = FormOptions()
+"""What holds where nothing was chosen."""

@@ -1,6 +1,6 @@
 """Proof of the heads of a block that was replaced as a whole: there is no region left to try by itself.
 
-Comes in: a claim with `heads`, the two models, and values that the block really sees. Goes out: `RegionProof`, like that
+Comes in: a claim with `heads`, the two models, and values that the block really sees. Goes out: `RegionProof`, as
 of a region, against a float64 evaluation of the original:
 
 1. from the block's inputs to the heads' outputs: in float64 within the certified error of the activation; in the
@@ -73,9 +73,7 @@ def prove_heads(
     return RegionProof(exact, error, worst, tuple(dict.fromkeys(failures)))
 
 
-def _exact(
-    original: Side, rewritten: Side, claim: Claim, cases: Sequence[Feeds]
-) -> tuple[float | None, list[str]]:
+def _exact(original: Side, rewritten: Side, claim: Claim, cases: Sequence[Feeds]) -> tuple[float | None, list[str]]:
     """How far the heads are from the truth in float64, and what is wrong with that or with what follows them."""
     view = rewritten.views[claim.path]
     rest = cut(view, [claim.heads], claim.block_outputs)
