@@ -13,9 +13,11 @@ import onnx
 
 from passes.arithmetic import ARITHMETIC, Arithmetic
 from passes.find import Block
+from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import Program
+from passes.projections import Projections
 from passes.unnamed import domain_of, fitted, is_unnamed
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -34,6 +36,10 @@ class Conversion:
         form: name of the form, a key of `passes.forms.FORMS`.
         inline: whether the heads are written out instead of calling a model-local function.
         compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
+        options: the user's choices about the form.
+        projections: the linear operators as plain matrices, where the form replaces the whole block; None where it
+            replaces the activation and the operators stay as they are.
+        by_reference: why they stay, in forms that would rather replace the whole block.
     """
 
     block: Block
@@ -41,12 +47,39 @@ class Conversion:
     form: str
     inline: bool
     compute_type: int
+    options: FormOptions = DEFAULT_OPTIONS
+    projections: Projections | None = None
+    by_reference: str = ""
 
     @property
     def max_error(self) -> float:
         """Certified largest error of the heads as they stand in the graph, in exact arithmetic, over max(1, |f|)."""
         named = self.block.identified.error  # how far the graph's own spelling is from the activation it was named
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        """The numpy type of the heads' arithmetic."""
+        return np.float64 if self.compute_type == _DOUBLE else np.float32
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that what is replaced is a function of, from its linear operators' inputs on."""
+        if self.projections is not None:
+            return (self.projections.query.data,)
+        return tuple(dict.fromkeys(operator.data for operator in self.block.first))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that what is replaced ends in, linear operators included."""
+        if self.projections is not None:
+            return (self.projections.result,)
+        return tuple(operator.output for operator in self.block.second) or (self.block.output,)
+
+    @property
+    def heads_tensor(self) -> str:
+        """The tensor [batch, tokens + bias tokens, neurons] that the heads write, where the whole block is replaced."""
+        return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property
     def heads(self) -> int | None:

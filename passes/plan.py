@@ -15,6 +15,7 @@ import onnx
 
 from passes.conversion import NEEDS_DOMAIN, Accuracy, Conversion, decide
 from passes.find import Block, Left, find, kinds
+from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
 from passes.linear import Miss
 from passes.lower import Lowered, lower
@@ -47,6 +48,7 @@ class Options:
         gate: a member of `passes.find.GATES`: what becomes of the product of a gated block.
         fit: fit heads to activations that no table entry names.
         accuracy: how close programs must be.
+        forms: choices about how the form becomes nodes.
     """
 
     form: str = "local"
@@ -58,6 +60,7 @@ class Options:
     gate: str = "heads"
     fit: bool = True
     accuracy: Accuracy = field(default_factory=Accuracy)
+    forms: FormOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 
 def _emit(plan: Plan, conversion: Conversion) -> Replacement:
-    return FORMS[conversion.form](plan.view_of(conversion.block), conversion)
+    return FORMS[conversion.form].emit(plan.view_of(conversion.block), conversion)
 
 
 def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
@@ -170,10 +173,7 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
         found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit)
         left += _converted_before(view)
         for block in found.blocks:
-            opset = view.opsets.get("", 1)
-            decision = _unwanted(block, options) or decide(
-                block, form=options.form, inline=inline, opset=opset, accuracy=options.accuracy
-            )
+            decision = _unwanted(block, options) or _decide(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -181,9 +181,19 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
         left += found.left
     if conversions and plain is not None and not options.inline:
         notes.append(f"{plain}: the heads are written out")
+    notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+
+
+def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
+    """The program, then what the form has to say about it."""
+    opset = view.opsets.get("", 1)
+    decision = decide(block, form=options.form, inline=inline, opset=opset, accuracy=options.accuracy)
+    if isinstance(decision, Miss):
+        return decision
+    return FORMS[options.form].prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
@@ -193,6 +203,19 @@ def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
     if opset < INTEGER_CONSTANT_OPSET:
         return f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
     return None
+
+
+def _kept_operators(conversions: list[Conversion]) -> list[str]:
+    """Blocks whose linear operators could not be written as projections of the form."""
+    reasons: dict[str, list[str]] = {}
+    for conversion in conversions:
+        if conversion.by_reference:
+            reasons.setdefault(conversion.by_reference, []).append(conversion.block.name)
+    return [
+        f"form {conversions[0].form} keeps the linear operators of {len(names)} blocks as projections by reference, "
+        f"since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for reason, names in reasons.items()
+    ]
 
 
 def _used(plan: Plan) -> frozenset[str]:

@@ -124,7 +124,8 @@ def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
 
 def points(low: float, high: float, count: int = 100_001) -> Single:
     """Float32 points for measuring: evenly spaced, and each a random step beside its place, so that no power of two
-    and no step of a grid favours them. Always the same ones."""
+    and no step of a grid favours them. Always the same ones.
+    """
     grid = np.linspace(low, high, count)
     random = np.random.default_rng(20)
     grid[1:-1] += random.uniform(-0.5, 0.5, count - 2) * (high - low) / (count - 1)

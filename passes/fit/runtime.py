@@ -20,7 +20,7 @@ from passes.fit import float32
 from passes.fit.kinks import Kink, find_kinks
 from passes.fit.mesh import Smooth, Spacing, linear_fit
 from passes.fit.minimax import gauss_newton
-from passes.fit.model import Layout, evaluate, to_program
+from passes.fit.model import Layout, to_program
 from passes.programs import Array, BiasToken, Head, Program
 
 Function = Callable[[Array], Array]
@@ -112,7 +112,7 @@ class _Piece:
 
 
 def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tuple[list[_Piece], Array]:
-    """f as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
+    """F as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
     ends = (low, *cuts, high)
     tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
     total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
@@ -270,7 +270,7 @@ def _ramp(kink: Kink, y: Array) -> Array:
 
 
 def _corner(kink: Kink) -> Head:
-    """jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
+    """Jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
     d = -kink.jump * kink.place
     return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
 

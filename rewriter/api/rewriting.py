@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx
 
+from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
 from passes.plan import Options, Plan, apply, make_plan
 from rewriter.api.details import details_of
 from rewriter.api.rows import claim_of, planned_report, shape_of
@@ -43,6 +44,10 @@ def rewrite(
     fit: bool = True,
     accuracy: float | None = None,
     domain: float | None = None,
+    max_pattern_mb: float = DEFAULT_PATTERN_MB,
+    attention_op: bool = False,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    omega: float | None = None,
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -65,7 +70,7 @@ def rewrite(
         model: path of an ONNX file, or a model in memory (which stays as it is).
         output: where to write the result. It appears there only when the proof passed. Without it nothing is
             written, and `Report.rewritten` holds the result.
-        form: how heads become nodes: `local`.
+        form: how heads become nodes: `local`, `masked`, `maskless` or `staged`.
         scope: `mlp`: MLP blocks; `all`: every elementwise activation of a linear operator's output.
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
@@ -77,6 +82,10 @@ def rewrite(
         fit: fit heads to activations that no table entry names, on the values that the model reaches.
         accuracy: largest error of a head program over max(1, |f|); default: the rounding of the block's type.
         domain: largest |pre-activation| of a fit; default: what the model reaches on the inputs, and half as much more.
+        max_pattern_mb: largest attention pattern at run time, in units of 2^20 bytes (not in form `local`).
+        attention_op: use `ai.onnx.Attention` nodes (form `masked`, opset 23).
+        max_tokens: longest sequence of forms with one-hot position columns (`maskless`, `staged`).
+        omega: what form `maskless` lowers the logits of forbidden pairs by; default from program and type.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
@@ -105,6 +114,7 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
+    forms = FormOptions(max_pattern_mb=max_pattern_mb, attention_op=attention_op, max_tokens=max_tokens, omega=omega)
     options = checked_options(
         form=form,
         scope=scope,
@@ -116,6 +126,7 @@ def rewrite(
         accuracy=accuracy,
         domain=domain,
         merge=merge,
+        forms=forms,
     )
     settings = Settings(
         providers=tuple(providers or ()),

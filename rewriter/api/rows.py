@@ -46,8 +46,8 @@ def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
-        block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
-        block_outputs=tuple(ends.get(operator.output, operator.output) for operator in block.second) or (block.output,),
+        block_inputs=conversion.inputs,
+        block_outputs=tuple(ends.get(name, name) for name in conversion.outputs),
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,
@@ -55,6 +55,8 @@ def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
         width=next((operator.in_features for operator in block.first), None),
         domain=program.domain,
         float64_rounding=program.rounding if program.double else 0.0,
+        axis=next((operator.axis for operator in block.first), -1),
+        heads=conversion.heads_tensor,
     )
 
 

@@ -16,6 +16,7 @@ import onnx
 
 from passes.conversion import Accuracy
 from passes.find import GATES, SCOPES
+from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.environment import environment
@@ -69,11 +70,12 @@ def checked_options(
     fit: bool = True,
     accuracy: float | None = None,
     domain: float | None = None,
+    forms: FormOptions = DEFAULT_OPTIONS,
 ) -> Options:
-    """The options, with unknown names refused.
+    """The options, with unknown names and impossible numbers refused.
 
     Raises:
-        UsageError: a form, a scope or a kind of gate that does not exist; an accuracy or a domain out of range.
+        UsageError: a form, a scope or a kind of gate that does not exist; an accuracy, a domain or a size out of range.
     """
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
@@ -83,8 +85,14 @@ def checked_options(
         raise UsageError(f"unknown gate '{gate}'; known are: {', '.join(GATES)}")
     if accuracy is not None and not 0.0 < accuracy < 1.0:
         raise UsageError(f"the accuracy {accuracy:g} is not between 0 and 1")
-    if domain is not None and not 0.0 < domain < math.inf:
-        raise UsageError(f"the domain {domain:g} is not a positive number")
+    for name, value in (
+        ("domain", 1.0 if domain is None else domain),
+        ("max_pattern_mb", forms.max_pattern_mb),
+        ("max_tokens", forms.max_tokens),
+        ("omega", 1.0 if forms.omega is None else forms.omega),
+    ):
+        if not 0.0 < value < math.inf:
+            raise UsageError(f"{name} is {value}, and must be a positive number")
     return Options(
         form=form,
         scope=scope,
@@ -95,4 +103,5 @@ def checked_options(
         fit=fit,
         accuracy=Accuracy(accuracy, domain),
         merge=merge,
+        forms=forms,
     )

@@ -1,5 +1,8 @@
 """Proof of one replaced block: its region on adversarial points, and the whole block on real inputs.
 
+Where the whole block was replaced, so that its region's ends are gone, the heads are proved from the block's inputs
+instead (`rewriter.proof.wholes`).
+
 Comes in: the original and the rewritten model, a `Claim`, and values that the block really sees. Goes out: a
 `BlockItem`, which is all that the proof of this block needs, and from it a `BlockProof`. An item holds the block's
 nodes and where its weights stand, so that it can be sent to another process, and a model of any size is proved in the
@@ -23,6 +26,7 @@ from rewriter.proof.points import machine_epsilon, numpy_dtype
 from rewriter.proof.regions import Regions, prove_region, regions_of
 from rewriter.proof.runs import Results, Wanted, Way
 from rewriter.proof.segments import SEGMENT, open_part, run_in_segments
+from rewriter.proof.wholes import Heads, heads_of, prove_heads
 
 Feeds = Mapping[str, Array]
 
@@ -33,7 +37,7 @@ class BlockItem:
 
     Attributes:
         claim: what is claimed.
-        regions: the replaced region of both models.
+        heads: the replaced region of both models; or the parts from which heads are proved that replaced a whole block.
         wholes: the block of the original and of the rewritten model.
         reweighted: the original's block with the rewritten model's weights, where these are others: what the certified
             errors of the heads amount to is measured from there, so that a wrong weight cannot pass for one.
@@ -43,7 +47,7 @@ class BlockItem:
     """
 
     claim: Claim
-    regions: Regions
+    heads: Regions | Heads
     wholes: tuple[LoadedModel, LoadedModel]
     inputs: tuple[Feeds, ...]
     ways: tuple[Way, ...]
@@ -120,13 +124,19 @@ def block_item(
     between = None if reweighted is None else reweighted.part(claim, names, claim.block_outputs)
     bounded = bool(inputs) and np.isfinite(claim.domain)
     gate = original.part(claim, names, claim.inputs[:1]) if bounded else None
-    regions = regions_of(original, rewritten, claim)
-    return BlockItem(claim, regions, (before, after), tuple(inputs), tuple(ways), between, gate)
+    if claim.heads:
+        heads: Regions | Heads = heads_of(original, rewritten, claim, inputs)
+    else:
+        heads = regions_of(original, rewritten, claim)
+    return BlockItem(claim, heads, (before, after), tuple(inputs), tuple(ways), between, gate)
 
 
 def prove_block(item: BlockItem) -> BlockProof:
     """Prove one block. A function of its item alone: it runs in any process that can read the weights."""
-    region = prove_region(item.regions, item.claim, item.ways)
+    if isinstance(item.heads, Heads):
+        region = prove_heads(item.heads, item.claim, item.ways)
+    else:
+        region = prove_region(item.heads, item.claim, item.ways)
     whole = _prove_whole(item) if item.inputs else _Whole(None, None)
     return BlockProof(
         name=item.claim.name,

@@ -32,6 +32,9 @@ class Claim:
         width: channels of the block's inputs, None where unknown.
         domain: largest |pre-activation| that the claim is about; the proof fails when the model's own go beyond it.
         float64_rounding: what even float64 arithmetic may add, relative to max(1, |f|).
+        axis: the axis of the region's channels, counted from the end.
+        heads: where the whole block was replaced, the tensor of the rewritten model that holds what its heads write,
+            [batch, tokens and further rows, channels]; its first rows are `output`. Empty where the region alone was.
     """
 
     name: str
@@ -46,6 +49,13 @@ class Claim:
     width: int | None = None
     domain: float = float("inf")
     float64_rounding: float = 0.0
+    axis: int = -1
+    heads: str = ""
+
+    @property
+    def inputs_and_output(self) -> tuple[str, ...]:
+        """The ends of the region."""
+        return (*self.inputs, self.output)
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,10 @@ def regions_of(original: Side, rewritten: Side, claim: Claim) -> Regions:
     view = original.views[claim.path]
     elem_type = view.type_of(claim.inputs[0]).elem_type or claim.elem_type
     rank = view.type_of(claim.inputs[0]).rank or 1
+    shape = [1] * rank
+    shape[claim.axis if -rank <= claim.axis < 0 else -1] = -1  # along the channels
     points, edge = (
-        _feeds(claim, values.reshape((1,) * (rank - 1) + (-1,)))
+        _feeds(claim, values.reshape(shape))
         for values in (adversarial(elem_type), np.asarray([-np.inf, np.inf]).astype(numpy_dtype(elem_type)))
     )
     return Regions(before, after, points, edge)

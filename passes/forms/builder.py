@@ -1,0 +1,177 @@
+"""What the forms with square patterns build with: nodes in the arithmetic of one conversion.
+
+Comes in: a name, an arithmetic and options. Goes out: `Builder`, with one method per kind of node; `replacement` makes
+what was built take a block's place.
+Shapes are computed at run time, so any batch and any number of tokens pass. Operators are those of opset 11; where a
+later opset moved an attribute to an input, the method knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, DTypeLike
+
+from passes.conversion import Conversion
+from passes.formoptions import FormOptions
+from passes.forms.attention import Pattern, function_of
+from passes.marks import BLOCK_KEY, DOMAIN
+from passes.projections import Projections
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
+from rewriter.graph.view import GraphView
+
+_AXES_ARE_INPUTS = 13
+_MEGABYTE = 2**20
+
+
+class Builder:
+    """Nodes under `<name>/heads/`.
+
+    Attributes:
+        fragment: the nodes so far.
+        functions: the model-local functions that they call.
+        compute_type: element type of the arithmetic.
+        dtype: its numpy type.
+        options: the user's choices.
+    """
+
+    def __init__(self, name: str, *, opset: int, compute_type: int, options: FormOptions, inline: bool = False) -> None:
+        self.fragment = Fragment(f"{name}/heads")
+        self.functions: list[onnx.FunctionProto] = []
+        self.compute_type = compute_type
+        self.dtype: DTypeLike = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
+        self.options = options
+        self._opset = opset
+        self._inline = inline
+        self._integers: dict[tuple[int, ...], Constant] = {}
+
+    @classmethod
+    def of(cls, view: GraphView, conversion: Conversion) -> Builder:
+        """The builder of one block."""
+        return cls(
+            conversion.block.name,
+            opset=view.opsets.get("", 1),
+            compute_type=conversion.compute_type,
+            options=conversion.options,
+            inline=conversion.inline,
+        )
+
+    # -- constants -----------------------------------------------------------------------------------------
+
+    def numbers(self, name: str, values: ArrayLike) -> Constant:
+        """A constant in the type of the arithmetic."""
+        return self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+
+    def integers(self, *values: int) -> Constant:
+        """A constant 1-D tensor of integers; the same one for the same values."""
+        if values not in self._integers:
+            name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
+            self._integers[values] = self.fragment.constant(name, np.asarray(values, dtype=np.int64))
+        return self._integers[values]
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def node(
+        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: object
+    ) -> Variable:
+        """Any node."""
+        return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
+
+    def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
+        """An existing tensor, cast to the arithmetic's type where it has another."""
+        existing = self.fragment.tensor(tensor)
+        if elem_type == self.compute_type:
+            return existing
+        return self.node("Cast", [existing], name, to=int(self.compute_type))
+
+    def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
+        """Give `tensor` an existing name, in the type that it had."""
+        if elem_type == self.compute_type:
+            self.fragment.node("Identity", [tensor], "result", output=output)
+        else:
+            self.fragment.node("Cast", [tensor], "result", output=output, to=int(elem_type))
+
+    def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str) -> Variable:
+        """Reshape to a computed shape, or to numbers (0 keeps an axis, -1 is inferred)."""
+        return self.node("Reshape", [tensor, self.integers(*shape) if isinstance(shape, Sequence) else shape], name)
+
+    def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
+        """A new axis of size 1."""
+        if self._opset < _AXES_ARE_INPUTS:
+            return self.node("Unsqueeze", [tensor], name, axes=[axis])
+        return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
+
+    def transpose(self, tensor: Tensor, order: Sequence[int], name: str) -> Variable:
+        """Axes in another order."""
+        return self.node("Transpose", [tensor], name, perm=list(order))
+
+    def concat(self, tensors: Sequence[Tensor], axis: int, name: str) -> Variable:
+        """Tensors one after the other."""
+        return self.node("Concat", tensors, name, axis=axis)
+
+    def rows(self, tensor: Tensor, start: Tensor, stop: Tensor, axis: int, name: str) -> Variable:
+        """Part of an axis; the bounds are 1-D tensors of one integer."""
+        return self.node("Slice", [tensor, start, stop, self.integers(axis)], name)
+
+    def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
+        """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
+        shape = self.node("Shape", [tensor], f"{name}_of")
+        return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
+
+    def bounded(self, tensor: Tensor, name: str) -> Variable:
+        """A query within +-2^60 (float64: 2^500), far beyond where weights are 0 or 1: so no logit is infinite."""
+        limit = 2.0**500 if self.dtype == np.float64 else 2.0**60
+        low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
+        return self.node("Clip", [tensor, low, high], name)
+
+    def attend(self, pattern: Pattern, inputs: dict[str, Tensor], name: str) -> Variable:
+        """Attention in chunks: a call of the model-local function, or its nodes."""
+        size = int(self.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
+        given = {"pattern_size": self.integers(max(1, size)), **inputs}
+        if pattern.mask and not pattern.operator:
+            given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
+        function = function_of(pattern, self._opset)
+        ordered = [given[formal] for formal in pattern.inputs]
+        if self._inline:
+            return self.fragment.inlined(function, ordered, name)
+        self.functions.append(function)
+        return self.node(pattern.name, ordered, name, domain=DOMAIN)
+
+
+def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
+    """What was built, in place of what made `output`."""
+    block = conversion.block
+    how = "W_Q, W_V, W_O" if conversion.projections is not None else f"by reference: {conversion.by_reference}"
+    metadata = {
+        BLOCK_KEY: block.name,
+        f"{DOMAIN}.form": conversion.form,
+        f"{DOMAIN}.activation": block.identified.label,
+        f"{DOMAIN}.program": conversion.program.name,
+        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
+        f"{DOMAIN}.projections": how,
+    }
+    return Replacement(
+        output=output,
+        region=block.region.nodes,
+        nodes=tuple(b.fragment.nodes(metadata)),
+        initializers=tuple(b.fragment.initializers()),
+        functions=tuple(b.functions),
+        further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
+    )
+
+
+def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
+    """The shape of the activation, which exporters read, computed from the block's input."""
+    made = []
+    for number, name in enumerate(projections.shapes):
+        part = Fragment(b.fragment.qualified(f"shape_{number}"))
+        first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
+        neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
+        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
+        leading = part.node("Slice", [shape, first, last], "leading")
+        part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
+        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+    return tuple(made)

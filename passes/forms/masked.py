@@ -1,0 +1,94 @@
+"""Form `masked`: each MLP is one attention sublayer over N tokens and m bias tokens (Theorems 3 and 6).
+
+Comes in: a conversion. Goes out: the sublayer, as the paper writes it. The bias tokens are appended to the sublayer's
+input, whose stream gets indicator columns; W_Q, W_K, W_V of d_ff heads project it; each query attends to itself and to
+the bias tokens, under a mask made from the runtime length; W_O writes the result and the bias tokens' rows are
+dropped. Where the linear operators cannot be read as plain matrices, they serve as the projections where they
+are (`passes.forms.reference`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from passes.conversion import Conversion
+from passes.forms.attention import ATTENTION_OPSET, SMALLEST_OPSET, Pattern
+from passes.forms.builder import Builder, replacement
+from passes.forms.groups import Group, groups_of, spread_error
+from passes.forms.reference import emit_by_reference
+from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
+from passes.forms.weights import Layout, Weights
+from passes.linear import Miss
+from passes.projections import Projections, projections_of
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Tensor, Variable
+from rewriter.graph.view import GraphView
+
+
+def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """Decide how the projections are had; a Miss where the model's opset lacks what the form needs."""
+    opset, output = view.opsets.get("", 1), conversion.block.output
+    if opset < SMALLEST_OPSET:
+        return Miss(
+            f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a "
+            "newer opset first, or use form local",
+            output,
+        )
+    if conversion.options.attention_op and opset < ATTENTION_OPSET:
+        return Miss(
+            f"the operator Attention came with opset {ATTENTION_OPSET}, and the model has {opset}; convert the model "
+            "to a newer opset first, or leave --attention-op away",
+            output,
+        )
+    program = conversion.program
+    changed = program.coefficient_error + spread_error(program, conversion.dtype)
+    conversion = replace(conversion, program=replace(program, coefficient_error=changed))
+    found = projections_of(view, conversion.block)
+    if isinstance(found, Miss):
+        return replace(conversion, projections=None, by_reference=found.reason)
+    return replace(conversion, projections=found)
+
+
+def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion; reads no weights."""
+    b = Builder.of(view, conversion)
+    if conversion.projections is None:
+        return emit_by_reference(b, view, conversion, lambda count: lambda *given: attend_masked(b, count, *given))
+    return _sublayer(b, conversion, conversion.projections)
+
+
+def attend_masked(b: Builder, count: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
+    """One group under its mask: the diagonal, and the columns of its bias tokens. `count` is N."""
+    given = {**inputs, "tokens": count, "bias_tokens": b.integers(group.bias_tokens)}
+    return b.attend(Pattern(operator=b.options.attention_op), given, f"z{suffix}")
+
+
+def _sublayer(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
+    elem_type = conversion.block.elem_type
+    groups = groups_of(conversion.program)
+    layout = Layout(projections.query.in_features, max(group.bias_tokens for group in groups))
+    data = b.read(projections.query.data, elem_type, "input")
+    stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
+    weights = Weights(b, layout, projections.query.out_features, elem_type)
+    attended = attend_block(b, weights, stream, projections, groups, lambda *given: attend_masked(b, count, *given))
+    written = write_output(b, weights, attended, projections)
+    dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
+    b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
+    return replacement(b, conversion, projections.result)
+
+
+def with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Variable, Variable]:
+    """The stream [batch, N + m, width] with indicator columns, and N as a 1-D tensor."""
+    batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
+    one = np.zeros((1, 1, 1 + layout.bias_tokens))
+    one[..., 0] = 1.0
+    width = b.integers(1 + layout.bias_tokens)
+    shape = b.concat([batch, count, width], 0, "indicators_shape")
+    indicators = b.node("Expand", [b.numbers("token_indicator", one), shape], "indicators")
+    with_indicators = b.concat([tokens, indicators], 2, "tokens")
+    rows = np.eye(layout.bias_tokens, layout.width, layout.model + 1)[None]
+    shape = b.concat([batch, b.integers(layout.bias_tokens, layout.width)], 0, "bias_tokens_shape")
+    bias_tokens = b.node("Expand", [b.numbers("bias_token", rows), shape], "bias_tokens")
+    return b.concat([with_indicators, bias_tokens], 1, "stream"), count
