@@ -16,11 +16,14 @@ from passes.find import Block
 from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.identify import IDENTICAL
 from passes.linear import Miss
-from passes.programs import Program
+from passes.programs import FACTORED, Program
 from passes.projections import Projections
 from passes.unnamed import domain_of, fitted, is_unnamed
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+FACTORS_OFFSETS = "local"
+"""The form that takes offsets out of the exponentials (docs/decisions/0010); the others write softmax as the paper."""
 
 SMALLEST_OPSET = 7
 """From here on Mul and Add broadcast without attributes."""
@@ -120,9 +123,21 @@ def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accur
     program = _program(block, accuracy)
     if isinstance(program, Miss):
         return program
-    compute_type = _DOUBLE if _DOUBLE in types or program.double else _FLOAT
-    program = program.rounded(np.float64 if compute_type == _DOUBLE else np.float32)
+    factored = form == FACTORS_OFFSETS
+    wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
+    compute_type = _DOUBLE if wide else _FLOAT
+    program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     return Conversion(block, program, form, inline, compute_type)
+
+
+def _narrow_logits(program: Program, block: Block) -> bool:
+    """Whether float32 can hold the logits of a form that leaves offsets in them: they round in proportion to these.
+
+    Steep keys do not count, whose weights are 0 or 1.
+    """
+    offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
+    mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
+    return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
 
 
 def _program(block: Block, accuracy: Accuracy) -> Program | Miss:

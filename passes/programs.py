@@ -75,16 +75,16 @@ class Head:
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
-    def rounded(self, dtype: DTypeLike) -> Head:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Head:
         """The head as it stands in a graph of a type.
 
-        An offset of at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
+        Not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise an offset of at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
         multiplied by it; these two are rounded. The self logit has no offset there: all logits are shifted by it. The
         factor c stands behind the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = float(np.asarray(self.c, dtype=dtype))
-            inner = self.unscaled().rounded(dtype)
+            inner = self.unscaled().rounded(dtype, factored=factored)
             tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
             return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
@@ -92,7 +92,7 @@ class Head:
             return float(np.asarray(number, dtype=dtype))
 
         def token_of(token: BiasToken) -> BiasToken:
-            if abs(token.offset) > FACTORED:
+            if abs(token.offset) > FACTORED or not factored:
                 return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
             weight = narrow(math.exp(token.offset))
             value = narrow(weight * token.value) / weight
@@ -162,12 +162,12 @@ class Program:
         source = y if z is None else z
         return np.asarray(sum(head.evaluate(y, source) for head in self.heads) + self.linear * source + self.constant)
 
-    def rounded(self, dtype: DTypeLike) -> Program:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
         """The program with coefficients of a type, as it stands in a graph; what that changes is measured and stated.
 
         The change is the largest over a grid that is dense where the weights move and reaches 1e6, with a tenth added.
         """
-        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype))
+        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f; self values keep reading y."""
@@ -209,10 +209,10 @@ _SAME = 1e-15
 
 
 @cache
-def _rounded(program: Program, dtype: np.dtype[np.generic]) -> Program:
+def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> Program:
     result = replace(
         program,
-        heads=tuple(head.rounded(dtype) for head in program.heads),
+        heads=tuple(head.rounded(dtype, factored=factored) for head in program.heads),
         linear=float(np.asarray(program.linear, dtype=dtype)),
         constant=float(np.asarray(program.constant, dtype=dtype)),
     )
