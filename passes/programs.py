@@ -78,7 +78,8 @@ class Head:
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Head:
         """The head as it stands in a graph of a type.
 
-        Not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise an offset of at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
+        Not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise an offset of
+        at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
         multiplied by it; these two are rounded. The self logit has no offset there: all logits are shifted by it. The
         factor c stands behind the softmax (`unscaled`).
         """
