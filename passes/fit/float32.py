@@ -1,8 +1,8 @@
 """What float32 makes of a head program: the arithmetic of the graph, and how far it is from the truth.
 
 Comes in: a program. Goes out: its values in float32 arithmetic, and its largest error there. One evaluation, used
-by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Where all offsets are
-at most 30, a bias token's weight is written as exp(slope y - t) times the constant exp(offset), t the largest
+by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Relative to
+the self logit, where all offsets are at most 60, a bias token's weight is written as exp(slope y - t) times the constant exp(offset), t the largest
 slope y: the offset then adds nothing to the rounding of the exponent, which is proportional to its size. Else the
 offset stays in the exponent.
 """
@@ -19,8 +19,8 @@ from passes.programs import Array, Head, Program
 
 Single = NDArray[np.float32]
 
-LARGEST_OFFSET = 30.0
-"""Largest |offset| that is factored out: e^30 times any float32 weight that counts is still a float32."""
+LARGEST_OFFSET = 60.0
+"""Largest |offset| that is factored out: e^60 times any float32 weight that counts is still a float32."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Coefficients:
 
 def coefficients(head: Head) -> Coefficients:
     """The numbers that stand in the graph for a head without quadratic self logit."""
+    head = head.shifted(0.0, -head.gamma)
     slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)], dtype=np.float32)
     offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])
     values = np.array([token.value for token in head.bias_tokens])
@@ -146,7 +147,7 @@ def error_at(program: Program, y: Single, expected: Array) -> float:
 def shifted(program: Program, y: Single, expected: Array) -> Program:
     """The program on the float32 grid, each head's common logit shift chosen for the smallest error at the points.
 
-    Tried are the shifts that make one key's slope 0; offsets are centred, so that their size stays small.
+    Tried are the shifts that make one key's slope 0.
     """
     for index in range(len(program.heads)):
         options = [_with_head(program, index, head) for head in _shifts(program.heads[index])]
@@ -159,8 +160,4 @@ def _with_head(program: Program, index: int, head: Head) -> Program:
 
 
 def _shifts(head: Head) -> list[Head]:
-    offsets = [head.gamma, *(token.offset for token in head.bias_tokens)]
-    centre = -(max(offsets) + min(offsets)) / 2.0
-    if max(offsets) - min(offsets) > 2.0 * LARGEST_OFFSET:
-        centre = -max(offsets)
-    return [head.shifted(-slope, centre) for slope in (head.beta, *(token.slope for token in head.bias_tokens))]
+    return [head.shifted(-slope, 0.0) for slope in (head.beta, *(token.slope for token in head.bias_tokens))]

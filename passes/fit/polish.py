@@ -37,7 +37,7 @@ def target(f: Callable[[Array], Array], y: Array, reach: float, count: int = 12_
     return Target(y, f(y), single, f(single.astype(np.float64)))
 
 
-def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float, offset: float) -> Program:
+def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float) -> Program:
     """The program with every coefficient a float32 number: slopes, weights, then numerators, refitted in between.
 
     Args:
@@ -46,7 +46,6 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float, 
         free: which parameters the fit may move.
         task: the function.
         shift: slope added to every logit.
-        offset: offset added to every logit.
     """
     m = layout.tokens[0]
     x, open_ = x.copy(), free.copy()
@@ -55,9 +54,8 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float, 
     x[slopes] = np.float32(x[slopes] + own).astype(np.float64) - own
     open_[slopes] = False
     x = gauss_newton(layout, x, task.y, task.values, open_, norm=6.0, steps=6)
-    own_weight = float(np.float32(np.exp(offset)))
-    weights = np.float32(np.exp(x[offsets] + offset)).astype(np.float64)
-    x[offsets] = np.log(weights / own_weight)
+    weights = np.float32(np.exp(x[offsets])).astype(np.float64)
+    x[offsets] = np.log(weights)
     open_[offsets] = False
     # the numerators that matter most first: what they leave over, those that matter less can take up
     influence = np.max(evaluate(layout, x, task.y)[1][:, values], axis=0) * np.abs(x[values])
@@ -69,46 +67,37 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float, 
             x = gauss_newton(layout, x, task.y, task.values, open_, norm=6.0, steps=3)
         x[index] = float(np.float32(x[index] * weights[j])) / weights[j]
         open_[index] = False
-    program = to_program(layout, x, "polished")
-    (head,) = program.heads
-    return float32.on_grid(Program("polished", (head.shifted(own, float(np.log(own_weight))),)))
+    (head,) = to_program(layout, x, "polished").heads
+    return float32.on_grid(Program("polished", (head.shifted(own, 0.0),)))
 
 
 def polish(
     layout: Layout, x: Array, free: Mask, task: Target, *, tries: int, seed: int = 0
 ) -> tuple[float, Program, Array]:
-    """(total error in float32, program, parameters): the best of a random search around x."""
+    """(total error in float32, program, parameters): the best of a random search around x.
+
+    The common shift is 0 or a power of two: the token's own logit, the largest one where y > 0, is exact then.
+    """
     rng = np.random.default_rng(seed)
     m = layout.tokens[0]
-    offset = -float(np.max(x[2 + m : 2 + 2 * m]) + min(0.0, np.min(x[2 + m : 2 + 2 * m]))) / 2.0
     best = (np.inf, to_program(layout, x, "none"), x)
-    shifts = np.linspace(0.0, -float(np.min(x[2 : 2 + m])), 25)
-    for shift in shifts:
-        best = _better(best, layout, x, free, task, float(shift), offset)
+    for shift in (0.0, 1.0, 2.0, 4.0, 8.0):
+        best = _better(best, layout, x, free, task, shift)
+    held = free.copy()
+    held[2 : 2 + m] = False
     for attempt in range(tries):
-        size = 0.3 * 10.0 ** (-3.0 * rng.random())
         trial = best[2].copy()
-        picked = rng.random(m) < rng.choice([0.25, 1.0])
-        trial[2 : 2 + m] += size * rng.normal(size=m) * picked
-        keep = free.copy()
-        keep[2 : 2 + m] = False
-        trial = gauss_newton(layout, trial, task.y, task.values, keep, norm=(2.0, 6.0)[attempt % 2], steps=8)
-        if float(np.max(np.abs(evaluate(layout, trial, task.y)[0] - task.values))) > best[0]:
-            continue
-        own = best[1].heads[0].beta + rng.choice([0.0, 0.1, 1.0]) * rng.normal()
-        best = _better(best, layout, trial, free, task, float(own), offset + float(rng.uniform(-0.35, 0.35)))
+        size = 0.3 * 10.0 ** (-4.0 * rng.random())
+        trial[2 : 2 + m] += size * rng.normal(size=m) * (rng.random(m) < rng.choice([0.25, 1.0]))
+        trial = gauss_newton(layout, trial, task.y, task.values, held, norm=(2.0, 6.0)[attempt % 2], steps=8)
+        if float(np.max(np.abs(evaluate(layout, trial, task.y)[0] - task.values))) <= best[0]:
+            best = _better(best, layout, trial, free, task, best[1].heads[0].beta)
     return best
 
 
 def _better(
-    best: tuple[float, Program, Array],
-    layout: Layout,
-    x: Array,
-    free: Mask,
-    task: Target,
-    shift: float,
-    offset: float,
+    best: tuple[float, Program, Array], layout: Layout, x: Array, free: Mask, task: Target, shift: float
 ) -> tuple[float, Program, Array]:
-    program = onto_grid(layout, x, free, task, shift, offset)
+    program = onto_grid(layout, x, free, task, shift)
     error = float32.error_at(program, task.single, task.expected)
     return (error, program, x) if error < best[0] else best
