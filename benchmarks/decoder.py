@@ -31,7 +31,7 @@ class Shape:
     """Sizes of a decoder; the defaults are those of GPT-2 small.
 
     Attributes:
-        activation: a key of `ACTIVATIONS`.
+        activation: a key of `ACTIVATIONS` or `GATED`.
     """
 
     layers: int = 12
@@ -104,6 +104,9 @@ def _relu(b: _Builder, y: str) -> str:
     return b.node("Relu", [y], "act/Relu")
 
 
+GATED = {"swiglu": _silu, "geglu": _gelu}
+"""Name to the activation of the gate in h(g) u."""
+
 ACTIVATIONS: dict[str, Callable[[_Builder, str], str]] = {"silu": _silu, "gelu": _gelu, "relu": _relu}
 """Name to the nodes that exporters write."""
 
@@ -161,7 +164,12 @@ def mlp(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
 
 def _mlp(b: _Builder, x: str, shape: Shape) -> str:
     y = b.linear(x, "c_fc", (shape.width, shape.hidden), _PREACTIVATION_STD / shape.width**0.5)
-    return b.linear(ACTIVATIONS[shape.activation](b, y), "c_proj", (shape.hidden, shape.width), 0.5 / shape.hidden**0.5)
+    if shape.activation in GATED:
+        value = b.linear(x, "c_up", (shape.width, shape.hidden), 1.0 / shape.width**0.5)
+        hidden = b.node("Mul", [GATED[shape.activation](b, y), value], "gated/Mul")
+    else:
+        hidden = ACTIVATIONS[shape.activation](b, y)
+    return b.linear(hidden, "c_proj", (shape.hidden, shape.width), 0.5 / shape.hidden**0.5)
 
 
 def _attention(b: _Builder, x: str, mask: str, shape: Shape) -> str:

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
-from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
 from rewriter.api import rewrite
 from rewriter.files.load import load_model
 from rewriter.proof.inputs import make_cases
@@ -60,7 +60,7 @@ class Row:
 @click.option(
     "--activation",
     "activations",
-    type=click.Choice(tuple(ACTIVATIONS)),
+    type=click.Choice((*ACTIVATIONS, *GATED)),
     multiple=True,
     default=("silu", "gelu"),
 )
@@ -68,6 +68,7 @@ class Row:
 @click.option("--repeats", type=click.IntRange(min=3), default=30, help="Rounds per row.")
 @click.option("--provider", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
+@click.option("--gate", type=click.Choice(("heads", "product")), default="heads", help="What a gate becomes.")
 @click.option("--layers", type=click.IntRange(min=1), default=Shape.layers)
 @click.option("--width", type=click.IntRange(min=8), default=Shape.width)
 @click.option("--hidden", type=click.IntRange(min=8), default=Shape.hidden)
@@ -88,6 +89,7 @@ def main(
     repeats: int,
     provider: str,
     inline: bool,
+    gate: str,
     json_path: Path | None,
     **sizes: int,
 ) -> None:
@@ -96,10 +98,11 @@ def main(
     with tempfile.TemporaryDirectory(prefix="attnonly-latency-") as folder:
         for name, path in _models(file, parts, activations, sizes, Path(folder)):
             click.echo(f"{name}: rewriting and loading", err=True)
-            for row in _measure(name, path, Path(folder), tokens, repeats=repeats, provider=provider, inline=inline):
+            options = {"inline": inline, "gate": gate}
+            for row in _measure(name, path, Path(folder), tokens, options, repeats=repeats, provider=provider):
                 click.echo(f"  {row.tokens} tokens: {row.rewritten}", err=True)
                 rows.append(row)
-    settings = {"repeats": repeats, "inline": inline, "provider": provider, **sizes}
+    settings = {"repeats": repeats, "inline": inline, "gate": gate, "provider": provider, **sizes}
     out = json_path or RESULTS / f"latency-{provider}.json"
     write_json(out, "latency", settings, [asdict(row) for row in rows])
     title = f"Latency on {provider}, {repeats} rounds; ratio of medians (median of paired ratios, quartiles)"
@@ -139,11 +142,18 @@ def _models(
 
 
 def _measure(
-    name: str, path: Path, folder: Path, tokens: tuple[int, ...], *, repeats: int, provider: str, inline: bool
+    name: str,
+    path: Path,
+    folder: Path,
+    tokens: tuple[int, ...],
+    options: dict[str, Any],
+    *,
+    repeats: int,
+    provider: str,
 ) -> Iterator[Row]:
     # Beside the original, whose weights are then referred to; a file of the user's stays untouched.
     out = path.with_name(f"{path.stem}-heads.onnx") if path.parent == folder else folder / "heads.onnx"
-    report = rewrite(path, out, inline=inline, validate=False)
+    report = rewrite(path, out, **options, validate=False)
     if report.output is None:
         raise click.ClickException(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"

@@ -27,6 +27,9 @@ NONLINEAR = frozenset(
 )
 """Operators that count against purity. Softmax and normalisations do not: attention-only transformers have both."""
 
+PRODUCT = "elementwise products of gates"
+"""How the purity line names a product of two functions of a token that stays."""
+
 _SEARCH_DEPTH = 8
 
 
@@ -62,7 +65,8 @@ class Accounting:
         head_dimension: d_head of the model's own attention, None where it was not found.
         attention_heads: its heads per attention sublayer.
         share: what all blocks together take of the multiply-adds of linear operators.
-        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, with their number.
+        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, with their number;
+            among them the elementwise products of gates that `--gate product` keeps.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -135,6 +139,9 @@ def _remaining(plan: Plan) -> dict[str, int]:
             constant = all(name in constants for name in node.output)
             if node.op_type in NONLINEAR and not inside and not constant:
                 counts[label(node).partition(" ")[0]] += 1
+    products = sum(conversion.block.product for conversion in plan.conversions)
+    if products:
+        counts[PRODUCT] += products
     return dict(sorted(counts.items()))
 
 

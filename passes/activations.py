@@ -2,40 +2,29 @@
 
 Comes in: a function given by its values, and the arithmetic of the block. Goes out: a `Recognised` activation
 with its parameters, or the nearest miss. Matching is semantic: however a graph spells GELU, its values are
-GELU's. Parameters (SiLU's beta, a leaky slope, an outer factor) are solved for, then checked on the whole grid.
+GELU's. Parameters (SiLU's beta, a leaky slope, an outer factor) are solved for (`passes.solving`), then checked on the
+whole grid. Programs are in closed form (`passes.closed_forms`), fitted (`passes.fitted`), or gates (`passes.gating`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
+from passes import closed_forms, solving
+from passes.arithmetic import Arithmetic
 from passes.fitted import cheapest
-from passes.programs import Array, BiasToken, Head, Program
+from passes.gating import gate, line
+from passes.programs import Array, Program
+from passes.solving import Function, Parameters, Solve
 from rewriter.graph import elementwise
 
-Function = Callable[[Array], Array]
-Parameters = tuple[float, ...]
-
-RELU_GAP = 0.27846454276107379
-"""max over x > 0 of x / (1 + e^x): the error of SiLU(k y) / k against ReLU is this over k."""
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic that a block's heads are evaluated in.
-
-    Attributes:
-        steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
-        tolerance: error of a program that this arithmetic cannot tell from 0.
-    """
-
-    steepness: float
-    tolerance: float
+Values = Callable[[Array, Parameters], Array]
+Make = Callable[[Parameters, Arithmetic], Program]
 
 
 @dataclass(frozen=True)
@@ -47,180 +36,208 @@ class Activation:
         parameters: names of the solved parameters.
         function: values of the activation, given points and parameters.
         solve: parameters from the values of an unknown function; None when it cannot be this activation.
-        program: the head program; None when the table has no program for it yet.
+        program: the head program; None where there is none.
+        usual: the parameters of the plain activation, which reports do not print.
+        gate: the program of h(g) u; None where it follows from `program` by `passes.gating.gate`.
     """
 
     name: str
     parameters: tuple[str, ...]
-    function: Callable[[Array, Parameters], Array]
-    solve: Callable[[Function], Parameters | None]
-    program: Callable[[Parameters, Arithmetic], Program] | None
+    function: Values
+    solve: Solve
+    program: Make | None
+    usual: Parameters = (1.0,)
+    gate: Make | None = None
+
+    def label(self, parameters: Parameters) -> str:
+        """The name as reports print it, with the parameters that are not the usual ones."""
+        rounded = tuple(round(value, 4) for value in parameters)
+        if self.name == "silu" and rounded == (1.702, 1.0):
+            return "quick_gelu"
+        stated = ", ".join(f"{name}={value:.6g}" for name, value in zip(self.parameters, parameters, strict=True))
+        return self.name if rounded == self.usual else f"{self.name}({stated})"
+
+    def program_for(self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False) -> Program | None:
+        """The program of h(y), or of h(g) u, whose self values read u; None where there is none."""
+        if gated and self.gate is not None:
+            return self.gate(parameters, arithmetic)
+        program = None if self.program is None else self.program(parameters, arithmetic)
+        if program is None or not gated:
+            return program
+        return gate(program, arithmetic) if len(program.heads) == 1 else None
 
 
-# -- y S(k y) times a factor: SiLU and GELU ------------------------------------------------------------------
-
-
-def _solve_self_gated(quantile: Callable[[float], float]) -> Callable[[Function], Parameters | None]:
-    """(k, a) of a y S(k y) with S a distribution function symmetric about 0: f(1) - f(-1) = a, f(1) = a S(k)."""
-
-    def solve(f: Function) -> Parameters | None:
-        above, below = _at(f, 1.0), _at(f, -1.0)
-        factor = above - below
-        if not math.isfinite(factor) or factor == 0.0 or not 0.0 < above / factor < 1.0 or above == -below:
-            return None  # the last case is a straight line: S(k) = 1/2, k = 0
-        return quantile(above / factor), factor
-
-    return solve
-
-
-def _logit(p: float) -> float:
-    return math.log(p / (1.0 - p))
+# -- the functions ---------------------------------------------------------------------------------------------
 
 
 def _silu(y: Array, p: Parameters) -> Array:
     return p[1] * y * elementwise.sigmoid(p[0] * y)
 
 
-def _silu_program(p: Parameters, _: Arithmetic) -> Program:
-    return Program("silu", (Head(beta=p[0], c=p[1]),))
-
-
 def _gelu(y: Array, p: Parameters) -> Array:
     return p[1] * y * elementwise.normal_cdf(p[0] * y)
-
-
-def _gelu_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return cheapest("gelu", arithmetic.tolerance * abs(p[0] / p[1])).scaled(inner=p[0], outer=p[1] / p[0])
-
-
-def _gelu_tanh(y: Array, p: Parameters) -> Array:
-    return p[0] * elementwise.gelu_tanh(y)
-
-
-def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return cheapest("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
-
-
-def _solve_factor(reference: Function, at: float = 1.0) -> Callable[[Function], Parameters | None]:
-    """The factor a of a h(y), from one point."""
-
-    def solve(f: Function) -> Parameters | None:
-        factor = _at(f, at) / _at(reference, at)
-        return (factor,) if math.isfinite(factor) and factor != 0.0 else None
-
-    return solve
 
 
 def _mish(y: Array, p: Parameters) -> Array:
     return p[0] * y * np.tanh(elementwise.softplus(y))
 
 
-def _mish_program(p: Parameters, _: Arithmetic) -> Program:
-    # 1 - tanh(softplus(y)) = 2 / (e^2y + 2 e^y + 2): the weight of self at logit ln 2 against 2y and y + ln 2.
-    ln2 = math.log(2.0)
-    head = Head(beta=0.0, gamma=ln2, c=-p[0], bias_tokens=(BiasToken(slope=2.0), BiasToken(slope=1.0, offset=ln2)))
-    return Program("mish", (head,), linear=p[0])
-
-
-# -- piecewise linear with one kink: ReLU and leaky ReLU -----------------------------------------------------
-
-
 def _two_slopes(y: Array, p: Parameters) -> Array:
     return np.where(y >= 0, p[0], p[1]) * y
-
-
-def _solve_relu(f: Function) -> Parameters | None:
-    right, left = _at(f, 1.0), -_at(f, -1.0)
-    return (right, 0.0) if right != 0.0 and left == 0.0 else None
-
-
-def _solve_two_slopes(f: Function) -> Parameters | None:
-    right, left = _at(f, 1.0), -_at(f, -1.0)
-    return (right, left) if math.isfinite(right) and math.isfinite(left) and right != left else None
-
-
-def _two_slopes_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    right, left = p
-    k = arithmetic.steepness
-    error = abs(right - left) * RELU_GAP / k
-    name = "relu" if left == 0.0 else "leaky_relu"
-    return Program(name, (Head(beta=k, c=right - left),), linear=left, max_error=error)
-
-
-# -- sigmoid-shaped: c + a sigmoid(k y) ----------------------------------------------------------------------
-
-_FAR = 1e4
 
 
 def _logistic(y: Array, p: Parameters) -> Array:
     return p[2] + p[1] * elementwise.sigmoid(p[0] * y)
 
 
-def _solve_logistic(f: Function) -> Parameters | None:
-    low, high, middle = _at(f, -_FAR), _at(f, _FAR), _at(f, 1.0)
-    if not all(math.isfinite(value) for value in (low, high, middle)) or high == low:
-        return None
-    share = (middle - low) / (high - low)
-    return (_logit(share), high - low, low) if 0.0 < share < 1.0 else None
+def _clip(y: Array, p: Parameters) -> Array:
+    slope, offset, left, right = p
+    return np.clip(slope * y + offset, min(left, right), max(left, right))
 
 
-def _solve_sigmoid(f: Function) -> Parameters | None:
-    solved = _solve_logistic(f)
-    return solved if solved is not None and solved[2] == 0.0 else None
+def _bent(y: Array, p: Parameters) -> Array:
+    return np.where(y > 0, p[0] * y, p[1] * np.expm1(p[2] * np.minimum(y, 0.0)))
 
 
-def _logistic_program(p: Parameters, _: Arithmetic) -> Program:
-    k, height, low = p
-    name = "sigmoid" if low == 0.0 else "tanh"
-    return Program(name, (Head(beta=k, c=0.0, d=height),), constant=low)
+def _softplus(y: Array, p: Parameters) -> Array:
+    return p[1] * elementwise.softplus(p[0] * y)
 
 
-# -- recognised by name, no program yet ----------------------------------------------------------------------
+def _exp(y: Array, p: Parameters) -> Array:
+    return p[1] * np.exp(p[0] * y)
 
 
-def _known_only(name: str, function: Function, at: float = 1.0) -> Activation:
-    def values(y: Array, p: Parameters) -> Array:
-        return p[0] * function(y)
-
-    return Activation(name, ("factor",), values, _solve_factor(function, at), None)
+def _softsign(y: Array, p: Parameters) -> Array:
+    return p[1] * p[0] * y / (1.0 + np.abs(p[0] * y))
 
 
-def _elu(y: Array) -> Array:
-    return np.where(y > 0, y, np.expm1(np.minimum(y, 0.0)))
+def _times(function: Function) -> Values:
+    """The function times a factor."""
+    return lambda y, p: p[0] * function(y)
 
 
-_SELU_ALPHA, _SELU_SCALE = 1.67326319217681884765625, 1.05070102214813232421875
+def _inside(function: Values) -> Values:
+    """h(clip(y, low, high)), the two being the last parameters."""
+    return lambda y, p: function(np.clip(y, p[-2], p[-1]), p[:-2])
 
 
-def _selu(y: Array) -> Array:
-    return _SELU_SCALE * np.where(y > 0, y, _SELU_ALPHA * np.expm1(np.minimum(y, 0.0)))
+def _hard_swish(y: Array) -> Array:
+    return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
 
 
-_MISH = _solve_factor(lambda y: _mish(y, (1.0,)))
-_GELU_TANH = _solve_factor(elementwise.gelu_tanh)
+def _squared(y: Array) -> Array:
+    return y * y
+
+
+def _relu_squared(y: Array) -> Array:
+    return np.maximum(y, 0.0) ** 2
+
+
+# -- programs that are neither in closed form nor a single entry of a table --------------------------------------
+
+
+def _gelu_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("gelu", arithmetic.tolerance * abs(p[0] / p[1])).scaled(inner=p[0], outer=p[1] / p[0])
+
+
+def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
+
+
+def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    relu = closed_forms.two_slopes((p[0], 0.0), arithmetic)
+    return replace(gate(relu, arithmetic), name="relu_squared")
+
+
+def _square_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return line(p[0], arithmetic, "square")
+
+
+def _within(make: Make) -> Make:
+    """The program of h(clip(y, low, high)) from that of h."""
+
+    def clipped(p: Parameters, arithmetic: Arithmetic) -> Program:
+        return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
+
+    return clipped
+
+
+# -- special cases of a general solution -------------------------------------------------------------------------
+
+
+def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
+    """`solve`, for parameters that `allowed` accepts to a few digits (the grid decides)."""
+
+    def checked(f: Function) -> Parameters | None:
+        solved = solve(f)
+        return solved if solved is not None and allowed(solved) else None
+
+    return checked
+
+
+def _near(value: float, wanted: float) -> bool:
+    return math.isclose(value, wanted, rel_tol=1e-3, abs_tol=1e-3)
+
+
+def _relu6(p: Parameters) -> bool:
+    return _near(p[0], 1.0) and _near(p[1], 0.0) and _near(p[2], 0.0) and _near(p[3], 6.0)
+
+
+def _hard_sigmoid(p: Parameters) -> bool:
+    return _near(p[1], 0.5) and _near(p[2], 0.0) and _near(p[3], 1.0)
+
+
+def _elu(p: Parameters) -> bool:
+    return _near(p[0], 1.0) and _near(p[2], 1.0)
+
+
+def _selu(p: Parameters) -> bool:
+    return all(map(_near, p, _SELU))
+
+
 _PROBIT = NormalDist().inv_cdf
+_GELU_TANH = elementwise.gelu_tanh
+_BETA, _INNER, _FACTOR, _ENDS = ("beta", "factor"), ("inner", "factor"), ("factor",), ("low", "high")
+_SLOPES, _LINE, _BELOW = ("right", "left"), ("slope", "offset", "left", "right"), ("right", "depth", "rate")
+_LOGISTIC = ("steepness", "height", "low")
+_UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
+_HARD = (0.1667, 0.5, 0.0, 1.0)
+_SELU = (1.0507, 1.7581, 1.0)
+_BENT, _BENT_GATE = closed_forms.exponential_linear, closed_forms.exponential_linear_gate
+_CLIPPED_SILU = solving.clipped(solving.self_gated(solving.logit), _silu)
+_CLIPPED_GELU = solving.clipped(solving.self_gated(_PROBIT), _gelu)
 
 ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("relu", ("right", "left"), _two_slopes, _solve_relu, _two_slopes_program),
-    Activation("leaky_relu", ("right", "left"), _two_slopes, _solve_two_slopes, _two_slopes_program),
-    Activation("silu", ("beta", "factor"), _silu, _solve_self_gated(_logit), _silu_program),
-    Activation("gelu", ("inner", "factor"), _gelu, _solve_self_gated(_PROBIT), _gelu_program),
-    Activation("gelu_tanh", ("factor",), _gelu_tanh, _GELU_TANH, _gelu_tanh_program),
-    Activation("mish", ("factor",), _mish, _MISH, _mish_program),
-    Activation("sigmoid", ("steepness", "height", "low"), _logistic, _solve_sigmoid, _logistic_program),
-    Activation("tanh", ("steepness", "height", "low"), _logistic, _solve_logistic, _logistic_program),
-    _known_only("relu_squared", lambda y: np.maximum(y, 0.0) ** 2),
-    _known_only("relu6", lambda y: np.clip(y, 0.0, 6.0)),
-    _known_only("hard_swish", lambda y: y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)),
-    _known_only("hard_sigmoid", lambda y: np.clip(y / 6.0 + 0.5, 0.0, 1.0)),
-    _known_only("elu", _elu),
-    _known_only("selu", _selu),
-    _known_only("softplus", elementwise.softplus),
-    _known_only("softsign", lambda y: y / (1.0 + np.abs(y))),
-    _known_only("exp", np.exp),
-    _known_only("square", lambda y: y * y),
+    Activation("relu", _SLOPES, _two_slopes, solving.one_slope, closed_forms.two_slopes, (1.0, 0.0)),
+    Activation("leaky_relu", _SLOPES, _two_slopes, solving.two_slopes, closed_forms.two_slopes),
+    Activation("silu", _BETA, _silu, solving.self_gated(solving.logit), closed_forms.silu, _UNIT),
+    Activation("gelu", _INNER, _gelu, solving.self_gated(_PROBIT), _gelu_program, _UNIT),
+    Activation("gelu_tanh", _FACTOR, _times(_GELU_TANH), solving.factor(_GELU_TANH), _gelu_tanh_program),
+    Activation("mish", _FACTOR, _mish, solving.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
+    Activation("sigmoid", _LOGISTIC, _logistic, solving.logistic_from_zero, closed_forms.logistic, (1.0, 1.0, 0.0)),
+    Activation("tanh", _LOGISTIC, _logistic, solving.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
+    Activation("relu_squared", _FACTOR, _times(_relu_squared), solving.factor(_relu_squared), _relu_squared_program),
+    Activation("relu6", _LINE, _clip, _only(solving.clip, _relu6), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)),
+    Activation("hard_sigmoid", _LINE, _clip, _only(solving.clip, _hard_sigmoid), closed_forms.clip, _HARD),
+    Activation("clip", _LINE, _clip, solving.clip, closed_forms.clip),
+    Activation("hard_swish", _FACTOR, _times(_hard_swish), solving.factor(_hard_swish, 4.0), closed_forms.hard_swish),
+    Activation("elu", _BELOW, _bent, _only(solving.exponential_linear, _elu), _BENT, _ONES, _BENT_GATE),
+    Activation("selu", _BELOW, _bent, _only(solving.exponential_linear, _selu), _BENT, _SELU, _BENT_GATE),
+    Activation("celu", _BELOW, _bent, solving.exponential_linear, _BENT, _ONES, _BENT_GATE),
+    Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
+    Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),
+    Activation("softplus", _INNER, _softplus, solving.softplus, None, _UNIT),
+    Activation("softsign", _INNER, _softsign, solving.softsign, None, _UNIT),
+    Activation("exp", ("rate", "factor"), _exp, solving.exponential, closed_forms.exponential, _UNIT),
+    Activation("square", _FACTOR, _times(_squared), solving.factor(_squared), _square_program),
 )
 
-
-def _at(f: Function, point: float) -> float:
-    return float(f(np.array([point]))[0])
+LINEAR = Activation(
+    "linear",
+    _FACTOR,
+    _times(lambda y: y),
+    solving.factor(lambda y: y),
+    None,
+    gate=lambda p, a: line(p[0], a, "bilinear"),
+)
+"""The gate of a bilinear layer, g u; by itself it is no activation."""

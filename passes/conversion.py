@@ -5,31 +5,20 @@ Comes in: a found block. Goes out: `Conversion`, or the `Miss` that stands in it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 
-from passes.activations import Arithmetic
+from passes.arithmetic import ARITHMETIC, Arithmetic
 from passes.find import Block
 from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import Program
+from passes.unnamed import domain_of, fitted, is_unnamed
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-
-ARITHMETIC: dict[int, Arithmetic] = {
-    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7),
-    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16),
-    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12),
-    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12),
-}
-"""Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
-
-steepness: SiLU(k y) / k is ReLU to 0.28 / k everywhere, and bit for bit once |k y| > 104, where the exponential is
-0 or infinite: k = 2^40 makes that |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16 takes
-float16's, since one more bias token costs little and its own leaves GELU at 1.5e-3.
-"""
 
 SMALLEST_OPSET = 7
 """From here on Mul and Add broadcast without attributes."""
@@ -66,9 +55,24 @@ class Conversion:
         return None if neurons is None else neurons * len(self.program.heads)
 
 
-def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion | Miss:
+@dataclass(frozen=True)
+class Accuracy:
+    """How close programs must be, and how far fitted ones must reach.
+
+    Attributes:
+        error: largest error over max(1, |f|); None for the rounding of the block's type.
+        domain: largest |y| of a fit, for all blocks.
+        reached: largest |y| that was seen, by pre-activation; used where `domain` is None.
+    """
+
+    error: float | None = None
+    domain: float | None = None
+    reached: Mapping[str, float] = field(default_factory=dict)
+
+
+def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accuracy | None = None) -> Conversion | Miss:
     """Choose the program of `block`, or say why there is none."""
-    identified = block.identified
+    accuracy = accuracy or Accuracy()
     if opset < SMALLEST_OPSET:
         return Miss(
             f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output
@@ -80,13 +84,45 @@ def decide(block: Block, *, form: str, inline: bool, opset: int) -> Conversion |
     if odd is not None:
         name = onnx.TensorProto.DataType.Name(odd).lower()
         return Miss(f"its element type {name} is not a floating-point type that heads can be computed in", block.output)
-    if identified.activation.program is None:
-        return Miss(f"no head program for {identified.activation.name} yet", block.output)
-    if identified.gated is not None and identified.activation.name not in ("sigmoid", "tanh"):
-        return Miss("no head program yet for a gate whose activation is unbounded", block.output)
-    program = identified.activation.program(identified.parameters, ARITHMETIC[block.coarsest])
-    if identified.gated is not None:
-        program = program.gate()
-    compute_type = _DOUBLE if _DOUBLE in types else _FLOAT
+    program = _program(block, accuracy)
+    if isinstance(program, Miss):
+        return program
+    compute_type = _DOUBLE if _DOUBLE in types or program.double else _FLOAT
     program = program.rounded(np.float64 if compute_type == _DOUBLE else np.float32)
     return Conversion(block, program, form, inline, compute_type)
+
+
+def _program(block: Block, accuracy: Accuracy) -> Program | Miss:
+    identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
+    if accuracy.error is not None:
+        arithmetic = replace(arithmetic, tolerance=accuracy.error)
+    gated = identified.gated is not None
+    if is_unnamed(identified.activation):
+        return _fitted(block, accuracy, arithmetic, gated=gated)
+    program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated)
+    if program is None:
+        what = "a gate with " if gated else ""
+        return Miss(f"no head program for {what}{identified.activation.name} yet", block.output)
+    if accuracy.error is not None and program.max_error > accuracy.error:
+        return Miss(
+            f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
+            f"{accuracy.error:.2g}",
+            block.output,
+        )
+    return program
+
+
+def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool) -> Program | Miss:
+    domain = accuracy.domain
+    if domain is None and block.gate in accuracy.reached:
+        domain = domain_of(accuracy.reached[block.gate])
+    if domain is None:
+        return Miss(NEEDS_DOMAIN, block.output)
+    program = fitted(block.identified.activation, domain, arithmetic, gated=gated, strict=accuracy.error is not None)
+    return Miss(program, block.output) if isinstance(program, str) else program
+
+
+NEEDS_DOMAIN = (
+    "no entry of the table computes it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
+)
+"""Why a block whose activation has no name is left where nothing was run."""

@@ -7,7 +7,7 @@ is semantic (`passes.identify`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -17,6 +17,7 @@ from passes.identify import Identified, Identifier, Region, Unknown
 from passes.linear import LinearOperator, Miss
 from passes.marks import made_for
 from passes.names import Namer
+from passes.unnamed import unnamed
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, Path, label
 
@@ -40,6 +41,7 @@ class Block:
         elem_type: TensorProto element type of the activation's output, 0 when unknown.
         gate_type: that of the gate; casts inside the region make it another one.
         value_type: that of the value.
+        product: whether this is the activation of a gate whose product with the value stays in the graph.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Block:
     elem_type: int
     gate_type: int
     value_type: int
+    product: bool = False
 
     @property
     def output(self) -> str:
@@ -105,16 +108,40 @@ _REFUSED = dict.fromkeys(
 """Operators that hold MLPs which cannot be seen."""
 
 
-def find(view: GraphView, namer: Namer, scope: str = "mlp") -> Findings:
-    """Find all MLP blocks, or with scope `all` all activations, and all near misses. Time linear in the nodes."""
+GATES = ("heads", "product")
+"""What becomes of a gate h(g) u: heads of value u, or heads that compute h(g) and the product as it was."""
+
+
+def find(view: GraphView, namer: Namer, *, scope: str = "mlp", gate: str = "heads", fit: bool = False) -> Findings:
+    """Find all MLP blocks and all near misses. Time linear in the nodes.
+
+    Args:
+        view: the graph.
+        namer: gives the blocks their names.
+        scope: a member of `SCOPES`.
+        gate: a member of `GATES`.
+        fit: whether a function that no table entry names counts as an activation.
+    """
     constants = Constants(view)
     flow = analyse(view, constants)
-    return _Finder(view, flow, Identifier(view, constants), namer, scope).run()
+    return _Finder(
+        view, flow, Identifier(view, constants), namer, _Choices(scope == "all", gate == "product", fit)
+    ).run()
+
+
+@dataclass(frozen=True)
+class _Choices:
+    every: bool
+    product: bool
+    fit: bool
 
 
 class _Finder:
-    def __init__(self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, scope: str) -> None:
-        self._all = scope == "all"
+    def __init__(
+        self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, choices: _Choices
+    ) -> None:
+        self._choices = choices
+        self._all = choices.every
         self._view = view
         self._flow = flow
         self._identifier = identifier
@@ -145,13 +172,13 @@ class _Finder:
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves
         first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
-        identified = self._identifier.identify(region)
+        identified = self._named(region)
         name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
         miss = self._leaf_miss(leaves) or self._obstacle(output, first, sinks, identified)
         if miss is None and isinstance(identified, Identified):
             slots = identified.gated or (0, 0)
             gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
-            return Block(
+            block = Block(
                 name=name,
                 where=self._view.where,
                 path=self._view.path,
@@ -165,6 +192,7 @@ class _Finder:
                 gate_type=gate,
                 value_type=value,
             )
+            return self._without_product(block) if self._choices.product and identified.gated else block
         return Left(
             name=name,
             where=self._view.where,
@@ -173,6 +201,48 @@ class _Finder:
             second=kinds(tuple(sinks)),
             miss=miss or Miss("no reason", output),
         )
+
+    def _named(self, region: Region) -> Identified | Unknown:
+        identified = self._identifier.identify(region)
+        if self._choices.fit and isinstance(identified, Unknown):
+            return unnamed(identified) or identified
+        return identified
+
+    def _without_product(self, block: Block) -> Block | Left:
+        """The activation of a gated block alone: the part of its region that depends on the gate only."""
+        alone: set[str] = {block.gate}
+        for index in block.region.nodes:
+            node = self._view.nodes[index]
+            moving = [name for name in node.input if name in self._flow.facts]
+            if moving and all(name in alone for name in moving):
+                alone.add(node.output[0])
+        outside = [
+            self._view.nodes[index] for index in block.region.nodes if self._view.nodes[index].output[0] not in alone
+        ]
+        ends = {name for node in outside for name in node.input if name in alone} - {block.gate}
+        if len(ends) != 1:
+            reason = "its activation and the product are not apart in the graph, so --gate product cannot keep it"
+            return self._refusal(block, Miss(reason, block.output))
+        region = self._region(ends.pop(), (block.gate,))
+        identified = self._named(region)
+        if isinstance(identified, Unknown):
+            return self._refusal(block, Miss(identified.reason, region.output))
+        return replace(
+            block,
+            region=region,
+            value=block.gate,
+            first=self._operators(block.gate),
+            second=(),
+            identified=identified,
+            elem_type=self._view.type_of(region.output).elem_type or block.gate_type,
+            value_type=block.gate_type,
+            product=True,
+        )
+
+    @staticmethod
+    def _refusal(block: Block, miss: Miss) -> Left:
+        label = block.identified.label
+        return Left(block.name, block.where, label, kinds(block.first), kinds(block.second), miss, block)
 
     def _obstacle(
         self,

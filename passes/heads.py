@@ -1,20 +1,24 @@
-"""The attention of one neuron's head over {self, bias tokens}, as nodes.
+"""The attention of a neuron's heads over {self, bias tokens}, as nodes.
 
-Comes in: a head and tensors for query and value. Goes out: nodes of a fragment, or a model-local function holding
-them. Two spellings of the same softmax attention:
+Comes in: which spelling, and tensors for query, keys and values. Goes out: nodes of a fragment, or a model-local
+function holding them. Three spellings of the same softmax attention:
 
     `NeuronAttention`    Theorem 3: one bias token whose key and value are zero. With logits (q k, 0) the weight of self
                          is 1 / (1 + exp(-q k)), and the value is divided by that sum directly.
-    `NeuronAttention_m`  m bias tokens with keys and values of their own; the largest logit is subtracted first. With
-                         `_proportional` every value is a multiple of the token's own, so that the multiples are
-                         averaged first: a linear term is taken into the softmax without cancellation.
+    `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
+    `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
+                         `value`: the multiples are averaged first. A linear term is a multiple at every key.
 
-Each query is scored against exactly its own key and the bias keys: the paper's mask is made structural. The
-operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
+The offset of a logit stands as a factor of the key's weight, e^(a y + b) = e^b e^(a y), where it is small
+(`passes.programs.FACTORED`): rounding would be proportional to the logit. Steep keys keep theirs (`_steep`). The
+largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Each query is scored
+against exactly its own key and the bias keys: the paper's mask is made structural. The operators are those of
+opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,7 +27,6 @@ import onnx
 from numpy.typing import DTypeLike
 
 from passes.marks import DOMAIN
-from passes.programs import Head
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
 _DOC_ONE = (
@@ -32,75 +35,77 @@ _DOC_ONE = (
     "is structural. query and value: [..., heads], head dimension 1; key: a scalar."
 )
 _DOC_MANY = (
-    "Softmax attention of each neuron's head over {keys} keys: the token itself (logit query * key + key_offset, value "
-    "`value`) and {m} constant bias tokens (logit query * bias_key[j] + bias_offset[j], value bias_value[j]); the "
-    "largest logit is subtracted first. query, value: [..., heads]; bias_key, bias_offset, bias_value: [{m}].{more}"
+    "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
+    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / "
+    "bias_weight[j]), keys in ascending order; the largest logit is subtracted first. query, value: [..., heads]; "
+    "bias_key, bias_weight, bias_part: [{m}]."
 )
-_DOC_PROPORTIONAL = (
-    " Here all values are multiples of `value`: value_factor for the token itself, bias_value[j] for the bias tokens."
+_DOC_SHARED = (
+    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
+    "{offset}; key j is head j's own for j < {n}, with value parts[j] / weights[j] * value, and a bias token's "
+    "otherwise. The sum of the heads is value times the mean of these multiples; the largest logit is subtracted "
+    "first. query, value: [..., heads]; keys, weights, parts: [{k}]."
 )
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """Which function computes a head.
+    """Which function computes the heads.
 
     Attributes:
-        bias_tokens: m.
+        keys: keys that a head attends to, its own included.
+        own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
-        proportional: whether all values are multiples of the token's own value.
+        steep: whether logits have offsets.
         double: whether the arithmetic is float64 (else float32).
     """
 
-    bias_tokens: int
-    zero_bias: bool
-    proportional: bool
-    double: bool
+    keys: int
+    own: int = 0
+    zero_bias: bool = False
+    steep: bool = False
+    double: bool = False
 
     @property
     def name(self) -> str:
         """Name of the model-local function."""
-        name = "NeuronAttention"
-        if not self.zero_bias:
-            name += f"_{self.bias_tokens}"
-        if self.proportional:
-            name += "_proportional"
-        return name + ("_double" if self.double else "")
+        if self.zero_bias:
+            name = "NeuronAttention"
+        else:
+            name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
+        return name + ("_steep" if self.steep else "") + ("_double" if self.double else "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Formal inputs of the function."""
         if self.zero_bias:
             return ("query", "key", "value")
-        names = ("query", "key", "key_offset", "value", "bias_key", "bias_offset", "bias_value")
-        return (*names, "value_factor") if self.proportional else names
+        if self.own:
+            return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
+        offset = ["bias_offset"] if self.steep else []
+        return ("query", "key", "value", "bias_key", "bias_weight", "bias_part", *offset)
 
     @property
     def dtype(self) -> DTypeLike:
         """The numpy type of the arithmetic."""
         return np.float64 if self.double else np.float32
 
-
-def spelling_of(head: Head, linear: float, *, double: bool) -> Spelling:
-    """The shortest spelling that computes `head` plus `linear` times its value.
-
-    A linear term needs values that are all multiples of z: no constants among them.
-    """
-    token = head.bias_tokens[0]
-    only_zero = len(head.bias_tokens) == 1 and (token.slope, token.offset, token.value) == (0.0, 0.0, 0.0)
-    zero_bias = only_zero and linear == 0.0 and head.gamma == 0.0
-    return Spelling(len(head.bias_tokens), zero_bias, linear != 0.0, double)
-
-
-def takes_linear(head: Head) -> bool:
-    """Whether a linear term can be taken into the head's softmax."""
-    return head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
+    @property
+    def doc(self) -> str:
+        """What the function computes."""
+        if self.zero_bias:
+            return _DOC_ONE
+        if self.own:
+            return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
+        return _DOC_MANY.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
 
 
 def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, *, opset: int) -> None:
-    """Add the nodes of one head to `fragment`, writing the tensor named `output` in full."""
+    """Add the nodes of the heads to `fragment`, writing the tensor named `output` in full."""
     if spelling.zero_bias:
         _emit_one(fragment, spelling, inputs, output)
+    elif spelling.own:
+        _emit_shared(fragment, spelling, inputs, output, opset)
     else:
         _emit_many(fragment, spelling, inputs, output, opset)
 
@@ -110,11 +115,7 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; callers do not change it."""
     body = Fragment("")
     emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output", opset=opset)
-    doc = _DOC_ONE
-    if not spelling.zero_bias:
-        m = spelling.bias_tokens
-        doc = _DOC_MANY.format(keys=m + 1, m=m, more=_DOC_PROPORTIONAL if spelling.proportional else "")
-    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
+    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
 def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> None:
@@ -126,39 +127,76 @@ def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor],
 
 
 def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query, value = _bounded(fragment, spelling, inputs["query"], opset), inputs["value"]
-    logits = [_logit(fragment, query, inputs["key"], inputs["key_offset"], "self")]
-    bias_values = []
-    for j in range(spelling.bias_tokens):
-        row = fragment.constant(f"index_{j}", np.asarray(j, dtype=np.int64))
-        slope, offset, bias_value = (
-            fragment.node("Gather", [inputs[name], row], f"{name}_{j}", axis=0)
-            for name in ("bias_key", "bias_offset", "bias_value")
-        )
-        logits.append(_logit(fragment, query, slope, offset, f"bias_{j}"))
-        bias_values.append(bias_value)
-    top = fragment.node("Max", logits, "largest_logit")
-    names = ["self", *(f"bias_{j}" for j in range(spelling.bias_tokens))]
-    weights = [
-        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_weight")
+    query = _bounded(fragment, spelling, inputs["query"], opset)
+    count = spelling.keys - 1
+    names = ["self", *(f"bias_{j}" for j in range(count))]
+    logits = [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
+    logits += [
+        _logit(fragment, query, inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=spelling.steep)
+        for j in range(count)
+    ]
+    # without offsets the largest logit is that of the largest key, the smallest, or the token's own
+    ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
+    shares = _exponentials(fragment, names, logits, ends)
+    weights: list[Tensor] = [shares[0]]
+    parts: list[Tensor] = [fragment.node("Mul", [shares[0], inputs["value"]], "self_part")]
+    for j, (name, share) in enumerate(zip(names[1:], shares[1:], strict=True)):
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"{name}_weight"))
+        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"{name}_part"))
+    total = fragment.node("Sum", weights, "total_weight")
+    weighted = fragment.node("Sum", parts, "weighted_sum")
+    fragment.node("Div", [weighted, total], "output", output=output)
+
+
+def _emit_shared(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+    query = _bounded(fragment, spelling, inputs["query"], opset)
+    names = [f"key_{j}" for j in range(spelling.keys)]
+    logits = [
+        _logit(fragment, query, inputs, ("keys", "offsets"), j, name, steep=spelling.steep)
+        for j, name in enumerate(names)
+    ]
+    shares = _exponentials(fragment, names, logits, logits)
+    weights: list[Tensor] = []
+    parts: list[Tensor] = []
+    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "weights", j)], f"{name}_weight"))
+        if j < spelling.own:
+            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "parts", j)], f"{name}_part"))
+    total = fragment.node("Sum", weights, "total_weight")
+    weighted = parts[0] if len(parts) == 1 else fragment.node("Sum", parts, "weighted_sum")
+    mean = fragment.node("Div", [weighted, total], "mean")
+    fragment.node("Mul", [inputs["value"], mean], "output", output=output)
+
+
+def _exponentials(
+    fragment: Fragment, names: Sequence[str], logits: Sequence[Tensor], ends: Sequence[Tensor]
+) -> list[Variable]:
+    """The exponential of every logit, the largest of `ends` subtracted."""
+    top = fragment.node("Max", list(ends), "largest_logit")
+    return [
+        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
         for name, logit in zip(names, logits, strict=True)
     ]
-    total = fragment.node("Sum", weights, "total_weight")
-    own = inputs["value_factor"] if spelling.proportional else value
-    parts = [
-        fragment.node("Mul", [weight, carried], f"{name}_part")
-        for name, weight, carried in zip(names, weights, [own, *bias_values], strict=True)
-    ]
-    weighted = fragment.node("Sum", parts, "weighted_sum")
-    if spelling.proportional:
-        share = fragment.node("Div", [weighted, total], "factor")
-        fragment.node("Mul", [value, share], "output", output=output)
-    else:
-        fragment.node("Div", [weighted, total], "output", output=output)
 
 
-def _logit(fragment: Fragment, query: Tensor, key: Tensor, offset: Tensor, name: str) -> Variable:
-    return fragment.node("Add", [fragment.node("Mul", [query, key], f"{name}_score"), offset], f"{name}_logit")
+def _row(fragment: Fragment, inputs: dict[str, Tensor], name: str, j: int) -> Variable:
+    """Entry j of a constant input."""
+    index = fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
+    return fragment.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
+
+
+def _logit(
+    fragment: Fragment,
+    query: Tensor,
+    inputs: dict[str, Tensor],
+    names: tuple[str, str],
+    j: int,
+    name: str,
+    *,
+    steep: bool,
+) -> Variable:
+    score = fragment.node("Mul", [query, _row(fragment, inputs, names[0], j)], f"{name}_score")
+    return fragment.node("Add", [score, _row(fragment, inputs, names[1], j)], f"{name}_logit") if steep else score
 
 
 def _bounded(fragment: Fragment, spelling: Spelling, query: Tensor, opset: int) -> Variable:

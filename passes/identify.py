@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from passes.activations import ACTIVATIONS, Activation, Parameters
+from passes.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs import Array
+from passes.solving import Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
@@ -57,29 +58,23 @@ class Identified:
     @property
     def label(self) -> str:
         """The name as reports print it, with the parameters that are not the usual ones."""
-        name, p = self.activation.name, self.parameters
-        usual: dict[str, tuple[str, tuple[float, ...]]] = {
-            "silu": ("beta={0:.6g}, factor={1:.6g}", (1.0, 1.0)),
-            "gelu": ("inner={0:.6g}, factor={1:.6g}", (1.0, 1.0)),
-            "leaky_relu": ("right={0:.6g}, left={1:.6g}", ()),
-            "relu": ("right={0:.6g}", (1.0, 0.0)),
-            "sigmoid": ("steepness={0:.6g}, height={1:.6g}", (1.0, 1.0, 0.0)),
-            "tanh": ("steepness={0:.6g}, height={1:.6g}, low={2:.6g}", (2.0, 2.0, -1.0)),
-        }
-        text, plain = usual.get(name, ("factor={0:.6g}", (1.0,)))
-        rounded = tuple(round(value, 4) for value in p)
-        if name == "silu" and rounded == (1.702, 1.0):
-            named = "quick_gelu"
-        else:
-            named = name if rounded == plain else f"{name}({text.format(*p)})"
+        named = self.activation.label(self.parameters)
         return named if self.gated is None else f"{named}(gate) * value"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """No entry of the table agrees; `nearest` says which comes closest, and by how much."""
+    """No entry of the table agrees.
+
+    Attributes:
+        reason: which comes closest, and by how much.
+        function: the function, where heads could be fitted to it: f(y), or h(gate) of h(gate) * value.
+        gated: the positions of gate and value among the region's leaves, for the latter.
+    """
 
     reason: str
+    function: Function | None = None
+    gated: tuple[int, int] | None = None
 
 
 def grid() -> Array:
@@ -178,9 +173,11 @@ class Identifier:
             if not close.all():
                 continue
             found = identify_function(weight, tolerance)
+            if isinstance(found, Unknown) and _is_linear(weight, tolerance):
+                found = Identified(LINEAR, (float(weight(np.ones(1))[0]),), 0.0)
             if isinstance(found, Identified):
                 return replace(found, gated=slots)
-            best = found
+            best = replace(found, gated=slots)
         return best or Unknown("two projections are joined, but not as activation(gate) * value")
 
 
@@ -193,7 +190,7 @@ class _Attempt:
     parameters: Parameters
 
 
-def identify_function(f: Callable[[Array], Array], tolerance: float) -> Identified | Unknown:
+def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
     """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
 
     A coarse dtype (float16) cannot always tell two activations apart; then the closest is the one that was meant,
@@ -209,7 +206,8 @@ def identify_function(f: Callable[[Array], Array], tolerance: float) -> Identifi
         return Identified(best.activation, best.parameters, best.error)
     if _distance(lambda y, p: p[0] + p[1] * y, _line(f), points, values) <= tolerance:
         return Unknown("the function between the operators is affine, so there is no activation")
-    return Unknown(_explain(min(attempts, key=lambda attempt: attempt.error, default=None), points, values))
+    nearest = min(attempts, key=lambda attempt: attempt.error, default=None)
+    return Unknown(_explain(nearest, points, values), f)
 
 
 def _attempt(
@@ -221,7 +219,8 @@ def _attempt(
     if solved is None:
         return None
     plain = tuple(round(value, 4) for value in solved)
-    stored = tuple(float(np.float32(value)) for value in solved)
+    with np.errstate(over="ignore"):
+        stored = tuple(float(np.float32(value)) for value in solved)
     found = [
         _Attempt(_distance(activation.function, p, points, values), activation, p) for p in (plain, stored, solved)
     ]
@@ -241,6 +240,12 @@ def _distance(
         error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
         error = np.where(values == expected, 0.0, error)  # the same infinity
     return float(np.max(np.where(np.isfinite(error), error, np.inf)))
+
+
+def _is_linear(f: Callable[[Array], Array], tolerance: float) -> bool:
+    """Whether f is a line through 0: a bilinear layer, when it is a gate's."""
+    start, slope = _line(f)
+    return start == 0.0 and _distance(lambda y, p: p[0] * y, (slope,), grid(), f(grid())) <= tolerance
 
 
 def _is_short(value: float) -> bool:

@@ -7,13 +7,13 @@ new model. A dry run is stopping after the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 import onnx
 
-from passes.conversion import Conversion, decide
+from passes.conversion import NEEDS_DOMAIN, Accuracy, Conversion, decide
 from passes.find import Block, Left, find, kinds
 from passes.forms import FORMS
 from passes.linear import Miss
@@ -41,6 +41,9 @@ class Options:
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
+        gate: a member of `passes.find.GATES`: what becomes of the product of a gated block.
+        fit: fit heads to activations that no table entry names.
+        accuracy: how close programs must be.
     """
 
     form: str = "local"
@@ -48,6 +51,9 @@ class Options:
     inline: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    gate: str = "heads"
+    fit: bool = True
+    accuracy: Accuracy = field(default_factory=Accuracy)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,12 @@ class Plan:
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
         return self._by_path[block.path]
+
+    @property
+    def undetermined(self) -> tuple[Block, ...]:
+        """Blocks that are left because nobody has said how large their pre-activations get."""
+        left = (entry for entry in self.left if entry.miss.reason == NEEDS_DOMAIN)
+        return tuple(entry.block for entry in left if entry.block is not None)
 
     @cached_property
     def _by_path(self) -> dict[Path, GraphView]:
@@ -127,11 +139,13 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
-        found = find(view, namer, scope=options.scope)
+        found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit)
         left += _converted_before(view)
         for block in found.blocks:
             opset = view.opsets.get("", 1)
-            decision = _unwanted(block, options) or decide(block, form=options.form, inline=inline, opset=opset)
+            decision = _unwanted(block, options) or decide(
+                block, form=options.form, inline=inline, opset=opset, accuracy=options.accuracy
+            )
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -154,10 +168,10 @@ def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
 
 
 def _used(plan: Plan) -> frozenset[str]:
-    """Names of tensors that the converted blocks' own nodes make: activations and linear operators."""
+    """Names of tensors that the blocks' own nodes make, if they are or may be converted."""
     names: set[str] = set()
-    for conversion in plan.conversions:
-        block, view = conversion.block, plan.view_of(conversion.block)
+    for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
+        view = plan.view_of(block)
         for index in (*block.region.nodes, *(operator.node for operator in block.first)):
             names.update(view.nodes[index].output)
     return frozenset(names)

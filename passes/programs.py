@@ -9,11 +9,12 @@ itself and to m constant *bias tokens* (persistent memory vectors). With y the n
 where z is y, or for a gated block the other projection. A head returns the softmax-weighted sum of the values, a
 program the sum of its heads plus `linear z + constant` (a head that attends to itself alone). Theorem 3 of Huben
 and Morris (arXiv 2309.08593) is the case of one head, one bias token with logit and value 0, self logit y and
-self value y: SiLU. Errors are absolute, in units of the activation's output.
+self value y: SiLU. Errors are over max(1, |f|), in units of the activation's output.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -21,6 +22,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
+
+FACTORED = 60.0
+"""Up to this size the offset of a logit is taken out of the exponential: e^(a y + b) = e^b e^(a y).
+
+The rounding of a logit is proportional to its size, so that offsets would cost digits. Beyond it e^b could leave
+the range of float32; such offsets belong to steep keys, whose weights are 0 or 1.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,20 +76,35 @@ class Head:
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
     def rounded(self, dtype: DTypeLike) -> Head:
-        """The head with its coefficients rounded to a type."""
+        """The head as it stands in a graph of a type.
+
+        An offset of at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
+        multiplied by it; these two are rounded. The self logit has no offset there: all logits are shifted by it. The
+        factor c stands behind the softmax (`unscaled`).
+        """
+        if self.c not in (0.0, 1.0):
+            scale = float(np.asarray(self.c, dtype=dtype))
+            inner = self.unscaled().rounded(dtype)
+            tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
+            return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
         def narrow(number: float) -> float:
             return float(np.asarray(number, dtype=dtype))
 
+        def token_of(token: BiasToken) -> BiasToken:
+            if abs(token.offset) > FACTORED:
+                return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
+            weight = narrow(math.exp(token.offset))
+            value = narrow(weight * token.value) / weight
+            return BiasToken(narrow(token.slope), math.log(weight), value)
+
+        plain = self.shifted(0.0, -self.gamma)
         return Head(
-            beta=narrow(self.beta),
-            alpha=narrow(self.alpha),
-            gamma=narrow(self.gamma),
-            c=narrow(self.c),
-            d=narrow(self.d),
-            bias_tokens=tuple(
-                BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value)) for token in self.bias_tokens
-            ),
+            beta=narrow(plain.beta),
+            alpha=narrow(plain.alpha),
+            c=narrow(plain.c),
+            d=narrow(plain.d),
+            bias_tokens=tuple(token_of(token) for token in plain.bias_tokens),
         )
 
     def conditioned(self) -> Head:
@@ -104,11 +127,13 @@ class Program:
         heads: attention heads per neuron.
         linear: factor of z outside the heads (a head that attends to itself alone).
         constant: constant outside the heads.
-        max_error: certified largest absolute error against the activation, over `domain`, in exact arithmetic.
+        max_error: certified largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic.
         coefficient_error: largest change, over max(1, |f|), that rounding the coefficients to a type made.
         rounding: largest error over max(1, |f|) that evaluating the program in float32 was measured to add to
             `max_error`; what an exact program shows is a few units in the last place.
         domain: largest |y| for which `max_error` holds.
+        double: whether the heads need float64 arithmetic, since they are small differences of large values.
+        certificate: how `max_error` was established, in one line.
     """
 
     name: str
@@ -119,6 +144,8 @@ class Program:
     coefficient_error: float = 0.0
     rounding: float = 4 * 2.0**-24
     domain: float = float("inf")
+    double: bool = False
+    certificate: str = "identity"
 
     @property
     def exact(self) -> bool:
@@ -140,8 +167,7 @@ class Program:
 
         The change is the largest over a grid that is dense where the weights move and reaches 1e6, with a tenth added.
         """
-        result = _rounded(self, np.dtype(dtype))
-        return self if result == self else result
+        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype))
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f; self values keep reading y."""
@@ -170,17 +196,16 @@ class Program:
             domain=self.domain / abs(inner),
         )
 
-    def gate(self) -> Program:
-        """The program of f(y) u, given that of a bounded f whose values are constants: what was d becomes d u.
 
-        Raises:
-            ValueError: when a self value reads y, or a bias token has a value.
-        """
-        plain = all(head.c == 0.0 and all(token.value == 0.0 for token in head.bias_tokens) for head in self.heads)
-        if not plain or self.linear != 0.0:
-            raise ValueError(f"{self.name} is not a program of constant self values and valueless bias tokens")
-        heads = tuple(replace(head, c=head.d, d=0.0) for head in self.heads)
-        return replace(self, name=f"{self.name}_gate", heads=heads, linear=self.constant, constant=0.0)
+def _kinks(head: Head) -> Array:
+    """Points around those where a steep key takes over."""
+    steep = [token for token in head.bias_tokens if abs(token.offset) > FACTORED and token.slope != 0.0]
+    near = 1.0 + np.arange(-64, 65) * 2.0**-25
+    return np.concatenate([np.zeros(0), *(-token.offset / token.slope * near for token in steep)])
+
+
+_SAME = 1e-15
+"""Two float64 evaluations this close show their own rounding, no other coefficients."""
 
 
 @cache
@@ -194,7 +219,9 @@ def _rounded(program: Program, dtype: np.dtype[np.generic]) -> Program:
     if result == program:
         return program
     tails = np.logspace(-3, 6, 2000)
-    points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails])
+    points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails, *map(_kinks, program.heads)])
+    points = points[np.abs(points) <= program.domain]
     exact = program.evaluate(points)
     change = np.abs(result.evaluate(points) - exact) / np.maximum(1.0, np.abs(exact))
-    return replace(result, coefficient_error=1.1 * float(change.max()))
+    worst = float(change.max())
+    return replace(result, coefficient_error=1.1 * worst if worst > _SAME else 0.0)

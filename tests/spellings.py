@@ -85,7 +85,7 @@ SPELLINGS: tuple[tuple[str, str, str], ...] = (
     ("tanh", "tanh", "h = Tanh(y)"),
     ("lecun-tanh", "tanh(steepness=1.5, height=2.5, low=-1.25)", "a = Mul(y, $0.75) t = Tanh(a) h = Mul(t, $1.25)"),
     ("sigmoid", "sigmoid", "h = Sigmoid(y)"),
-    ("sigmoid-steep", "sigmoid(steepness=2, height=1)", "a = Mul(y, $2.0) h = Sigmoid(a)"),
+    ("sigmoid-steep", "sigmoid(steepness=2, height=1, low=0)", "a = Mul(y, $2.0) h = Sigmoid(a)"),
     ("relu-squared-pow", "relu_squared", "r = Relu(y) h = Pow(r, $2.0)"),
     ("relu-squared-mul", "relu_squared", "r = Relu(y) h = Mul(r, r)"),
     ("relu6", "relu6", "h = Clip(y, $0.0, $6.0)"),

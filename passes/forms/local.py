@@ -8,14 +8,17 @@ what the heads write, each along its row of W2. The tensors at both ends keep th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
-from passes.heads import Spelling, emit, function_of, spelling_of, takes_linear
+from passes.heads import Spelling, emit, function_of
 from passes.marks import BLOCK_KEY, DOMAIN
 from passes.programs import Head
+from passes.sharing import Group, Key, groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -70,52 +73,76 @@ class _Emitter:
         return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 
     def _sum(self, query: Tensor, source: Tensor, target: str) -> None:
-        """All heads of the program, its linear term and its constant; a lone head takes the linear term in."""
+        """All heads of the program, its linear term and its constant."""
         program = self._conversion.program
-        alone = len(program.heads) == 1
-        taken = alone and program.linear != 0.0 and takes_linear(program.heads[0])
+        groups, linear = groups_of(program)
+        alone = len(groups) == 1
         rest: list[Tensor] = []
-        if program.linear != 0.0 and not taken:
-            rest.append(self._scaled(source, program.linear, 0.0, "linear"))
+        if linear != 0.0:
+            rest.append(self._scaled(source, linear, 0.0, "linear"))
         if program.constant != 0.0:
             rest.append(self._scalar("constant", program.constant))
         terms: list[Tensor] = []
-        for number, head in enumerate(program.heads):
+        for number, group in enumerate(groups):
             prefix = "" if alone else f"{number}/"
             output = target if alone and not rest else self._fragment.qualified(f"{prefix}output")
-            terms.append(self._head(prefix, head, program.linear if taken else 0.0, query, source, output))
+            terms.append(self._group(prefix, group, query, source, output))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
             last = number == len(terms) + len(rest) - 1
             total = self._fragment.node("Add", [total, term], f"sum_{number}", output=target if last else None)
 
-    def _head(self, prefix: str, head: Head, linear: float, query: Tensor, source: Tensor, output: str) -> Variable:
-        if head.c in (0.0, 1.0) or linear != 0.0:
-            return self._plain_head(prefix, head, linear, query, source, output)
+    def _group(self, prefix: str, group: Group, query: Tensor, source: Tensor, output: str) -> Variable:
+        if group.keys is not None:
+            return self._shared(prefix, group.keys, group.own, query, source, output)
+        (head,) = group.heads
+        if head.c in (0.0, 1.0):
+            return self._plain_head(prefix, head, query, source, output)
         inner = self._fragment.qualified(f"{prefix}unscaled")
-        attended = self._plain_head(prefix, head.unscaled(), linear, query, source, inner)
+        attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
         factor = self._scalar(f"{prefix}factor", head.c)
         return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
 
-    def _plain_head(
-        self, prefix: str, head: Head, linear: float, query: Tensor, source: Tensor, output: str
-    ) -> Variable:
-        spelling = spelling_of(head, linear, double=self._double)
+    def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
+        """One head with values of its own."""
+        plain = head.shifted(0.0, -head.gamma)  # the token's own key needs no offset: softmax sees differences only
+        keys = sorted(
+            (Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens), key=lambda key: key.slope
+        )
+        steep = any(key.offset != 0.0 for key in keys)
+        zero_bias = len(keys) == 1 and keys[0] == Key(0.0, 0.0, 1.0, 0.0)
+        spelling = Spelling(len(keys) + 1, zero_bias=zero_bias, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {
             "query": query,
-            "key": self._key(prefix, head, query),
-            "value": source if spelling.proportional else self._scaled(source, head.c, head.d, f"{prefix}self_value"),
+            "key": self._key(prefix, plain, query),
+            "value": self._scaled(source, plain.c, plain.d, f"{prefix}self_value"),
         }
-        if not spelling.zero_bias:
-            inputs["key_offset"] = self._scalar(f"{prefix}key_offset", head.gamma)
-            for name, attribute in (("bias_key", "slope"), ("bias_offset", "offset"), ("bias_value", "value")):
-                row = [getattr(token, attribute) for token in head.bias_tokens]
-                if name == "bias_value" and spelling.proportional:
-                    row = [linear] * len(row)
-                inputs[name] = self._fragment.constant(f"{prefix}{name}", np.asarray(row, dtype=self._dtype))
-        if spelling.proportional:
-            inputs["value_factor"] = self._scalar(f"{prefix}value_factor", head.c + linear)
+        if not zero_bias:
+            inputs |= self._arrays(prefix, keys, ("bias_key", "bias_weight", "bias_part", "bias_offset"), steep=steep)
         return self._attend(prefix, spelling, inputs, output)
+
+    def _shared(
+        self, prefix: str, keys: tuple[Key, ...], own: int, query: Tensor, source: Tensor, output: str
+    ) -> Variable:
+        """Heads over the same keys, all values multiples of the source."""
+        steep = any(key.offset != 0.0 for key in keys)
+        spelling = Spelling(len(keys), own=own, steep=steep, double=self._double)
+        inputs: dict[str, Tensor] = {"query": query, "value": source}
+        inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), steep=steep)
+        return self._attend(prefix, spelling, inputs, output)
+
+    def _arrays(
+        self, prefix: str, keys: Sequence[Key], names: tuple[str, str, str, str], *, steep: bool
+    ) -> dict[str, Constant]:
+        """The keys' numbers as constants, under the names of slope, weight, part and offset."""
+        columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)
+        return {
+            name: self._fragment.constant(
+                f"{prefix}{name}", np.asarray([getattr(key, column) for key in keys], dtype=self._dtype)
+            )
+            for name, column in columns
+            if steep or column != "offset"
+        }
 
     def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> Variable:
         if self._conversion.inline:

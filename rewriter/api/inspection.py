@@ -37,13 +37,14 @@ class Inspection:
 
 
 def inspect(
-    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", head_dimension: int | None = None
+    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", gate: str = "heads", head_dimension: int | None = None
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
     Args:
         model: path of an ONNX file, or a model in memory.
         scope: `mlp` or `all`, as for `rewrite`.
+        gate: `heads` or `product`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
 
     Raises:
@@ -53,7 +54,7 @@ def inspect(
     run = Run(silent)
     with run.step("load", "loading"):
         source = load_model(model)
-    options = checked_options(scope=scope)
+    options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), account(plan, head_dimension))

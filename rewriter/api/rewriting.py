@@ -14,12 +14,13 @@ from pathlib import Path
 
 import onnx
 
-from passes.plan import apply, make_plan
+from passes.plan import Options, Plan, apply, make_plan
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
+from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim
 from rewriter.proof.sessions import available_providers, require_provider
 from rewriter.proof.validate import Progress, Settings, Validation, validate
@@ -35,6 +36,10 @@ def rewrite(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    gate: str = "heads",
+    fit: bool = True,
+    accuracy: float | None = None,
+    domain: float | None = None,
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -55,6 +60,11 @@ def rewrite(
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
+        gate: `heads`: a gated block h(g) u becomes heads of value u; `product`: heads compute h(g), and the product
+            with u stays in the graph.
+        fit: fit heads to activations that no table entry names, on the values that the model reaches.
+        accuracy: largest error of a head program over max(1, |f|); default: the rounding of the block's type.
+        domain: largest |pre-activation| of a fit; default: what the model reaches on the inputs, and half as much more.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
@@ -74,7 +84,17 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip)
+    options = checked_options(
+        form=form,
+        scope=scope,
+        inline=inline,
+        only=only,
+        skip=skip,
+        gate=gate,
+        fit=fit,
+        accuracy=accuracy,
+        domain=domain,
+    )
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
         seed=seed,
@@ -89,6 +109,9 @@ def rewrite(
         check_output(out, source=source, force=force)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
+    if plan.undetermined:
+        with run.step("calibrate", "measuring pre-activations"):
+            plan = _calibrated(source, plan, options, settings)
     report = planned_report(name_of(model), source, plan, options)
     if dry_run or not plan.conversions:
         return run.finish(report)
@@ -101,6 +124,20 @@ def rewrite(
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
+
+
+def _calibrated(source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
+    """The plan with activations fitted that no table entry names, on the values that they see.
+
+    A model that does not run is planned without them; the proof will say why it does not.
+    """
+    tensors = [block.gate for block in plan.undetermined if not block.path]
+    try:
+        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings)
+    except ValidationError as error:
+        note = f"pre-activations could not be measured: {error}"
+        return replace(plan, notes=(*plan.notes, note))
+    return make_plan(source.proto, replace(options, accuracy=replace(options.accuracy, reached=reached)))
 
 
 @dataclass(frozen=True)

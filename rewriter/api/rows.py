@@ -52,6 +52,8 @@ def claim_of(conversion: Conversion) -> Claim:
         elem_type=block.coarsest,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
+        domain=program.domain,
+        float64_rounding=program.rounding if program.double else 0.0,
     )
 
 

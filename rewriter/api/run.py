@@ -5,6 +5,7 @@ Comes in: what the caller gave. Goes out: values the steps work with, or UsageEr
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from passes.find import SCOPES
+from passes.conversion import Accuracy
+from passes.find import GATES, SCOPES
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.errors import UsageError
@@ -54,15 +56,39 @@ class Run:
 
 
 def checked_options(
-    *, form: str = "local", scope: str = "mlp", inline: bool = False, only: Sequence[str] = (), skip: Sequence[str] = ()
+    *,
+    form: str = "local",
+    scope: str = "mlp",
+    inline: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    gate: str = "heads",
+    fit: bool = True,
+    accuracy: float | None = None,
+    domain: float | None = None,
 ) -> Options:
     """The options, with unknown names refused.
 
     Raises:
-        UsageError: a form or a scope that does not exist.
+        UsageError: a form, a scope or a kind of gate that does not exist; an accuracy or a domain out of range.
     """
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
     if scope not in SCOPES:
         raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
-    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
+    if gate not in GATES:
+        raise UsageError(f"unknown gate '{gate}'; known are: {', '.join(GATES)}")
+    if accuracy is not None and not 0.0 < accuracy < 1.0:
+        raise UsageError(f"the accuracy {accuracy:g} is not between 0 and 1")
+    if domain is not None and not 0.0 < domain < math.inf:
+        raise UsageError(f"the domain {domain:g} is not a positive number")
+    return Options(
+        form=form,
+        scope=scope,
+        inline=inline,
+        only=tuple(only),
+        skip=tuple(skip),
+        gate=gate,
+        fit=fit,
+        accuracy=Accuracy(accuracy, domain),
+    )

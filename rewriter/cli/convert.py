@@ -5,6 +5,7 @@ Comes in: arguments. Goes out: the file, the tables on standard output, an exit 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, 
             raise click.BadParameter(f"'{value}' is not NAME=VALUE with a value of at least 1")
         sizes[name] = int(number)
     return sizes
+
+
+def _accuracy(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    if value is None or value == "dtype":
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < 1.0:
+        raise click.BadParameter(f"'{value}' is neither 'dtype' nor a number between 0 and 1, such as 1e-6")
+    return number
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -82,6 +95,26 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")
+@click.option(
+    "--gate",
+    type=click.Choice(["heads", "product"]),
+    default="heads",
+    show_default=True,
+    help="Gated blocks: heads of value u, or heads for the activation and the product with u as it was.",
+)
+@click.option(
+    "--accuracy",
+    metavar="EPS|dtype",
+    callback=_accuracy,
+    help="Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
+)
+@click.option(
+    "--domain",
+    metavar="R",
+    type=click.FloatRange(0, min_open=True),
+    help="Fit unnamed activations on |y| <= R. Default: what the model reaches on the inputs, and half as much more.",
+)
+@click.option("--no-fit", is_flag=True, help="Leave activations that no entry of the table names.")
 @click.option("--dry-run", is_flag=True, help="Plan and explain, write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @click.option(
@@ -134,6 +167,10 @@ def convert(
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],
+            gate=options["gate"],
+            fit=not options["no_fit"],
+            accuracy=options["accuracy"],
+            domain=options["domain"],
             dry_run=dry_run,
             validate=not no_validate,
             providers=options["providers"] or None,

@@ -20,16 +20,23 @@ import click
     show_default=True,
     help="Look for MLP blocks, or for every elementwise activation of a linear operator's output.",
 )
+@click.option(
+    "--gate",
+    type=click.Choice(["heads", "product"]),
+    default="heads",
+    show_default=True,
+    help="What becomes of gated blocks, as for rewrite.",
+)
 @click.option("--head-dim", type=click.IntRange(1), help="d_head for the head accounting; default: the model's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def inspect(model: Path, scope: str, head_dim: int | None, *, as_json: bool) -> int:
+def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, as_json: bool) -> int:
     """Print the MLP blocks of MODEL, what they weigh, and the heads that they would become; write nothing.
 
     Exit status: 0 when blocks can be converted, 3 when there are none, 2, 4 as for `rewrite`.
     """
     from rewriter.api import inspect as look
 
-    found = look(model, scope=scope, head_dimension=head_dim)
+    found = look(model, scope=scope, gate=gate, head_dimension=head_dim)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -227,7 +227,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     """
     domain = "" if node.domain in ONNX_DOMAINS else node.domain
     operator = OPERATORS[domain, node.op_type]
-    attributes = dict(operator.defaults)
+    attributes = {name: float(np.float32(value)) for name, value in operator.defaults}  # attributes are float32
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.FLOAT:
             attributes[attribute.name] = attribute.f

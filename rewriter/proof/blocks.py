@@ -79,7 +79,7 @@ def prove_block(
         region_ratio=region.ratio,
         block_error=whole.error,
         block_ratio=whole.ratio,
-        failures=(*region.failures, *whole.failures),
+        failures=(*region.failures, *whole.failures, *_beyond_domain(original, claim, inputs, providers[0])),
     )
 
 
@@ -135,6 +135,22 @@ def _prove_whole(
                     f"{claim.name}: on real inputs the block is off by {new:.3g} on {where}, allowed are {allowed:.3g}"
                 )
     return _Whole(worst, worst_ratio, tuple(failures))
+
+
+def _beyond_domain(original: Side, claim: Claim, inputs: Sequence[Feeds], provider: str) -> list[str]:
+    """What is wrong when real pre-activations lie beyond where the claim holds."""
+    if not inputs or not np.isfinite(claim.domain):
+        return []
+    (gate, *_), names = claim.inputs, tuple(inputs[0])
+    part = original.part(claim, names, [gate])
+    wanted = {value.name for value in part.graph.input}
+    cases = [{name: value for name, value in feeds.items() if name in wanted} for feeds in inputs]
+    session = open_session(part, provider, optimise=False)
+    reached = max(magnitude(session.run(given, [gate])[gate]) for given in cases)
+    if reached <= claim.domain:
+        return []
+    limit = f"the program holds up to {claim.domain:.4g}; convert it with a larger --domain, or leave it with --skip"
+    return [f"{claim.name}: pre-activations reach {reached:.4g}, {limit}"]
 
 
 def _runs(session: Session, cases: Sequence[Feeds], outputs: Sequence[str]) -> list[dict[str, Array]]:

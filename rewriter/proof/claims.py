@@ -31,6 +31,8 @@ class Claim:
         elem_type: least precise element type at the ends of the region: what accuracy is judged by.
         path: path of the graph that holds the block, as in `GraphView`.
         width: channels of the block's inputs, None where unknown.
+        domain: largest |pre-activation| that the claim is about; the proof fails when the model's own go beyond it.
+        float64_rounding: what even float64 arithmetic may add, relative to max(1, |f|).
     """
 
     name: str
@@ -43,6 +45,8 @@ class Claim:
     elem_type: int
     path: Path = ()
     width: int | None = None
+    domain: float = float("inf")
+    float64_rounding: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,14 @@ def largest_finite(elem_type: int) -> float:
 
 
 def adversarial(elem_type: int) -> NDArray[Any]:
-    """About 9,000 points of the type, 1-D, in ascending order but for the specials at the end."""
+    """About 50,000 points of the type, 1-D, in ascending order but for the specials at the end.
+
+    A step of 1/1024 around 0, so that a kink in another place than the original's is not stepped over.
+    """
     dtype = numpy_dtype(elem_type)
     limits = ml_dtypes.finfo(dtype)
     tails = np.logspace(-12, 4, 641)
-    spread = np.concatenate([np.linspace(-24.0, 24.0, 6145), tails, -tails])
+    spread = np.concatenate([np.linspace(-24.0, 24.0, 49153), tails, -tails])
     tiny = float(limits.smallest_subnormal)
     specials = [0.0, -0.0, tiny, -tiny, float(limits.tiny), -float(limits.tiny), 1e4, -1e4]
     edge = float(limits.max)

@@ -589,18 +589,7 @@ def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> Non
 
 # -- the whole way ------------------------------------------------------------------------------------------------
 
-NO_PROGRAM = {
-    "relu_squared",
-    "relu6",
-    "hard_swish",
-    "hard_sigmoid",
-    "elu",
-    "selu",
-    "softplus",
-    "softsign",
-    "exp",
-    "square",
-}
+UNFITTED = {"softplus", "softsign"}
 
 
 def _proved_spellings() -> Iterator[Any]:
@@ -610,10 +599,10 @@ def _proved_spellings() -> Iterator[Any]:
             gelus += 1
             if gelus % 6:
                 continue
-        if label not in NO_PROGRAM:
+        if label not in UNFITTED:
             yield pytest.param(text, {}, id=name)
     for name, label, text, options in OPERATORS:
-        if label not in NO_PROGRAM and options.get("opset", 17) < 24:  # onnxruntime 1.31 has no Swish
+        if label not in UNFITTED and options.get("opset", 17) < 24:  # onnxruntime 1.31 has no Swish
             yield pytest.param(text, options, id=f"operator-{name}")
     for name, first, _, options in FIRSTS:
         yield pytest.param(SILU, {**options, "first": first}, id=f"first-{name}")
@@ -660,20 +649,71 @@ def test_factors_around_the_activation_are_proved(factor: str) -> None:
     assert report.validation.failures == ()
 
 
-@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS if s[1] in NO_PROGRAM])
-def test_activation_without_a_program_is_left(label: str, text: str) -> None:
-    plan = make_plan(mlp(text), Options())
-    assert plan.conversions == ()
-    assert [left.miss.reason for left in plan.left] == [f"no head program for {label} yet"]
+GATES = {
+    "silu": "s = Sigmoid(y) g = Mul(y, s)",
+    "relu": "g = Relu(y)",
+    "leaky_relu": "g = LeakyRelu(y)",
+    "gelu": ERF_GELU.replace("h =", "g ="),
+    "sigmoid": "g = Sigmoid(y)",
+    "hard_sigmoid": "g = HardSigmoid<alpha = 0.16666667>(y)",
+    "elu": "g = Elu(y)",
+    "linear": "g = Identity(y)",
+}
+TWO = f"{FIRST} u = MatMul(x, V1)"
 
 
-@pytest.mark.parametrize("activation", ["silu", "relu", "gelu"])
-def test_gate_of_an_unbounded_activation_is_left(activation: str) -> None:
-    gate = {"silu": "s = Sigmoid(y) g = Mul(y, s)", "relu": "g = Relu(y)", "gelu": ERF_GELU.replace("h =", "g =")}
-    plan = make_plan(mlp(f"{gate[activation]} h = Mul(g, u)", first="y = MatMul(x, W1) u = MatMul(x, V1)"), Options())
-    assert plan.conversions == ()
-    reason = "no head program yet for a gate whose activation is unbounded"
-    assert [left.miss.reason for left in plan.left] == [reason]
+@pytest.mark.parametrize("elem", ["float", "float16"])
+@pytest.mark.parametrize("activation", GATES)
+def test_gates_are_proved(activation: str, elem: str) -> None:
+    report = rewrite(mlp(f"{GATES[activation]} h = Mul(g, u)", first=TWO, elem=elem))
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    (row,) = report.converted
+    assert row.activation.endswith("(gate) * value")
+
+
+@pytest.mark.parametrize("activation", [name for name in GATES if name != "linear"])
+def test_gate_as_product_keeps_the_product(activation: str) -> None:
+    report = rewrite(mlp(f"{GATES[activation]} h = Mul(g, u)", first=TWO), gate="product")
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    assert report.rewritten is not None
+    (product,) = (node for node in report.rewritten.graph.node if node.output[0] == "h")
+    assert (product.op_type, list(product.input)) == ("Mul", ["g", "u"])
+    assert not report.converted[0].activation.endswith("* value")
+
+
+def test_gate_as_product_where_the_product_comes_first() -> None:
+    """(y u) sigmoid(y): heads compute the sigmoid, two products stay."""
+    report = rewrite(mlp("p = Mul(y, u) s = Sigmoid(y) h = Mul(p, s)", first=TWO), gate="product")
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    assert [row.activation for row in report.converted] == ["sigmoid"]
+
+
+def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
+    """A gate's limit is reached up to 3,500; weights of 5,000 leave that."""
+    big = {"W1": values("W1") * 5e3}
+    report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
+    assert report.validation is not None
+    assert any("pre-activations reach" in failure and "--domain" in failure for failure in report.validation.failures)
+
+
+@pytest.mark.parametrize(("accuracy", "keys"), [(None, 8), (1e-3, 4), (1e-5, 6)])
+def test_accuracy_selects_among_programs(accuracy: float | None, keys: int) -> None:
+    report = rewrite(mlp(ERF_GELU), accuracy=accuracy, dry_run=True)
+    (row,) = report.converted
+    assert row.bias_tokens is not None
+    assert row.bias_tokens <= keys
+    assert row.max_error is not None
+    assert row.max_error <= (accuracy or 1.2e-7)
+
+
+def test_accuracy_beyond_all_programs_is_refused() -> None:
+    (left,) = rewrite(mlp(ERF_GELU), accuracy=1e-15, dry_run=True).left
+    assert left.reason is not None
+    assert left.reason.startswith("the closest program, gelu")
+    assert left.reason.endswith("--accuracy asks for 1e-15")
 
 
 def test_integers_are_left() -> None:

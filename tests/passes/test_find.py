@@ -142,8 +142,23 @@ def test_two_blocks_with_tied_weights() -> None:
             "gelu(inner=0.989949, factor=1)",
         ),
         ("h = Max(y, $-0.0)", "relu"),
+        ("h = Max(y, $0.001)", "clip(slope=1, offset=0, left=0.001, right=inf)"),
+        ("h = Clip(y, $0.0, $100.0)", "clip(slope=1, offset=0, left=0, right=100)"),
+        ("h = Clip(y, $0.0, $6.5)", "clip(slope=1, offset=0, left=0, right=6.5)"),
+        ("h = Elu<alpha = 0.5>(y)", "elu(right=1, depth=0.5, rate=1)"),
+        ("c = Min(y, $7.0) s = Sigmoid(c) h = Mul(c, s)", "silu_clipped(beta=1, factor=1, low=-inf, high=7)"),
     ],
-    ids=["1.7-for-1.702", "gelu-without-half", "0.7-for-0.7071", "minus-zero"],
+    ids=[
+        "1.7-for-1.702",
+        "gelu-without-half",
+        "0.7-for-0.7071",
+        "minus-zero",
+        "max-0.001",
+        "clip-100",
+        "relu-6.5",
+        "elu-0.5",
+        "silu-of-min",
+    ],
 )
 def test_near_miss_is_another_activation(text: str, label: str) -> None:
     assert only_block(mlp(text)).identified.label == label
@@ -163,8 +178,6 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
             f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
             "no known activation; the nearest, ",
         ),
-        ("h = Max(y, $0.001)", "no known activation; the nearest, "),
-        ("h = Clip(y, $0.0, $100.0)", "no known activation; the nearest, "),
         ("h = Sin(y)", "no known activation; the nearest, "),
         ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, is off by 0.01"),
         ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
@@ -174,8 +187,6 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
     ids=[
         "0.0447",
         "square-for-cube",
-        "max-0.001",
-        "clip-100",
         "sin",
         "silu-plus-0.01",
         "affine-in-disguise",

@@ -143,7 +143,7 @@ def test_dims_and_seed_reach_the_proof() -> None:
     assert report.validation is not None
     assert report.validation.cases == ("batch 1, sequence 5", "batch 3, sequence 5")
     stats = [
-        proof.outputs["out"].max_abs
+        proof.outputs["out"].mean_abs
         for seed in (0, 1)
         if (validation := rewrite(mlp(ERF_GELU), seed=seed).validation) is not None
         for proof in validation.providers.values()
@@ -221,6 +221,18 @@ def nudge(suffix: str, index: int = 0, by: float = 1e-3) -> Spoil:
     return spoil
 
 
+def bend(suffix: str, index: int = 0, by: float = 1e-3) -> Spoil:
+    """Multiply one coefficient of the heads by a little more than 1."""
+
+    def spoil(model: onnx.ModelProto) -> None:
+        (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == f"mlp/heads/{suffix}")
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        values.reshape(-1)[index] *= 1.0 + by
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+    return spoil
+
+
 def rewire(node: str, slot: int, tensor: str) -> Spoil:
     """Let a node of the heads read another tensor."""
 
@@ -235,6 +247,7 @@ def rewire(node: str, slot: int, tensor: str) -> Spoil:
 QUICK = "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)"
 HALF = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, $0.5)"
 LEAKY = "h = LeakyRelu<alpha = 0.1>(y)"
+SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
 
 PLANTED: tuple[tuple[str, str, Spoil], ...] = (
@@ -244,16 +257,22 @@ PLANTED: tuple[tuple[str, str, Spoil], ...] = (
     ("factor", HALF, nudge("factor")),
     ("tanh-self-value", "h = Tanh(y)", nudge("self_value")),
     ("tanh-constant", "h = Tanh(y)", nudge("constant")),
-    ("leaky-self-value", LEAKY, nudge("value_factor")),
-    ("leaky-bias-value", LEAKY, nudge("bias_value")),
-    ("mish-offset", MISH, nudge("bias_offset", 1)),
+    ("leaky-self-value", LEAKY, nudge("parts", 1)),
+    ("leaky-bias-value", LEAKY, nudge("parts", 0)),
+    ("mish-weight", MISH, nudge("weights", 1)),
+    ("swiglu-key", SWIGLU, nudge("keys", 2)),
+    *((f"swiglu-part-{j}", SWIGLU, nudge("parts", j)) for j in (0, 1)),
+    ("swiglu-weight", SWIGLU, nudge("weights", 2)),
+    ("elu-part", "h = Elu(y)", nudge("bias_part", 0)),
+    ("clip-part", "h = Clip(y, $0.0, $6.0)", nudge("bias_part", 1)),
+    ("clip-offset", "h = Clip(y, $0.0, $6.0)", bend("bias_offset", 1)),
     ("gelu-key", ERF_GELU, nudge("key")),
-    *((f"gelu-bias-value-{j}", ERF_GELU, nudge("bias_value", j)) for j in range(2, 8)),
-    *((f"gelu-bias-key-{j}", ERF_GELU, nudge("bias_key", j)) for j in range(2, 8)),
-    *((f"gelu-bias-offset-{j}", ERF_GELU, nudge("bias_offset", j)) for j in range(3, 8)),
+    *((f"gelu-bias-part-{j}", ERF_GELU, bend("bias_part", j)) for j in range(2, 8)),
+    *((f"gelu-bias-key-{j}", ERF_GELU, bend("bias_key", j)) for j in range(2, 8)),
+    *((f"gelu-bias-weight-{j}", ERF_GELU, bend("bias_weight", j)) for j in range(3, 8)),
     ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
     ("silu-query-is-the-key", SILU, rewire("attention", 0, "mlp/heads/key")),
-    ("gelu-keys-and-offsets-swapped", ERF_GELU, rewire("attention", 4, "mlp/heads/bias_offset")),
+    ("gelu-keys-and-weights-swapped", ERF_GELU, rewire("attention", 4, "mlp/heads/bias_key")),
 )
 
 

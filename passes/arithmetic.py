@@ -1,0 +1,43 @@
+"""The arithmetic that heads are evaluated in, by element type.
+
+Comes in: a TensorProto element type. Goes out: `Arithmetic`: how steep a limit may be, and how exact is exact enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The arithmetic that a block's heads are evaluated in.
+
+    Attributes:
+        steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
+        tolerance: error of a program that this arithmetic cannot tell from 0.
+        small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
+        limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
+    """
+
+    steepness: float
+    tolerance: float
+    small: float
+    limit: float
+
+
+ARITHMETIC: dict[int, Arithmetic] = {
+    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-25),
+    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-30),
+    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-14),
+    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-14),
+}
+"""Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
+
+steepness: SiLU(k y) / k is ReLU to 0.28 / k everywhere, and bit for bit once |k y| > 104, where the exponential is
+0 or infinite: k = 2^40 makes that |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16 takes
+float16's, since one more bias token costs little and its own leaves GELU at 1.5e-3. small: balances the error of
+the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64) and beyond every float16, against the
+rounding of float64 over e: 2e-9 and 2e-8.
+"""

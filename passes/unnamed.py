@@ -1,0 +1,74 @@
+"""Activations that no entry of the table names: their head programs are fitted on the spot.
+
+Comes in: the function, as the region's own nodes compute it, and the largest |y| that matters. Goes out: a `Program`
+for that domain, or why there is none. One function is fitted once for each domain.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from passes.activations import Activation
+from passes.arithmetic import Arithmetic
+from passes.gating import gate
+from passes.identify import Identified, Unknown
+from passes.programs import Program
+from passes.solving import Function
+
+NAME = "f"
+"""How reports call a function that has no name."""
+
+WORST = 1e-5
+"""A fit that is further off than this, over max(1, |f|), is used only when --accuracy allows it."""
+
+MARGIN = 1.5
+"""How far beyond the largest |y| that was seen a fit reaches."""
+
+
+def unnamed(unknown: Unknown) -> Identified | None:
+    """An unknown function as an activation without a name; None where no heads can be fitted to it."""
+    if unknown.function is None:
+        return None
+    return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
+
+
+def is_unnamed(activation: Activation) -> bool:
+    """Whether the activation needs a domain to be fitted on."""
+    return activation.name == NAME
+
+
+def domain_of(reached: float) -> float:
+    """The domain of a fit where |y| was seen to reach `reached`: a margin further, at 2^n or 1.5 2^n."""
+    wanted = max(MARGIN * reached, 1.0)
+    power = 2.0 ** math.floor(math.log2(wanted))
+    return next(size for size in (power, 1.5 * power, 2.0 * power) if size >= wanted)
+
+
+@cache
+def fitted(
+    activation: Activation, domain: float, arithmetic: Arithmetic, *, gated: bool, strict: bool
+) -> Program | str:
+    """The program of an unnamed activation on |y| <= `domain`, or why there is none.
+
+    `strict` asks for the arithmetic's tolerance; otherwise `WORST` will do where that cannot be reached.
+    """
+    from passes.fit.runtime import fit_function  # costs an import that most models do not need
+
+    program = fit_function(lambda y: activation.function(y, ()), (-domain, domain), arithmetic.tolerance, NAME)
+    if isinstance(program, str):
+        return program
+    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
+    if program.max_error > allowed:
+        return (
+            f"the closest fit on |y| <= {domain:g} is off by {program.max_error:.2g}; accept it with "
+            f"--accuracy {program.max_error:.1g}, or give a smaller --domain"
+        )
+    if gated and len(program.heads) != 1:
+        return "its fit has several heads, which cannot become a gate"
+    return gate(program, arithmetic) if gated else program
+
+
+@cache
+def _activation(function: Function) -> Activation:
+    return Activation(NAME, (), lambda y, _: function(y), lambda _: None, None, usual=())
