@@ -149,7 +149,9 @@ def _no_third(near: Array, _far: Array, _sign: Array) -> Array:
 _LINE = End(1.0, 0.0, lambda _: 0.0)
 CURVES: dict[str, Curve] = {
     "gelu": Curve(_gelu, _gelu_third, End(0.0, 0.0, _density), End(1.0, 0.0, _density)),
-    "gelu_tanh": Curve(_gelu_tanh, _gelu_tanh_third, End(0.0, 0.0, _gelu_tanh_excess), End(1.0, 0.0, _gelu_tanh_excess)),
+    "gelu_tanh": Curve(
+        _gelu_tanh, _gelu_tanh_third, End(0.0, 0.0, _gelu_tanh_excess), End(1.0, 0.0, _gelu_tanh_excess)
+    ),
     "silu": Curve(
         _silu, _silu_third, End(0.0, 0.0, lambda y: y * math.exp(-y)), End(1.0, 0.0, lambda y: y * math.exp(-y))
     ),
@@ -159,7 +161,10 @@ CURVES: dict[str, Curve] = {
     "elu": Curve(_elu, _elu_third, End(0.0, -1.0, lambda y: math.exp(-y)), _LINE),
     "relu_squared": Curve(_square, _no_third, _ZERO, None),
     "hard_swish": Curve(
-        _hard_swish, _no_third, End(0.0, 0.0, lambda y: 0.0 if y >= 3.0 else 1.0),
-        End(1.0, 0.0, lambda y: 0.0 if y >= 3.0 else 1.0), (-3.0, 0.0, 3.0),
+        _hard_swish,
+        _no_third,
+        End(0.0, 0.0, lambda y: 0.0 if y >= 3.0 else 1.0),
+        End(1.0, 0.0, lambda y: 0.0 if y >= 3.0 else 1.0),
+        (-3.0, 0.0, 3.0),
     ),
 }

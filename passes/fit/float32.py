@@ -30,7 +30,7 @@ class Coefficients:
     Attributes:
         slopes: factors of y in the logits [keys].
         offsets: what is added to them in the exponent [keys]; zeros where weights are factored.
-        weights: factors of the exponentials [keys]; ones where they are not.
+        weights: factors of the exponentials [keys], 1 for self; ones where they are not.
         numerators: weights times values [bias tokens], rounded once.
         c: factor of y in the self value.
         d: constant of the self value.
@@ -55,9 +55,7 @@ def coefficients(head: Head) -> Coefficients:
     else:
         weights, kept = np.ones(len(offsets)), offsets.astype(np.float32)
     numerators = (weights[1:] * values).astype(np.float32)
-    return Coefficients(
-        slopes, kept, weights.astype(np.float32), numerators, np.float32(head.c), np.float32(head.d)
-    )
+    return Coefficients(slopes, kept, weights.astype(np.float32), numerators, np.float32(head.c), np.float32(head.d))
 
 
 def on_grid(program: Program) -> Program:
@@ -103,20 +101,10 @@ def _head(numbers: Coefficients, y: Single) -> Single:
     top = np.max(logits, axis=0)
     powers = [np.exp(logit - top) for logit in logits]
     own = numbers.c * y + numbers.d if numbers.d else numbers.c * y
-    weighted = powers[0] * (numbers.weights[0] * own)
-    total = powers[0] * numbers.weights[0]
-    if len(powers) > 1:  # the bias tokens first and the token last: where y is large it is the largest term
-        weighted = _sum(powers[1:], numbers.numerators) + weighted
-        total = _sum(powers[1:], numbers.weights[1:]) + total
+    weighted, total = powers[0] * own, powers[0]
+    for power, numerator, weight in zip(powers[1:], numbers.numerators, numbers.weights[1:], strict=True):
+        weighted, total = weighted + power * numerator, total + power * weight
     return np.asarray(weighted / total, dtype=np.float32)
-
-
-def _sum(powers: list[Single], factors: Single) -> Single:
-    """One product after the other, added from the first on."""
-    total = powers[0] * factors[0]
-    for power, factor in zip(powers[1:], factors[1:], strict=True):
-        total = total + power * factor
-    return total
 
 
 def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:

@@ -48,7 +48,9 @@ def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, mos
         if found is not None:
             kinks.append(found)
     if len(kinks) > most:
-        return f"it has more than {most} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+        return (
+            f"it has more than {most} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+        )
     return tuple(kinks)
 
 
