@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,6 +31,8 @@ _ULP = 2.0**-52
 _TIGHT = 1.02
 """Cells are split until no bound exceeds the largest error seen by more than this."""
 _MOST_CELLS = 4_000_000
+_ROUNDING = 1e-12
+"""No cell is split whose bound is below this: what is left is the rounding of the evaluations."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +146,7 @@ def _cells(program: Program, curve: Curve, reach: float) -> tuple[float, float, 
     """(bound, largest error seen, cells) over |y| <= reach."""
     places = sorted({-reach, reach, *(place for place in curve.breaks if abs(place) < reach)})
     edges = np.unique(
-        np.concatenate(
-            [
-                np.linspace(a, b, max(2, math.ceil((b - a) * 64.0) + 1))
-                for a, b in zip(places[:-1], places[1:], strict=True)
-            ]
-        )
+        np.concatenate([np.linspace(a, b, max(2, math.ceil((b - a) * 64.0) + 1)) for a, b in pairwise(places)])
     )
     low, high = edges[:-1], edges[1:]
     bound = seen = 0.0
@@ -157,7 +155,7 @@ def _cells(program: Program, curve: Curve, reach: float) -> tuple[float, float, 
         count += low.size
         upper, value = _bounds(program, curve, low, high)
         seen = max(seen, float(np.max(value)))
-        wide = upper > max(_TIGHT * seen, 1e-15)
+        wide = upper > max(_TIGHT * seen, _ROUNDING)
         kept = upper[~wide]
         bound = max(bound, float(np.max(kept)) if kept.size else 0.0)
         if count > _MOST_CELLS or not np.all(np.isfinite(upper)):

@@ -146,6 +146,14 @@ def _no_third(near: Array, _far: Array, _sign: Array) -> Array:
     return np.zeros_like(near)
 
 
+def _fall(y: float) -> float:
+    return math.exp(-y)
+
+
+def _slow(y: float) -> float:
+    return 1.0 / (1.0 + y)
+
+
 _LINE = End(1.0, 0.0, lambda _: 0.0)
 CURVES: dict[str, Curve] = {
     "gelu": Curve(_gelu, _gelu_third, End(0.0, 0.0, _density), End(1.0, 0.0, _density)),
@@ -155,10 +163,10 @@ CURVES: dict[str, Curve] = {
     "silu": Curve(
         _silu, _silu_third, End(0.0, 0.0, lambda y: y * math.exp(-y)), End(1.0, 0.0, lambda y: y * math.exp(-y))
     ),
-    "sigmoid": Curve(_sigmoid, _sigmoid_third, *(End(0.0, end, lambda y: math.exp(-y)) for end in (0.0, 1.0))),
-    "softplus": Curve(_softplus, _softplus_third, *(End(end, 0.0, lambda y: math.exp(-y)) for end in (0.0, 1.0))),
-    "softsign": Curve(_softsign, _softsign_third, *(End(0.0, end, lambda y: 1.0 / (1.0 + y)) for end in (-1.0, 1.0))),
-    "elu": Curve(_elu, _elu_third, End(0.0, -1.0, lambda y: math.exp(-y)), _LINE),
+    "sigmoid": Curve(_sigmoid, _sigmoid_third, End(0.0, 0.0, _fall), End(0.0, 1.0, _fall)),
+    "softplus": Curve(_softplus, _softplus_third, End(0.0, 0.0, _fall), End(1.0, 0.0, _fall)),
+    "softsign": Curve(_softsign, _softsign_third, End(0.0, -1.0, _slow), End(0.0, 1.0, _slow)),
+    "elu": Curve(_elu, _elu_third, End(0.0, -1.0, _fall), _LINE),
     "relu_squared": Curve(_square, _no_third, _ZERO, None),
     "hard_swish": Curve(
         _hard_swish,

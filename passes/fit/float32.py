@@ -1,10 +1,10 @@
 """What float32 makes of a head program: the arithmetic of the graph, and how far it is from the truth.
 
 Comes in: a program. Goes out: its values in float32 arithmetic, and its largest error there. One evaluation, used
-by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Relative to
-the self logit, where all offsets are at most 60, a bias token's weight is written as exp(slope y - t) times the constant exp(offset), t the largest
-slope y: the offset then adds nothing to the rounding of the exponent, which is proportional to its size. Else the
-offset stays in the exponent.
+by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Relative to the self
+logit, where all offsets are at most 60, a bias token's weight is written as exp(slope y - t) times the constant
+exp(offset), t the largest slope y: the offset then adds nothing to the rounding of the exponent, which is
+proportional to its size. Else the offset stays in the exponent.
 """
 
 from __future__ import annotations
@@ -112,8 +112,10 @@ def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
 
 
 def points(low: float, high: float, count: int = 100_001) -> Single:
-    """Float32 points for measuring: evenly spaced, and each a random step beside its place, so that no power of two
-    and no step of a grid favours them. Always the same ones."""
+    """Float32 points for measuring, always the same ones.
+
+    Evenly spaced, and each a random step beside its place, so that no power of two and no step of a grid favours them.
+    """
     grid = np.linspace(low, high, count)
     random = np.random.default_rng(20)
     grid[1:-1] += random.uniform(-0.5, 0.5, count - 2) * (high - low) / (count - 1)

@@ -75,7 +75,8 @@ def centres(task: Smooth, spacing: Spacing) -> Array:
             step = min(step, max(spacing.least, _RATIO / (1.0 + _RATIO) * (task.high - row[-1])))
         row.append(row[-1] + step)
     first, last, more = row[1] - row[0], row[-1] - row[-2], np.arange(1, spacing.pad + 1)
-    return np.concatenate([row[0] - first * more[::-1], row, row[-1] + last * more])
+    result: Array = np.concatenate([row[0] - first * more[::-1], np.array(row), row[-1] + last * more])
+    return result
 
 
 def linear_fit(task: Smooth, spacing: Spacing, most: int) -> tuple[float, Layout, Array] | None:

@@ -58,7 +58,7 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float) 
     x[offsets] = np.log(weights)
     open_[offsets] = False
     # the numerators that matter most first: what they leave over, those that matter less can take up
-    influence = np.max(evaluate(layout, x, task.y)[1][:, values], axis=0) * np.abs(x[values])
+    influence: Array = np.asarray(evaluate(layout, x, task.y)[1][:, values].max(axis=0) * np.abs(x[values]))
     for j in np.argsort(-influence):
         index = 2 + 2 * m + int(j)
         if not open_[index]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from passes.fit import float32
 from passes.fit.kinks import Kink, find_kinks
 from passes.fit.mesh import Smooth, Spacing, linear_fit
 from passes.fit.minimax import gauss_newton
-from passes.fit.model import Layout, evaluate, to_program
+from passes.fit.model import Layout, to_program
 from passes.programs import Array, BiasToken, Head, Program
 
 Function = Callable[[Array], Array]
@@ -112,12 +113,12 @@ class _Piece:
 
 
 def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tuple[list[_Piece], Array]:
-    """f as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
+    """F as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
     ends = (low, *cuts, high)
     tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
     total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
     pieces = []
-    for index, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for index, (start, end) in enumerate(pairwise(ends)):
         left = tangents[index - 1] if index > 0 else None
         right = tangents[index] if index < len(cuts) else None
         continued = _continued(f, start, end, left, right)
@@ -270,7 +271,7 @@ def _ramp(kink: Kink, y: Array) -> Array:
 
 
 def _corner(kink: Kink) -> Head:
-    """jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
+    """The ramp jump max(y - place, 0), to within 0.28 |jump| / 2^40."""
     d = -kink.jump * kink.place
     return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
 

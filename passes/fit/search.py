@@ -88,8 +88,11 @@ def _fit(task: Task, layout: Layout, start: Array, best: float) -> tuple[float, 
 
 
 def free_parameters(task: Task, layout: Layout, x: Array) -> Mask:
-    """Which parameters the fit may move. Over all reals the ends fix self value y, no line beside it, and value 0 at
-    the steepest key; the values nearest to 0 are held at 0 where only a few are allowed."""
+    """Which parameters the fit may move.
+
+    Over all reals the ends fix self value y, no line beside it, and value 0 at the steepest key; the values nearest to
+    0 are held at 0 where only a few are allowed.
+    """
     m = task.keys
     free = np.ones(layout.size, dtype=bool)
     free[-1] = False
