@@ -138,10 +138,11 @@ def rows() -> list[Row]:
 
 def _best(make: Callable[[float], Weight]) -> tuple[Weight, Weight]:
     sizes = [2.0**-n for n in range(1, 32)]
-    narrow, wide = (
-        min(sizes, key=lambda size, dtype=dtype: _error(make(size), 30.0, dtype)) for dtype in (np.float32, np.float64)
-    )
-    return make(narrow), make(wide)
+
+    def best(dtype: type[np.floating[Any]]) -> Weight:
+        return make(min(sizes, key=lambda size: _error(make(size), 30.0, dtype)))
+
+    return best(np.float32), best(np.float64)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

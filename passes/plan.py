@@ -6,7 +6,7 @@ new model. A dry run is stopping after the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,7 +19,9 @@ from passes.forms import FORMS
 from passes.linear import Miss
 from passes.lower import Lowered, lower
 from passes.marks import made_for
+from passes.merge import Record, merge
 from passes.names import Namer
+from passes.operands import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -41,6 +43,7 @@ class Options:
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
+        merge: remove neurons that are proved not to be needed before making heads of the others (`passes.merge`).
         gate: a member of `passes.find.GATES`: what becomes of the product of a gated block.
         fit: fit heads to activations that no table entry names.
         accuracy: how close programs must be.
@@ -51,6 +54,7 @@ class Options:
     inline: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    merge: bool = False
     gate: str = "heads"
     fit: bool = True
     accuracy: Accuracy = field(default_factory=Accuracy)
@@ -61,11 +65,14 @@ class Plan:
     """What will happen to a model.
 
     Attributes:
-        model: the model that the plan was made on: the one that came in, or its lowered form.
+        model: the model that the plan was made on: the one that came in, or its lowered form, with neurons merged.
         views: the indices of its graphs, the main graph first.
         conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
         notes: remarks on the whole, such as an option that could not be followed.
+        unmerged: the same model before neurons were merged, None where none were: what the heads are proved against.
+        merged: what merging did to each block to convert, where it was asked for.
+        ends: outputs of second operators that merging added a constant behind, to the tensor that is again what it was.
     """
 
     model: onnx.ModelProto
@@ -73,6 +80,14 @@ class Plan:
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
+    unmerged: onnx.ModelProto | None = None
+    merged: tuple[Record, ...] = ()
+    ends: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> onnx.ModelProto:
+        """The model whose tensors the heads are proved against: lowered, with all its neurons."""
+        return self.model if self.unmerged is None else self.unmerged
 
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
@@ -89,17 +104,30 @@ class Plan:
         return {view.path: view for view in self.views}
 
 
-def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
+def make_plan(model: onnx.ModelProto, options: Options, read: Read | None = None) -> Plan:
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
-    Fused operators that end up in no converted block stay as they were.
+    Fused operators that end up in no converted block stay as they were. `read` gives the values of a tensor: only
+    `Options.merge` reads weights, and needs it.
     """
     lowered = lower(model)
     plan = _plan(lowered, options)
     unused = lowered.fused - _used(plan)
     if unused:
-        plan = _plan(lower(model, keep=unused), options)
-    return plan
+        lowered = lower(model, keep=unused)
+        plan = _plan(lowered, options)
+    return plan if read is None or not options.merge else _merged(lowered, plan, options, read)
+
+
+def _merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
+    """The plan for the model with the neurons of the blocks to convert merged."""
+    result = merge(plan.model, plan.views, [conversion.block for conversion in plan.conversions], read)
+    if result.model is not plan.model:
+        unmerged = plan.model
+        plan = _plan(replace(lowered, model=result.model), options)
+        plan = replace(plan, unmerged=unmerged, ends=result.ends)
+    notes = (*plan.notes, *(record.text for record in result.records))
+    return replace(plan, merged=result.records, notes=notes)
 
 
 def apply(plan: Plan) -> onnx.ModelProto:

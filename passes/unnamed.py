@@ -7,10 +7,12 @@ for that domain, or why there is none. One function is fitted once for each doma
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from passes.activations import Activation
 from passes.arithmetic import Arithmetic
+from passes.fit.runtime import fit_function
 from passes.gating import gate
 from passes.identify import Identified, Unknown
 from passes.programs import Program
@@ -53,20 +55,25 @@ def fitted(
 
     `strict` asks for the arithmetic's tolerance; otherwise `WORST` will do where that cannot be reached.
     """
-    from passes.fit.runtime import fit_function  # costs an import that most models do not need
-
-    program = fit_function(lambda y: activation.function(y, ()), (-domain, domain), arithmetic.tolerance, NAME)
-    if isinstance(program, str):
-        return program
+    found = fit_function(lambda y: activation.function(y, ()), (-domain, domain), arithmetic.tolerance, NAME)
+    if isinstance(found, str):
+        return found
+    program = replace(found.program, certificate=found.note)
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
     if program.max_error > allowed:
         return (
             f"the closest fit on |y| <= {domain:g} is off by {program.max_error:.2g}; accept it with "
-            f"--accuracy {program.max_error:.1g}, or give a smaller --domain"
+            f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
         )
     if gated and len(program.heads) != 1:
         return "its fit has several heads, which cannot become a gate"
     return gate(program, arithmetic) if gated else program
+
+
+def _rounded_up(error: float) -> str:
+    """The error to one digit, not below it."""
+    power = 10.0 ** math.floor(math.log10(error))
+    return f"{math.ceil(error / power) * power:.0e}"
 
 
 @cache

@@ -37,7 +37,11 @@ class Inspection:
 
 
 def inspect(
-    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", gate: str = "heads", head_dimension: int | None = None
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    scope: str = "mlp",
+    gate: str = "heads",
+    head_dimension: int | None = None,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 

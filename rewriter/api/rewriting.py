@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -18,12 +19,12 @@ from passes.plan import Options, Plan, apply, make_plan
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
-from rewriter.files.load import LoadedModel, load_model
+from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim
-from rewriter.proof.sessions import available_providers, require_provider
-from rewriter.proof.validate import Progress, Settings, Validation, validate
+from rewriter.proof.settings import Settings, checked
+from rewriter.proof.validate import Progress, Validation, validate
 from rewriter.report import Report
 
 
@@ -36,6 +37,7 @@ def rewrite(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    merge: bool = False,
     gate: str = "heads",
     fit: bool = True,
     accuracy: float | None = None,
@@ -46,6 +48,12 @@ def rewrite(
     inputs: str | os.PathLike[str] | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
+    proof: str = "auto",
+    jobs: int = 1,
+    joblib_backend: str | None = None,
+    isolate: bool = False,
+    memory_limit_mb: int | None = None,
+    time_limit: float | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Report:
@@ -60,6 +68,8 @@ def rewrite(
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
+        merge: first remove neurons that are proved not to be needed (dead, constant, duplicate, proportional ones);
+            this reads the weights of the blocks, which nothing else does before the proof.
         gate: `heads`: a gated block h(g) u becomes heads of value u; `product`: heads compute h(g), and the product
             with u stays in the graph.
         fit: fit heads to activations that no table entry names, on the values that the model reaches.
@@ -67,10 +77,18 @@ def rewrite(
         domain: largest |pre-activation| of a fit; default: what the model reaches on the inputs, and half as much more.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
-        providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
+        providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
+            it works.
         inputs: an npz file with inputs, instead of generated ones.
         dims: sizes for symbolic dimensions of the generated inputs.
         seed: seed of the generated inputs.
+        proof: `whole` loads whole models, `blocks` one block and one segment of a model at a time, `auto` decides by
+            size.
+        jobs: how many blocks are proved at once; more than one needs joblib.
+        joblib_backend: where joblib runs them, such as `dask`.
+        isolate: run the models in a process of its own.
+        memory_limit_mb: what that process may allocate, in megabytes.
+        time_limit: how long it may take, in seconds.
         force: replace an existing output.
         progress: called with (what is being done, steps done, steps in all).
 
@@ -94,13 +112,22 @@ def rewrite(
         fit=fit,
         accuracy=accuracy,
         domain=domain,
+        merge=merge,
     )
     settings = Settings(
-        providers=_providers(providers) if validate and not dry_run else (),
+        providers=tuple(providers or ()),
         seed=seed,
         dims=dict(dims or {}),
         inputs=None if inputs is None else Path(inputs),
+        proof=proof,
+        jobs=jobs,
+        joblib_backend=joblib_backend,
+        isolate=isolate,
+        memory_limit_mb=memory_limit_mb,
+        time_limit=time_limit,
     )
+    if validate and not dry_run:
+        settings = checked(settings)
     run = Run(progress)
     with run.step("load", "loading"):
         source = load_model(model)
@@ -108,53 +135,49 @@ def rewrite(
     if out is not None:
         check_output(out, source=source, force=force)
     with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options)
+        plan = make_plan(source.proto, options, partial(read_tensor, source))
     if plan.undetermined:
         with run.step("calibrate", "measuring pre-activations"):
-            plan = _calibrated(source, plan, options, settings)
+            plan = _calibrated(run, source, plan, options, settings)
     report = planned_report(name_of(model), source, plan, options)
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
-    claims = tuple(claim_of(conversion) for conversion in plan.conversions)
-    proof = settings if validate else None
-    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
+    claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
+    wanted = settings if validate else None
+    lowered = replace(source, proto=plan.reference, path=None)
+    merged = None if plan.unmerged is None else replace(source, proto=plan.model, path=None)
+    models = _Models(source, lowered, merged, rewritten)
     if out is None:
-        return run.finish(_in_memory(run, report, models, claims, proof))
-    return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
+        return run.finish(_in_memory(run, report, models, claims, wanted))
+    return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
 
 
-def _calibrated(source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
+def _calibrated(run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
     """The plan with activations fitted that no table entry names, on the values that they see.
 
     A model that does not run is planned without them; the proof will say why it does not.
     """
     tensors = [block.gate for block in plan.undetermined if not block.path]
     try:
-        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings)
+        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings, run.progress)
     except ValidationError as error:
         note = f"pre-activations could not be measured: {error}"
         return replace(plan, notes=(*plan.notes, note))
-    return make_plan(source.proto, replace(options, accuracy=replace(options.accuracy, reached=reached)))
+    options = replace(options, accuracy=replace(options.accuracy, reached=reached))
+    return make_plan(source.proto, options, partial(read_tensor, source))
 
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form (often the same proto), and the result."""
+    """The model that came in, its lowered form (often the same proto), that with neurons merged, and the result."""
 
     source: LoadedModel
     lowered: LoadedModel
+    merged: LoadedModel | None
     rewritten: onnx.ModelProto
-
-
-def _providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    if wanted is None:
-        return available_providers()
-    for name in wanted:
-        require_provider(name)
-    return tuple(dict.fromkeys(wanted)) or available_providers()
 
 
 def _in_memory(
@@ -169,7 +192,7 @@ def _in_memory(
     report = replace(report, after=shape_of(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
-            report = _proved(report, validate(models.source, result, claims, settings, run.progress, models.lowered))
+            report = _proved(report, _validated(run, models, result, claims, settings))
     return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
 
 
@@ -192,11 +215,17 @@ def _to_file(
         if settings is not None:
             with run.step("validate", "proving"):
                 saved = load_model(staged.path)
-                report = _proved(report, validate(models.source, saved, claims, settings, run.progress, models.lowered))
+                report = _proved(report, _validated(run, models, saved, claims, settings))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()
             report = replace(report, output=str(out))
     return report
+
+
+def _validated(
+    run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
+) -> Validation:
+    return validate(models.source, result, claims, settings, run.progress, models.lowered, models.merged)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

@@ -6,6 +6,7 @@ Comes in: conversions and refusals of the pass. Goes out: the engine's own terms
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import onnx
 
@@ -38,15 +39,15 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
     )
 
 
-def claim_of(conversion: Conversion) -> Claim:
-    """What the conversion claims of its block, in the terms of the proof."""
+def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
+    """What the conversion claims of its block, in the terms of the proof; `ends` is that of the plan."""
     block, program = conversion.block, conversion.program
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
         block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
-        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        block_outputs=tuple(ends.get(operator.output, operator.output) for operator in block.second) or (block.output,),
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,

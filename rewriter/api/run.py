@@ -62,6 +62,7 @@ def checked_options(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    merge: bool = False,
     gate: str = "heads",
     fit: bool = True,
     accuracy: float | None = None,
@@ -91,4 +92,5 @@ def checked_options(
         gate=gate,
         fit=fit,
         accuracy=Accuracy(accuracy, domain),
+        merge=merge,
     )

@@ -130,8 +130,10 @@ class Console:
                 plain(f"NOT PROVED  {_what(report)}, written to {report.output} in {seconds:.1f} s", "yellow")
             )
             return
-        providers = ", ".join(report.validation.providers) if report.validation else ""
-        line = f"PASSED  {_what(report)}, proved on {providers}; written to {report.output} in {seconds:.1f} s"
+        validation = report.validation
+        providers = ", ".join(validation.providers) if validation else ""
+        how = "proved block by block" if validation and validation.by_blocks else "proved"
+        line = f"PASSED  {_what(report)}, {how} on {providers}; written to {report.output} in {seconds:.1f} s"
         self._out.print(plain(line, "bold green"))
 
 

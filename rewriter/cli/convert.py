@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from rewriter.cli.proof_options import proof_options
 from rewriter.errors import UsageError
+from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
 _HELP_STATUS = """\b
@@ -27,16 +29,6 @@ Exit status:
   4  the model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
 """
-
-
-def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for value in values:
-        name, sign, number = value.rpartition("=")
-        if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
-            raise click.BadParameter(f"'{value}' is not NAME=VALUE with a value of at least 1")
-        sizes[name] = int(number)
-    return sizes
 
 
 def _accuracy(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
@@ -96,6 +88,9 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--only", metavar="GLOB", multiple=True, help="Convert only blocks whose names match (repeatable).")
 @click.option("--skip", metavar="GLOB", multiple=True, help="Leave blocks whose names match (repeatable).")
 @click.option(
+    "--merge", is_flag=True, help="First remove neurons that are proved not to be needed (reads the weights)."
+)
+@click.option(
     "--gate",
     type=click.Choice(["heads", "product"]),
     default="heads",
@@ -117,18 +112,7 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.option("--no-fit", is_flag=True, help="Leave activations that no entry of the table names.")
 @click.option("--dry-run", is_flag=True, help="Plan and explain, write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
-@click.option(
-    "--provider",
-    "providers",
-    type=click.Choice(["cpu", "cuda"]),
-    multiple=True,
-    help="Execution provider to prove on (repeatable). Default: cpu, and cuda where it works.",
-)
-@click.option("--inputs", metavar="FILE.npz", type=click.Path(path_type=Path), help="Prove on these inputs instead.")
-@click.option(
-    "--dim", "dims", metavar="NAME=VALUE", multiple=True, callback=_dimension, help="Size of a symbolic dimension."
-)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the inputs.")
+@proof_options
 @click.option("--report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write the report as JSON.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
@@ -143,6 +127,7 @@ def convert(
     report: Path | None,
     quiet: bool,
     verbose: bool,
+    settings: Settings,
     **options: Any,
 ) -> int:
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
@@ -167,18 +152,16 @@ def convert(
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],
+            merge=options["merge"],
             gate=options["gate"],
             fit=not options["no_fit"],
             accuracy=options["accuracy"],
             domain=options["domain"],
             dry_run=dry_run,
             validate=not no_validate,
-            providers=options["providers"] or None,
-            inputs=options["inputs"],
-            dims=options["dims"],
-            seed=options["seed"],
             force=options["force"],
             progress=progress,
+            **vars(settings),
         )
     if report is not None:
         result.write(report)

@@ -6,6 +6,7 @@ as markup or control characters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import rich.box
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rewriter.proof.blocks import BlockProof
+from rewriter.proof.compare import OutputStats
+from rewriter.proof.endtoend import ProviderProof
 from rewriter.proof.validate import Validation
 from rewriter.report import BlockRow, Report, Shape
 
@@ -123,6 +126,15 @@ def remarks(report: Report) -> list[Text]:
         return []
     lines = [plain(f"inputs: {'; '.join(validation.cases)}")]
     lines += [plain(f"input left out, the original refuses it: {text}", "yellow") for text in validation.skipped]
+    if validation.by_blocks:
+        before, after = validation.segments
+        lines.append(
+            plain(
+                "proved block by block: neither model was loaded as a whole; end to end they ran in consecutive "
+                f"segments ({before} of the original, {after} of the rewritten); onnxruntime optimised within these",
+                "yellow",
+            )
+        )
     for provider, proof in validation.providers.items():
         if proof.error_ratio is None:
             lines.append(plain(f"on {provider}: {validation.reference}; the original stands in for it", "yellow"))
@@ -134,9 +146,41 @@ def remarks(report: Report) -> list[Text]:
                     f"(reference: {validation.reference})"
                 )
             )
-        if proof.cpu_nodes:
-            lines.append(plain(f"ran on the CPU: {', '.join(proof.cpu_nodes)}", "yellow"))
+        lines += _placement(provider, proof)
+    return lines + _at_infinity(validation.blocks)
+
+
+def _placement(provider: str, proof: ProviderProof) -> list[Text]:
+    """What a provider left to the CPU, and how far the original itself moves between the two."""
+    lines = [plain(f"control, the original on {provider} against the CPU: {_differences(proof.control)}")]
+    lines = lines if proof.control else []
+    if proof.cpu_nodes:
+        lines.append(plain(f"fell back to the CPU on {provider}: {', '.join(proof.cpu_nodes)}", "yellow"))
+    if proof.cpu_nodes_of_original is None:
+        lines.append(plain(f"this onnxruntime cannot say which nodes {provider} left to the CPU", "yellow"))
+    elif proof.cpu_nodes_of_original:
+        lines.append(plain(f"{proof.cpu_nodes_of_original} nodes of the original run on the CPU on {provider} too"))
     return lines
+
+
+def _differences(outputs: Mapping[str, OutputStats]) -> str:
+    return ", ".join(f"{name} differs by {stats.max_abs:.1e}" for name, stats in outputs.items())
+
+
+def _at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
+    """What heads give where the pre-activation is infinite, once for all blocks alike."""
+    found: dict[str, list[str]] = {}
+    for block in blocks:
+        for text in block.infinite:
+            found.setdefault(text, []).append(block.name)
+    return [
+        plain(f"infinite pre-activations: {text} ({_some(names)}); everything finite is as claimed", "yellow")
+        for text, names in found.items()
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _table(title: str) -> Table:

@@ -14,7 +14,7 @@ import onnx
 
 from rewriter.graph.view import GraphView, captured_names, graph_at
 
-_LOOSE_INITIALIZERS = 4
+LOOSE_INITIALIZERS = 4
 """Before this IR version an initializer must be a graph input too, which would change the signature."""
 
 
@@ -48,7 +48,7 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     merged: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
         if index in places:
-            if model.ir_version < _LOOSE_INITIALIZERS:
+            if model.ir_version < LOOSE_INITIALIZERS:
                 merged.extend(_constant_node(tensor) for tensor in places[index].initializers)
             merged.extend(places[index].nodes)
         elif index not in dead:
@@ -57,7 +57,7 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     del graph.node[:]
     graph.node.extend(copies)
     _drop_unused(graph, _inputs_of(view, dead | set(places)))
-    if model.ir_version >= _LOOSE_INITIALIZERS:
+    if model.ir_version >= LOOSE_INITIALIZERS:
         for replacement in replacements:
             graph.initializer.extend(replacement.initializers)
     _forget_types(graph)
@@ -120,6 +120,26 @@ def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
         name = graph.initializer[position].name
         if name in candidates and name not in used:
             del graph.initializer[position]
+
+
+def drop_dead_constants(graph: onnx.GraphProto, tensors: frozenset[str]) -> None:
+    """Remove what makes `tensors` and is read no more: initializers, and nodes whose outputs nothing reads."""
+    candidates = set(tensors)
+    while True:
+        used = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+        used.update(value.name for value in graph.output)
+        dead = [
+            position
+            for position, node in enumerate(graph.node)
+            if candidates.intersection(node.output) and not used.intersection(node.output)
+        ]
+        if not dead:
+            break
+        for position in reversed(dead):
+            candidates.update(graph.node[position].input)
+            del graph.node[position]
+    _drop_unused(graph, frozenset(candidates))
+    _forget_types(graph)
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:

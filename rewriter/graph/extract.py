@@ -37,11 +37,11 @@ class Cut:
 def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
     """Find the nodes between `inputs` and `outputs`: those that depend on an input, and constants they need."""
     constants = Constants(view)
-    above = _ancestors(view, frozenset(inputs), outputs)
+    above = ancestors(view, frozenset(inputs), outputs)
     depends = set(inputs)
     inside: list[int] = []
     for index in sorted(above):
-        names = _reads(view.nodes[index])
+        names = reads(view.nodes[index])
         constant = all(name in constants for name in view.nodes[index].output if name)
         if constant or any(name in depends for name in names):
             inside.append(index)
@@ -50,7 +50,7 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
     further = {
         name: None
         for index in kept
-        for name in _reads(view.nodes[index])
+        for name in reads(view.nodes[index])
         if name not in depends and name not in constants
     }
     return Cut((*inputs, *further), tuple(outputs), tuple(kept))
@@ -70,7 +70,7 @@ def extract(
     graph.name = "part"
     for index in part.nodes:
         graph.node.append(view.nodes[index])
-    needed = {name for node in graph.node for name in _reads(node)} | set(part.outputs)
+    needed = {name for node in graph.node for name in reads(node)} | set(part.outputs)
     graph.initializer.extend(read(view.initializers[name]) for name in sorted(needed) if name in view.initializers)
     graph.input.extend(_value(view, name, elem_type) for name in part.inputs if name in needed)
     graph.output.extend(_value(view, name) for name in part.outputs)
@@ -86,7 +86,8 @@ def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]
     return result
 
 
-def _ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
+def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
+    """The nodes that `outputs` depend on, up to the tensors in `stop`."""
     found: set[int] = set()
     pending = [name for name in outputs if name not in stop]
     while pending:
@@ -94,7 +95,7 @@ def _ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) ->
         if index is None or index in found:
             continue
         found.add(index)
-        pending.extend(name for name in _reads(view.nodes[index]) if name not in stop)
+        pending.extend(name for name in reads(view.nodes[index]) if name not in stop)
     return found
 
 
@@ -105,11 +106,12 @@ def _needed(view: GraphView, inside: list[int], outputs: Sequence[str]) -> list[
     for index in reversed(inside):
         if wanted.intersection(view.nodes[index].output):
             kept.append(index)
-            wanted.update(_reads(view.nodes[index]))
+            wanted.update(reads(view.nodes[index]))
     return kept[::-1]
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors that a node may read, those of its bodies included."""
     return [name for name in (*node.input, *captured_names(node)) if name]
 
 

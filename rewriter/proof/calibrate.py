@@ -10,40 +10,33 @@ from collections.abc import Sequence
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import with_outputs
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import magnitude
+from rewriter.proof.endtoend import CPU
 from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.sessions import open_session
-from rewriter.proof.validate import Settings
+from rewriter.proof.runs import Progress, Wanted, run_whole
+from rewriter.proof.segments import run_in_segments
+from rewriter.proof.settings import Settings
 
 
-def largest_magnitudes(model: LoadedModel, tensors: Sequence[str], settings: Settings) -> dict[str, float]:
-    """The largest finite |entry| of each tensor over all inputs that the model accepts.
+def largest_magnitudes(
+    model: LoadedModel, tensors: Sequence[str], settings: Settings, progress: Progress
+) -> dict[str, float]:
+    """The largest finite |entry| of each tensor on the first inputs that the model accepts.
 
     Raises:
         ValidationError: the model runs on none of them.
     """
     side = Side.of(model)
-    wanted = [name for name in dict.fromkeys(tensors) if name in side.main.producer]
-    if not wanted:
+    taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
+    if not taps:
         return {}
-    tapped = with_outputs(model.proto, side.main, wanted)
-    session = open_session(tapped, "cpu", optimise=False, base_dir=model.base_dir)
     if settings.inputs is not None:
         cases = load_cases(settings.inputs, model.proto)
     else:
         cases = make_cases(model.proto, seed=settings.seed, dims=settings.dims)
-    reached: dict[str, float] = {}
-    refused = ""
-    for case in cases:
-        try:
-            values = session.run(case.feeds, wanted)
-        except ValidationError as error:
-            refused = str(error)
-            continue
-        for name in wanted:
-            reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
-    if not reached:
-        raise ValidationError(f"the model runs on none of {len(cases)} inputs: {refused}")
-    return reached
+    run = run_in_segments if settings.by_blocks(model.size) else run_whole
+    runs = run(side, cases, Wanted((CPU,), taps, may_refuse=True, what="the original"), progress)
+    if not runs.taps:
+        raise ValidationError(f"the model runs on none of the {len(cases)} inputs tried ({runs.skipped[0]})")
+    return {name: max(magnitude(values[name]) for values in runs.taps) for name in taps}

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
-from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.extract import cut, extract
+from rewriter.files.load import LoadedModel
+from rewriter.graph.extract import Cut, cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
 
 
@@ -66,12 +65,12 @@ class Side:
         """The index of the main graph."""
         return self.views[()]
 
-    def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-        """The nodes between two sets of tensors of the claim's graph as a model of its own, weights inline."""
+    def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> LoadedModel:
+        """The nodes between two sets of tensors of the claim's graph as a model; weights stay where they are."""
         view = self.views[claim.path]
-        return extract(self.model.proto, view, cut(view, inputs, outputs), self._read, elem_type=claim.elem_type)
+        return self.extracted(view, cut(view, inputs, outputs), elem_type=claim.elem_type)
 
-    def _read(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            return tensor
-        return onnx.numpy_helper.from_array(np.ascontiguousarray(read_tensor(self.model, tensor)), tensor.name)
+    def extracted(self, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT) -> LoadedModel:
+        """A part of a graph as a model of its own; weights stay where they are."""
+        proto = extract(self.model.proto, view, part, lambda tensor: tensor, elem_type=elem_type)
+        return LoadedModel(proto, None, self.model.base_dir, (), 0)

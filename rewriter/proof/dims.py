@@ -27,11 +27,19 @@ _NOT_FIXED_BY_WEIGHTS = {Kind.BATCH, Kind.PAST, Kind.TOTAL}
 
 @dataclass(frozen=True)
 class Setting:
-    """What a case is about; sizes count only where the model leaves them open."""
+    """What a case is about; sizes count only where the model leaves them open.
+
+    Attributes:
+        batch: rows.
+        sequence: tokens.
+        past: tokens of the past.
+        special: whether rows are special: almost nothing but padding, one token repeated.
+    """
 
     batch: int
     sequence: int
     past: int = 0
+    special: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Proof end to end: the whole rewritten model against the whole original, on one execution provider.
 
-Comes in: both models, cases, and float64 evaluations of both. Goes out: `ProviderProof`. With e(model) the largest
+Comes in: the runs of both models, and float64 evaluations of both. Goes out: `ProviderProof`. With e(model) the largest
 distance from the float64 evaluation of the original,
 
     e(rewritten) <= 4 max(e(original), eps max|output|) + c,
@@ -15,19 +15,18 @@ more, plus ten times the certified errors. The blocks' own proofs are not loosen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 import onnx
 
 from rewriter.files.walk import iter_nodes
-from rewriter.proof.cases import Case
-from rewriter.proof.claims import Side
 from rewriter.proof.compare import OutputStats, compare, merge
-from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio, setting
+from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
+from rewriter.proof.providers import parse_provider
 from rewriter.proof.roles import is_float
-from rewriter.proof.sessions import Session, open_session
+from rewriter.proof.runs import ModelRuns, Ran, Results, Way
 
 _ALLOWANCES = {
     onnx.TensorProto.DOUBLE: 256 * 2.0**-52,
@@ -41,15 +40,26 @@ _QUANTISED_ALLOWANCE = 4 * 2.0**-8
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"}
 _CARRY = 10.0
 
-Results = Sequence[Mapping[str, Array]]
+CPU = Way("cpu", optimise=True)
+"""What another provider is compared with, as a control."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Float64 evaluations of both models, case by case."""
+    """Float64 evaluations, case by case: of both models, and of the original with the new weights if some are others.
+
+    What certified errors amount to is the distance of the rewritten model from the last one: a wrong weight must not
+    pass for a certified error.
+    """
 
     original: Results
     rewritten: Results
+    reweighted: Results | None = None
+
+    def carried(self, name: str) -> float:
+        """What the certified errors amount to at an output."""
+        certain = self.original if self.reweighted is None else self.reweighted
+        return _distance([case[name] for case in self.rewritten], [case[name] for case in certain])
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,11 @@ class ProviderProof:
         error_ratio: largest error against float64, rewritten over original, worst over outputs and optimisation
             levels; None where there is no float64 evaluation.
         load_seconds: how long onnxruntime took to load original and rewritten, optimised.
-        cpu_nodes: new nodes that fell back to the CPU.
+        cpu_nodes: nodes that fell back to the CPU, where the original has no such node.
         failures: what did not hold.
+        cpu_nodes_of_original: how many nodes of the original fell back to the CPU; None where onnxruntime cannot say.
+        control: on another provider than the CPU, the noise between the two: statistics of the *original* there against
+            the original on the CPU, both optimised.
     """
 
     outputs: Mapping[str, OutputStats]
@@ -70,6 +83,8 @@ class ProviderProof:
     load_seconds: tuple[float, float]
     cpu_nodes: tuple[str, ...]
     failures: tuple[str, ...]
+    cpu_nodes_of_original: int | None = 0
+    control: Mapping[str, OutputStats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,27 +96,30 @@ class _Pair:
     where: str
 
 
-def prove_end_to_end(
-    original: Side, rewritten: Side, cases: Sequence[Case], truth: Truth | None, certified: float, provider: str
+def judge_end_to_end(
+    original: onnx.ModelProto,
+    runs: tuple[ModelRuns, ModelRuns],
+    reweighted: Results | None,
+    certified: float,
+    provider: str,
 ) -> ProviderProof:
-    """Run both models without and with graph optimisation, and apply the pass rule to every output.
+    """Apply the pass rule to every output, without and with graph optimisation.
 
     Args:
         original: the original model.
-        rewritten: the rewritten model.
-        cases: inputs that the original accepts.
-        truth: float64 evaluations, None where there is none.
+        runs: its runs, on the provider in both ways, and on the CPU, optimised, too; those of the rewritten model, on
+            the same cases.
+        reweighted: float64 evaluation of the original with the rewritten model's weights, where these are others.
         certified: the certified errors of all blocks, added up; used only without truth.
         provider: execution provider.
     """
+    old, new = runs
     failures: list[str] = []
     ratios: list[float] = []
-    coarse = _coarse(original.model.proto)
-    pairs: list[_Pair] = []
-    for optimise in (False, True):
-        old, new = (_open(side, provider, optimise=optimise) for side in (original, rewritten))
-        runs = [[session.run(case.feeds) for case in cases] for session in (old, new)]
-        pairs.append(_Pair(runs[0], runs[1], setting(provider, optimise=optimise)))
+    coarse = _coarse(original)
+    truth = None if old.truth is None or new.truth is None else Truth(old.truth, new.truth, reweighted)
+    ways = [Way(provider, optimise) for optimise in (False, True)]
+    pairs = [_Pair(old.ways[way].results, new.ways[way].results, str(way)) for way in ways]
     for pair in pairs:
         for name in pair.old[0]:
             failures += _disparities(name, pair)
@@ -109,13 +127,29 @@ def prove_end_to_end(
                 found, failure = _three_way(name, pair, pairs[0], truth, (coarse, _CARRY * certified))
                 ratios += [] if found is None else [found]
                 failures += [] if failure is None else [failure]
-    stats = {
-        name: merge([compare(name, b[name], a[name]) for b, a in zip(pairs[-1].old, pairs[-1].new, strict=True)])
-        for name in old.outputs
-    }
-    fallen = tuple(name for name in new.cpu_nodes or () if "/heads/" in name)
-    loads = (old.load_seconds, new.load_seconds)
-    return ProviderProof(stats, max(ratios, default=None), loads, fallen, tuple(failures))
+    before, after = old.ways[ways[-1]], new.ways[ways[-1]]
+    fallen, there = _fallen(before, after)
+    return ProviderProof(
+        outputs=_statistics(pairs[-1].old, pairs[-1].new),
+        error_ratio=max(ratios, default=None),
+        load_seconds=(before.load_seconds, after.load_seconds),
+        cpu_nodes=fallen,
+        failures=tuple(failures),
+        cpu_nodes_of_original=there,
+        control={} if parse_provider(provider).name == "cpu" else _statistics(old.ways[CPU].results, before.results),
+    )
+
+
+def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
+    return {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)]) for name in old[0]}
+
+
+def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
+    """The nodes of the rewritten model on the CPU that the original has not there, and how many it has there."""
+    if before.cpu_nodes is None or after.cpu_nodes is None:
+        return (), None
+    there = set(before.cpu_nodes)
+    return tuple(node for node in after.cpu_nodes if node not in there), len(before.cpu_nodes)
 
 
 def _coarse(model: onnx.ModelProto) -> float:
@@ -128,13 +162,6 @@ def _coarse(model: onnx.ModelProto) -> float:
         if node.op_type in _QUANTISERS:
             found.append(_QUANTISED_ALLOWANCE)
     return max(found + [_ALLOWANCES[kind] for kind in types if kind in _ALLOWANCES])
-
-
-def _open(side: Side, provider: str, *, optimise: bool) -> Session:
-    model = side.model
-    if model.path is not None:
-        return open_session(model.path, provider, optimise=optimise)
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
 
 
 def _disparities(name: str, pair: _Pair) -> list[str]:
@@ -162,7 +189,7 @@ def _three_way(
     old, new = (_distance([case[name] for case in results], right) for results in (pair.old, pair.new))
     floor = float(ml_dtypes.finfo(pair.old[0][name].dtype).eps) * max(magnitude(value) for value in right)
     if truth is not None:
-        allowed = FACTOR * max(old, floor) + _distance([case[name] for case in truth.rewritten], right)
+        allowed = FACTOR * max(old, floor) + truth.carried(name)
     else:
         noise = _distance([case[name] for case in plain.old], right)
         largest_output = max(magnitude(value) for value in right)

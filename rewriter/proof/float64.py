@@ -29,7 +29,7 @@ from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import open_session
 from rewriter.proof.widen import NoReference, operators, to_double
 
-__all__ = ["NoReference", "Reference", "open_reference", "to_double"]
+__all__ = ["NoReference", "Reference", "open_reference", "to_double", "widened"]
 
 ONNXRUNTIME = "onnxruntime double kernels"
 EVALUATOR = "onnx reference evaluator"
@@ -76,8 +76,13 @@ class Reference:
         Raises:
             NoReference: the evaluator cannot run an operator on these feeds.
         """
-        wide = {name: array.astype(np.float64) if is_float(array.dtype) else array for name, array in feeds.items()}
+        wide = {name: widened(array) for name, array in feeds.items()}
         return self._engine.run(wide)
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """Floats as float64, anything else as it is."""
+    return array.astype(np.float64, copy=False) if is_float(array.dtype) else array
 
 
 def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Reference:

@@ -19,18 +19,20 @@ from rewriter.proof.input_file import load_cases
 from rewriter.proof.kinds import Kind
 from rewriter.proof.roles import InputSpec, Role, input_specs
 from rewriter.proof.tables import find_tables, main_scope
-from rewriter.proof.values import Request, make_values
+from rewriter.proof.values import Request, make_values, masks_tokens
 
 __all__ = ["Case", "load_cases", "make_cases"]
 
-_SETTINGS = (Setting(1, 17), Setting(3, 17), Setting(1, 1), Setting(3, 2), Setting(1, 64))
+_SETTINGS = (
+    Setting(1, 17), Setting(3, 17), Setting(1, 1), Setting(3, 2), Setting(1, 64), Setting(3, 9, special=True),
+)  # fmt: skip
 _WITH_PAST = (
     Setting(1, 17), Setting(3, 17), Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, 2, past=5),
-    Setting(1, 64),
+    Setting(1, 64), Setting(3, 3, past=6, special=True),
 )  # fmt: skip
 _WITH_BRANCHES = (
     Setting(1, 17), Setting(3, 17), Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, 64),
-    Setting(1, 1, past=1),
+    Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
 )  # fmt: skip
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 
@@ -39,6 +41,7 @@ _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.
 class _Plan:
     sizes: Sizes
     cached: bool
+    special: bool
 
 
 def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
@@ -50,7 +53,7 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
         dims: symbolic dimension to the size it has in every case.
 
     Returns:
-        Two to six cases.
+        Two to seven cases.
 
     Raises:
         UsageError: `dims` names no dimension of the model, or no values can be made for an input.
@@ -63,18 +66,22 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
     tables, hints = find_tables(scope), find_hints(scope)
     branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in specs)
     plans = [
-        _Plan(resolve(specs, setting, hints=hints, fixed=fixed, longest=tables.sequence), setting.past > 0)
+        _Plan(
+            resolve(specs, setting, hints=hints, fixed=fixed, longest=tables.sequence),
+            setting.past > 0,
+            setting.special,
+        )
         for setting in _settings(specs, branches=branches)
     ]
+    masked = any(masks_tokens(spec) for spec in specs)
     chosen = _distinct(plans, branches=branches)
+
+    def request(spec: InputSpec, plan: _Plan, number: int) -> Request:
+        rows = tables.rows.get(spec.name)
+        return Request(spec, plan.sizes, rows, plan.cached, plan.special, masked, seed, number)
+
     return tuple(
-        Case(
-            name,
-            {
-                spec.name: make_values(Request(spec, plan.sizes, tables.rows.get(spec.name), plan.cached, seed, number))
-                for spec in specs
-            },
-        )
+        Case(name, {spec.name: make_values(request(spec, plan, number)) for spec in specs})
         for number, (name, plan) in enumerate(chosen)
     )
 
@@ -84,16 +91,17 @@ def _is_branch(spec: InputSpec) -> bool:
 
 
 def _settings(specs: Sequence[InputSpec], *, branches: bool) -> tuple[Setting, ...]:
-    if branches:
-        return _WITH_BRANCHES
-    return _WITH_PAST if any(spec.role is Role.PAST for spec in specs) else _SETTINGS
+    cached = any(spec.role is Role.PAST for spec in specs)
+    settings = _WITH_BRANCHES if branches else _WITH_PAST if cached else _SETTINGS
+    rows = any(spec.role is Role.IDS or masks_tokens(spec) for spec in specs)
+    return tuple(setting for setting in settings if rows or not setting.special)
 
 
 def _distinct(plans: Sequence[_Plan], *, branches: bool) -> list[tuple[str, _Plan]]:
     """Plans that differ, each with its name; two at least, so that one has other values."""
     seen: dict[tuple[object, ...], tuple[str, _Plan]] = {}
     for plan in plans:
-        key = (tuple(plan.sizes.shapes.values()), plan.cached if branches else None)
+        key = (tuple(plan.sizes.shapes.values()), plan.cached if branches else None, plan.special)
         seen.setdefault(key, (_name(plan, branches=branches), plan))
     chosen = list(seen.values())
     if len(chosen) == 1:
@@ -107,4 +115,5 @@ def _name(plan: _Plan, *, branches: bool) -> str:
     parts = [f"{kind.value} {sizes.kinds[kind]}" for kind in _NAMED if kind in sizes.varied]
     if branches:
         parts.append("cache branch on" if plan.cached else "cache branch off")
-    return ", ".join(parts) or "fixed shapes"
+    parts = parts or ["fixed shapes"]
+    return ", ".join([*parts, "special rows"] if plan.special else parts)

@@ -93,6 +93,8 @@ def kind_of(spec: InputSpec, axis: int) -> Kind:
     dim = spec.shape[axis]
     by_name = kind_by_name(dim) if isinstance(dim, str) else None
     by_place = _by_place(spec, axis)
+    if by_name is Kind.PAST and spec.role is Role.MASK:
+        return Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
     if by_name is Kind.SEQUENCE and spec.role is Role.FLOATS:
         # Speech models call their samples or frames a sequence.
         return {(2, 1): Kind.SAMPLES, (3, 2): Kind.FRAMES}.get((len(spec.shape), axis), by_name)

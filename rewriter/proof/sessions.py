@@ -27,6 +27,7 @@ from rewriter.proof.providers import Provider, available_providers, load_onnxrun
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,7 @@ class Session:
 
         Raises:
             ValidationError: onnxruntime refused the feeds or failed.
+            MemoryError: it could not allocate what it needed.
         """
         wanted = list(self.outputs if outputs is None else outputs)
         try:
@@ -68,6 +70,7 @@ class Session:
             else:
                 results = self._session.run(wanted, dict(feeds), _quiet_run())
         except Exception as error:  # onnxruntime's exceptions share no base class
+            _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
         return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
 
@@ -78,18 +81,22 @@ def open_session(
     *,
     optimise: bool = True,
     base_dir: Path | None = None,
+    prepack: bool = True,
 ) -> Session:
     """Load a model into onnxruntime.
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: name of the execution provider; nodes that it has no kernel for run on the CPU.
+        provider: the execution provider, with options if any; nodes that it has no kernel for run on the CPU.
         optimise: onnxruntime's default graph optimisation, or none at all.
         base_dir: where the external data of a protobuf or of bytes lies.
+        prepack: let kernels copy weights into a layout of their own; without, external weights stay in the page cache.
 
     Raises:
         ProviderError: the execution provider is not available.
+        UsageError: an option of the provider is wrong.
         ValidationError: onnxruntime cannot load the model.
+        MemoryError: it could not allocate what it needed.
     """
     known = require_provider(provider)
     ort = load_onnxruntime()
@@ -98,6 +105,8 @@ def open_session(
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
         folder = str(base_dir.resolve())
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -106,17 +115,24 @@ def open_session(
         source = _source(model)
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
+        _raise_if_out_of_memory(error)
         raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
         outputs=tuple(value.name for value in session.get_outputs()),
         load_seconds=time.perf_counter() - start,
-        cpu_nodes=() if provider == "cpu" else _nodes_on_cpu(session),
+        cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
         _session=session,
         _bfloat16=frozenset(
             value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
         ),
     )
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    """A model that does not fit is not a model that is refused: the inputs are not to blame."""
+    if any(sign in str(error) for sign in _OUT_OF_MEMORY):
+        raise MemoryError(one_line(error, 160)) from error
 
 
 def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:

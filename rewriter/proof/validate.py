@@ -1,54 +1,44 @@
 """The proof that a rewritten model computes what the original does.
 
 Comes in: both models, the claims about the replaced blocks, and how to try them. Goes out: `Validation`, with numbers
-also when it passes. First each block by itself (`rewriter.proof.blocks`), then end to end (`rewriter.proof.endtoend`),
-on every execution provider asked for, with onnxruntime's default optimisation and with none.
+also when it passes. First each block by itself (`rewriter.proof.blocks`), then end to end
+(`rewriter.proof.endtoend`), on every execution provider asked for, with onnxruntime's default optimisation and with
+none. A large model is never loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive
+segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import onnx
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import with_outputs
-from rewriter.proof.blocks import BlockProof, block_needs, made_inputs, prove_block
+from rewriter.proof.blocks import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import Array
-from rewriter.proof.endtoend import ProviderProof, Results, Truth, prove_end_to_end
-from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.proof.endtoend import CPU, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.sessions import open_session
+from rewriter.proof.jobs import run_jobs
+from rewriter.proof.providers import parse_provider
+from rewriter.proof.runs import TAPPED, ModelRuns, Progress, Wanted, Way, run_whole
+from rewriter.proof.segments import run_in_segments
+from rewriter.proof.settings import Settings
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many steps are done, and how many there are."""
+__all__ = ["Progress", "Settings", "Validation", "validate"]
 
-_TAPPED_CASES = 2
-"""How many cases give the real inputs of the blocks."""
-
-Taps = dict[str, list[Mapping[str, Array]]]
+Runner = Callable[[Side, Sequence[Case], Wanted, Progress], ModelRuns]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to validate.
+class _Asked:
+    """How models are run, and which tensors the proof of each block needs."""
 
-    Attributes:
-        providers: execution providers, `cpu` or `cuda`.
-        seed: of the generated inputs.
-        dims: sizes for symbolic dimensions.
-        inputs: an npz file to use instead of generated inputs.
-    """
-
-    providers: tuple[str, ...] = ("cpu",)
-    seed: int = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    inputs: Path | None = None
+    ways: tuple[Way, ...]
+    needs: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +53,8 @@ class Validation:
         skipped: inputs that the original model itself refused, with the reason.
         reference: what computed the float64 evaluation, or why there is none.
         failures: what did not hold.
+        by_blocks: whether neither model was ever loaded as a whole.
+        segments: in how many consecutive parts original and rewritten model were run; 1 where loaded as a whole.
     """
 
     passed: bool
@@ -72,6 +64,8 @@ class Validation:
     skipped: tuple[str, ...]
     reference: str
     failures: tuple[str, ...]
+    by_blocks: bool = False
+    segments: tuple[int, int] = (1, 1)
 
 
 def validate(
@@ -81,39 +75,60 @@ def validate(
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
     lowered: LoadedModel | None = None,
+    reweighted: LoadedModel | None = None,
 ) -> Validation:
     """Prove `rewritten` against `original`.
 
     `lowered` is the form of the original that the claims name tensors of, where that is not the original itself.
+    `reweighted` is that form with the weights of `rewritten`, where some of them are others: these must make no
+    difference, and the certified errors of the heads are measured from there.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
         ProviderError: a provider is not available.
-        UsageError: the inputs do not fit the model.
+        UsageError: the inputs do not fit the model, or the jobs cannot be done as asked for.
     """
+    if settings.isolate:
+        from rewriter.proof.isolated import validate_isolated
+
+        return validate_isolated(original, rewritten, claims, settings, progress, lowered, reweighted)
+    by_blocks = settings.by_blocks(max(original.size, rewritten.size))
+    run = run_in_segments if by_blocks else run_whole
     old, new = Side.of(original), Side.of(rewritten)
-    named = old if lowered is None else Side.of(lowered)
-    cases, taps, skipped = _real_inputs(named, claims, _cases(original, settings), settings, progress)
-    blocks: list[BlockProof] = []
-    for number, claim in enumerate(claims):
-        progress(f"proving {claim.name}", number, len(claims))
-        blocks.append(prove_block(named, new, claim, taps[claim.name], settings.providers))
-    reference, truth = _truth(old, new, cases, progress)
+    named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
+    between = None if reweighted is None else Side.of(reweighted)
+    ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
+    needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
+    before = _run_original(run, old, named, _cases(original, settings), _Asked(ways, needs), progress)
+
+    def items() -> Iterator[BlockItem]:
+        for number, claim in enumerate(claims):
+            progress(f"proving {claim.name}", number, len(claims))
+            yield block_item(named, new, claim, _seen(named, claim, needs, before, settings), ways, between)
+
+    blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
+    wanted = Wanted(ways, wide=before.truth is not None, what="the rewritten model")
+    after = run(new, before.cases, wanted, progress)
+    certain = None
+    if between is not None and before.truth is not None:
+        certain = run(between, before.cases, Wanted(wide=True, what="the original with fewer neurons"), progress).truth
     certified = sum(claim.max_error + claim.rounding for claim in claims)
     providers: dict[str, ProviderProof] = {}
     for number, name in enumerate(settings.providers):
         progress(f"end to end on {name}", number, len(settings.providers))
-        providers[name] = prove_end_to_end(old, new, cases, truth, certified, name)
+        providers[name] = judge_end_to_end(original.proto, (before, after), certain, certified, name)
     failures = [failure for block in blocks for failure in block.failures]
     failures += [failure for proof in providers.values() for failure in proof.failures]
     return Validation(
         passed=not failures,
         providers=providers,
         blocks=tuple(blocks),
-        cases=tuple(case.name for case in cases),
-        skipped=tuple(skipped),
-        reference=reference,
+        cases=tuple(case.name for case in before.cases),
+        skipped=before.skipped,
+        reference=before.reference if before.truth is None else after.reference,
         failures=tuple(failures),
+        by_blocks=by_blocks,
+        segments=(before.segments, after.segments),
     )
 
 
@@ -123,38 +138,39 @@ def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
     return make_cases(original.proto, seed=settings.seed, dims=settings.dims)
 
 
-def _real_inputs(
-    original: Side, claims: Sequence[Claim], cases: Sequence[Case], settings: Settings, progress: Progress
-) -> tuple[list[Case], Taps, list[str]]:
-    """The cases that the original accepts, what its blocks read in the first of them, and the cases it refuses."""
-    needs = {claim.name: block_needs(original, claim) for claim in claims if not claim.path}
-    wanted = dict.fromkeys(name for names in needs.values() for name in names if name not in original.main.inputs)
-    tapped = with_outputs(original.model.proto, original.main, list(wanted))
+def _run_original(
+    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress
+) -> ModelRuns:
+    """The runs of the original on the cases that it accepts, and what the blocks read."""
+    ways = asked.ways
+    if any(parse_provider(way.provider).name != "cpu" for way in ways):
+        ways = tuple(dict.fromkeys((*ways, CPU)))
+    taps = tuple(dict.fromkeys(name for names in asked.needs.values() for name in names))
+    tapped_here = named is original
+    wanted = Wanted(ways, taps if tapped_here else (), wide=True, may_refuse=True, what="the original")
     try:
-        session = open_session(tapped, settings.providers[0], optimise=False, base_dir=original.model.base_dir)
+        runs = run(original, cases, wanted, progress)
+        if not tapped_here and runs.cases:
+            # The lowered form names the tensors; it computes the same.
+            wanted = Wanted(ways[:1], taps, what="the original")
+            runs = replace(runs, taps=run(named, runs.cases[:TAPPED], wanted, progress).taps)
     except ValidationError as error:
         raise ValidationError(_refused(original, error)) from error
-    runnable: list[Case] = []
-    taps: Taps = {name: [] for name in needs}
-    taps |= {claim.name: made_inputs(original, claim, seed=settings.seed) for claim in claims if claim.path}
-    skipped = []
-    for number, case in enumerate(cases):
-        progress(f"running the original: {case.name}", number, len(cases))
-        try:
-            values = {**case.feeds, **session.run(case.feeds)}
-        except ValidationError as error:
-            skipped.append(f"{case.name}: {error}")
-            continue
-        runnable.append(case)
-        if len(runnable) <= _TAPPED_CASES:
-            for block, names in needs.items():
-                taps[block].append({name: values[name] for name in names})
-    if not runnable:
+    if not runs.cases:
         raise ValidationError(
             f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs or sizes with "
-            f"--dim ({skipped[0]})"
+            f"--dim ({runs.skipped[0]})"
         )
-    return runnable, taps, skipped
+    return runs
+
+
+def _seen(
+    named: Side, claim: Claim, needs: Mapping[str, tuple[str, ...]], runs: ModelRuns, settings: Settings
+) -> list[Mapping[str, Array]]:
+    """What a block really reads; made values for one in a body of control flow."""
+    if claim.path:
+        return made_inputs(named, claim, seed=settings.seed)
+    return [{name: values[name] for name in needs[claim.name]} for values in runs.taps]
 
 
 def _refused(original: Side, error: ValidationError) -> str:
@@ -166,23 +182,3 @@ def _refused(original: Side, error: ValidationError) -> str:
             f"export of the model, or skip the proof with --no-validate ({error})"
         )
     return f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"
-
-
-def _truth(old: Side, new: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Truth | None]:
-    """What computes in float64, or why nothing does; and the evaluations of both models."""
-    evaluated: list[Results] = []
-    how = ""
-    try:
-        for side in (old, new):
-            reference = open_reference(side.model.proto, side.model.base_dir)
-            how = how or reference.how
-            results: list[dict[str, Array]] = []
-            for case in cases:
-                progress(
-                    f"evaluating in float64: {case.name}", len(evaluated) * len(cases) + len(results), 2 * len(cases)
-                )
-                results.append(reference.run(case.feeds))
-            evaluated.append(results)
-    except NoReference as reason:
-        return f"no float64 reference: {reason}", None
-    return how, Truth(*evaluated)

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from rewriter.proof.dims import Sizes
 from rewriter.proof.kinds import Kind, kind_of
+from rewriter.proof.padding import positions_of, token_rows
 from rewriter.proof.roles import InputSpec, Role
 
-_PADDED = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES}
+_TOKENS = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}
+_SOUND = {Kind.FRAMES, Kind.SAMPLES}
 _VOCABULARY = 100
 """Token ids where no table tells how many there are."""
 
@@ -33,6 +35,8 @@ class Request:
         sizes: the dimensions of the case.
         rows: number of table rows that the input may address, None where it addresses none.
         cached: whether the case takes the branch with a cache.
+        special: whether the case is about special rows: almost nothing but padding, one token repeated.
+        masked: whether the model takes a mask of its tokens, so that positions count the tokens alone.
         seed: the caller's seed.
         case: number of the case.
     """
@@ -41,6 +45,8 @@ class Request:
     sizes: Sizes
     rows: int | None
     cached: bool
+    special: bool
+    masked: bool
     seed: int
     case: int
 
@@ -73,19 +79,31 @@ def _flag(request: Request) -> NDArray[Any]:
 def _mask(request: Request) -> NDArray[Any]:
     shape = request.shape
     mask = np.ones(shape, np.int64)
-    if len(shape) < 2 or shape[0] < 2 or shape[-1] < 2:
+    kind = kind_of(request.spec, len(shape) - 1) if shape else Kind.ONE
+    if len(shape) < 2 or kind_of(request.spec, 0) is not Kind.BATCH:
         return mask
-    if kind_of(request.spec, 0) is Kind.BATCH and kind_of(request.spec, len(shape) - 1) in _PADDED:
+    if kind in _TOKENS:
+        rows = token_rows(shape[0], shape[-1], special=request.special)
+        mask[:] = rows.reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
+    elif kind in _SOUND and min(shape[0], shape[-1]) > 1:
+        # Sound is only padded at the end: models halve and halve again how much of it there is.
         mask[-1, ..., shape[-1] - max(shape[-1] // 3, 1) :] = 0
     return mask
 
 
+def masks_tokens(spec: InputSpec) -> bool:
+    """Whether the input says which tokens of each row are padding."""
+    if spec.role is not Role.MASK or len(spec.shape) != 2:
+        return False
+    return kind_of(spec, 0) is Kind.BATCH and kind_of(spec, 1) in {Kind.TOTAL, Kind.SEQUENCE}
+
+
 def _positions(request: Request) -> NDArray[Any]:
-    past, length = request.sizes.kinds[Kind.PAST], request.shape[-1] if request.shape else 1
-    numbers = np.arange(past, past + length)
-    if request.rows is not None:
-        numbers = np.minimum(numbers, request.rows - 1)
-    return np.broadcast_to(numbers, request.shape or (1,))
+    past, shape = request.sizes.kinds[Kind.PAST], request.shape or (1,)
+    numbers = np.broadcast_to(np.arange(past, past + shape[-1]), shape)
+    if request.masked and len(shape) == 2 and shape[0] > 1:
+        numbers = positions_of(token_rows(shape[0], past + shape[-1], special=request.special))[:, past:]
+    return numbers if request.rows is None else np.minimum(numbers, request.rows - 1)
 
 
 def _token_types(request: Request) -> NDArray[Any]:
@@ -96,7 +114,11 @@ def _token_types(request: Request) -> NDArray[Any]:
 
 
 def _ids(request: Request) -> NDArray[Any]:
-    return _integers(request, request.rows or _VOCABULARY)
+    ids = _integers(request, request.rows or _VOCABULARY)
+    if request.special and ids.ndim:
+        last = ids if ids.ndim == 1 else ids[-1]
+        last[...] = last[..., :1]
+    return ids
 
 
 def _integers(request: Request, count: int | None = None) -> NDArray[Any]:

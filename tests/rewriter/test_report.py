@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,6 +60,8 @@ def test_reports_follow_the_schema(name: str) -> None:
 def undocumented(data: Any, schema: dict[str, Any], path: str = "") -> list[str]:
     """Fields that the schema says nothing about, though additional ones are allowed."""
     found: list[str] = []
+    if "$ref" in schema:
+        schema = functools.reduce(lambda inner, step: inner[step], schema["$ref"].split("/")[1:], SCHEMA)
     if isinstance(data, dict):
         known = schema.get("properties", {})
         others = schema.get("additionalProperties")

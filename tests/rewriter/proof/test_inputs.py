@@ -49,14 +49,59 @@ def test_text_model() -> None:
         "batch 1, sequence 1",
         "batch 3, sequence 2",
         "batch 1, sequence 64",
+        "batch 3, sequence 9, special rows",
     ]
     feeds = cases["batch 3, sequence 17"].feeds
     assert feeds["input_ids"].max() < 30
     assert len(np.unique(feeds["input_ids"])) > 10
-    assert feeds["attention_mask"].tolist() == [[1] * 17, [1] * 17, [1] * 12 + [0] * 5]
-    assert feeds["position_ids"][1].tolist() == list(range(17))
+    assert feeds["attention_mask"].tolist() == [[1] * 17, [0] * 5 + [1] * 12, [1] * 12 + [0] * 5]
+    assert feeds["position_ids"].tolist() == [[*range(17)], [0] * 5 + [*range(12)], [*range(12)] + [11] * 5]
     assert feeds["token_type_ids"][0].tolist() == [0] * 9 + [1] * 8
     assert cases["batch 1, sequence 17"].feeds["attention_mask"].min() == 1
+
+
+def test_special_rows() -> None:
+    feeds = by_name(make_cases(declare(TEXT, rows=30)))["batch 3, sequence 9, special rows"].feeds
+    assert feeds["attention_mask"].tolist() == [[1] + [0] * 8, [0] * 8 + [1], [1] * 9]
+    assert feeds["position_ids"].tolist() == [[0] * 9, [0] * 9, [*range(9)]]
+    assert [len(set(row)) > 1 for row in feeds["input_ids"].tolist()] == [True, True, False]
+
+
+def test_special_rows_with_a_past() -> None:
+    (case,) = (case for case in make_cases(decoder("total_sequence_length")) if "special" in case.name)
+    assert case.name == "batch 3, sequence 3, past 6, special rows"
+    assert case.feeds["attention_mask"].tolist() == [[1] + [0] * 8, [0] * 8 + [1], [1] * 9]
+    assert case.feeds["position_ids"].tolist() == [[0] * 3, [0] * 3, [6, 7, 8]]
+
+
+def test_special_rows_of_a_batch_of_one_repeat_a_token() -> None:
+    model = declare({"input_ids": (INT, [1, 6]), "attention_mask": (INT, [1, 6])}, rows=30)
+    plain, special = make_cases(model)
+    assert (plain.name, special.name) == ("fixed shapes", "fixed shapes, special rows")
+    assert special.feeds["attention_mask"].tolist() == [[1] * 6]
+    assert len(set(special.feeds["input_ids"][0].tolist())) == 1 < len(set(plain.feeds["input_ids"][0].tolist()))
+
+
+def test_positions_without_a_mask_just_count() -> None:
+    model = declare({name: TEXT[name] for name in ("input_ids", "position_ids")}, rows=30)
+    for case in make_cases(model):
+        batch, length = case.feeds["input_ids"].shape
+        assert case.feeds["position_ids"].tolist() == [[*range(length)]] * batch
+
+
+def test_encoder_masks_are_padded_at_both_ends_and_sound_at_its_end_only() -> None:
+    inputs: dict[str, Declared] = {
+        "input_ids": (INT, ["batch", "sequence"]),
+        "encoder_attention_mask": (INT, ["batch", "encoder_sequence"]),
+        "padding_mask": (BOOL, ["batch", "frames"]),
+    }
+    cases = make_cases(declare(inputs, rows=30))
+    batches = [case.feeds for case in cases if len(case.feeds["input_ids"]) == 3]
+    ends = [feeds["encoder_attention_mask"][:, [0, -1]].tolist() for feeds in batches]
+    assert [[1, 1], [0, 1], [1, 0]] in ends
+    assert [[1, 0], [0, 1], [1, 1]] in ends  # special rows
+    assert all(case.feeds["padding_mask"][:, 0].all() for case in cases)
+    assert not any(feeds["padding_mask"][-1, -1] for feeds in batches)
 
 
 @pytest.mark.parametrize("kind", [INT, TensorProto.INT32, BOOL, FLOAT, TensorProto.FLOAT16])
@@ -64,7 +109,7 @@ def test_masks_of_every_type(kind: int) -> None:
     inputs = {**TEXT, "attention_mask": (kind, ["batch_size", "sequence_length"])}
     mask = by_name(make_cases(declare(inputs)))["batch 3, sequence 2"].feeds["attention_mask"]
     assert mask.dtype == helper.tensor_dtype_to_np_dtype(kind)
-    assert mask.astype(int).tolist() == [[1, 1], [1, 1], [1, 0]]
+    assert mask.astype(int).tolist() == [[1, 1], [0, 1], [1, 0]]
 
 
 def test_every_type() -> None:
@@ -115,7 +160,8 @@ def test_past(mask_dim: str) -> None:
         past = case.feeds["past_key_values.0.key"].shape[2]
         assert case.feeds["past_key_values.0.key"].shape == (batch, 2, past, 8)
         assert case.feeds["attention_mask"].shape == (batch, past + sequence)
-        assert case.feeds["position_ids"][0, 0] == past
+        assert case.feeds["position_ids"][0, 0] == (0 if "special" in case.name else past)
+        assert bool(case.feeds["attention_mask"].all()) is (batch == 1)
         pasts.add(past)
     assert 0 in pasts
     assert len(pasts) > 2
@@ -127,7 +173,7 @@ def test_cache_branch_goes_with_the_past() -> None:
     for case in cases:
         cached = bool(case.feeds["use_cache_branch"][0])
         assert cached == (case.feeds["past_key_values.0.key"].shape[2] > 0)
-        assert case.name.endswith("cache branch on" if cached else "cache branch off")
+        assert ("cache branch on" if cached else "cache branch off") in case.name
         assert not cached or case.feeds["input_ids"].shape[1] == 1
 
 
@@ -147,7 +193,7 @@ def test_encoder_and_decoder_lengths_differ() -> None:
 def test_names_that_say_nothing(names: list[str | None]) -> None:
     inputs: dict[str, Declared] = {"input_ids": (INT, names), "attention_mask": (INT, names)}
     shapes = [case.feeds["input_ids"].shape for case in make_cases(declare(inputs))]
-    assert shapes == [(1, 17), (3, 17), (1, 1), (3, 2), (1, 64)]
+    assert shapes == [(1, 17), (3, 17), (1, 1), (3, 2), (1, 64), (3, 9)]
 
 
 def test_fixed_shapes_get_two_sets_of_values() -> None:

@@ -1,0 +1,224 @@
+"""What the page on head programs shows of one activation: its program, its errors, a drawing.
+
+Comes in: an entry of the table of activations. Goes out: `Portrait`, with every number taken from the program itself:
+`Program.evaluate` in float64, and the program's own nodes in float32. Used by `benchmarks.programs_page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.curves import Array, Curve, Panel, drawing
+from passes.activations import ACTIVATIONS, Activation
+from passes.arithmetic import ARITHMETIC
+from passes.conversion import Conversion
+from passes.find import Block
+from passes.forms.local import emit_local
+from passes.identify import Identified, Region
+from passes.programs import Head, Program
+from rewriter.graph.view import view_model
+
+FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+REACH = 8.0
+"""Drawings show |y| up to here."""
+
+FAR = 20.0
+"""Errors in tables are maxima over |y| up to here (and to the domain of a program that has a smaller one)."""
+
+_FLOOR = 1e-18
+_MOST_NAMES = 4
+
+EXAMPLES: dict[str, tuple[float, ...]] = {
+    "relu": (1.0, 0.0),
+    "leaky_relu": (1.0, 0.01),
+    "silu": (1.0, 1.0),
+    "gelu": (1.0, 1.0),
+    "sigmoid": (1.0, 1.0, 0.0),
+    "tanh": (2.0, 2.0, -1.0),
+    "relu6": (1.0, 0.0, 0.0, 6.0),
+    "hard_sigmoid": (1.0 / 6.0, 0.5, 0.0, 1.0),
+    "clip": (1.0, 0.0, -1.0, 1.0),
+    "elu": (1.0, 1.0, 1.0),
+    "selu": (1.0507009873554805, 1.7580993408473766, 1.0),
+    "celu": (1.0, 2.0, 0.5),
+    "silu_clipped": (1.0, 1.0, -4.0, 4.0),
+    "gelu_clipped": (1.0, 1.0, -2.0, 2.0),
+    "softplus": (1.0, 1.0),
+    "softsign": (1.0, 1.0),
+    "exp": (1.0, 1.0),
+}
+"""The parameters that an entry is shown with; entries of one parameter (a factor) with 1."""
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """One activation that has a program.
+
+    Attributes:
+        entry: its entry in the table.
+        parameters: what it is shown with.
+        program: its program in float32 arithmetic, coefficients not rounded.
+        error: largest error of the program in float64, over max(1, |f|), on the points of `points`.
+        error32: the same of its nodes with float32 at both ends.
+    """
+
+    entry: Activation
+    parameters: tuple[float, ...]
+    program: Program
+    error: float = 0.0
+    error32: float = 0.0
+
+    @property
+    def double(self) -> bool:
+        """Whether the heads are computed in float64 even in a float32 model."""
+        return self.program.double
+
+
+@cache
+def portraits() -> dict[str, Portrait]:
+    """The entries of the table that have programs, by name, in its order."""
+    found = [(entry.name, portrait(entry)) for entry in ACTIVATIONS]
+    return {name: one for name, one in found if one is not None}
+
+
+def portrait(entry: Activation) -> Portrait | None:
+    """One entry, with its errors measured; None where the table has no program for it."""
+    parameters = example(entry)
+    if entry.program is None:
+        return None
+    program = entry.program(parameters, ARITHMETIC[FLOAT])
+    plain = Portrait(entry, parameters, program)
+    y = points(program, FAR)
+    return replace(plain, error=float(error(plain, y).max()), error32=float(error32(plain, y).max()))
+
+
+def example(entry: Activation) -> tuple[float, ...]:
+    """The parameters that an entry is shown with."""
+    chosen = EXAMPLES.get(entry.name, ())
+    return chosen if len(chosen) == len(entry.parameters) else (1.0,) * len(entry.parameters)
+
+
+def points(program: Program, reach: float, count: int = 40001) -> Array:
+    """Points up to `reach`, or to the program's domain: numbers that float32 has."""
+    reach = min(reach, program.domain)
+    return np.linspace(-reach, reach, count).astype(np.float32).astype(np.float64)
+
+
+def error(portrait: Portrait, y: Array) -> Array:
+    """|program - f| over max(1, |f|), both in float64."""
+    truth = portrait.entry.function(y, portrait.parameters)
+    return np.asarray(np.abs(portrait.program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth)))
+
+
+def error32(portrait: Portrait, y: Array) -> Array:
+    """The same of the nodes that form `local` writes into a float32 model, evaluated with numpy."""
+    truth = portrait.entry.function(y, portrait.parameters)
+    computed = run_nodes(portrait, y.astype(np.float32)).astype(np.float64)
+    return np.asarray(np.abs(computed - truth) / np.maximum(1.0, np.abs(truth)))
+
+
+def run_nodes(portrait: Portrait, y: Any) -> Any:
+    """The program as it stands in a float32 model."""
+    from onnx.reference import ReferenceEvaluator
+
+    with np.errstate(all="ignore"):
+        return ReferenceEvaluator(_model(portrait)).run(None, {"y": y})[0]
+
+
+def _model(portrait: Portrait) -> onnx.ModelProto:
+    given = onnx.helper.make_tensor_value_info("y", FLOAT, ["n"])
+    made = onnx.helper.make_tensor_value_info("f", FLOAT, ["n"])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["y"], ["f"])], "program", [given], [made])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    compute = DOUBLE if portrait.double else FLOAT
+    block = Block(
+        name="program",
+        where="",
+        path=(),
+        region=Region("f", ("y",), (0,)),
+        gate="y",
+        value="y",
+        first=(),
+        second=(),
+        identified=Identified(portrait.entry, portrait.parameters, 0.0),
+        elem_type=FLOAT,
+        gate_type=FLOAT,
+        value_type=FLOAT,
+    )
+    program = portrait.program.rounded(np.float64 if portrait.double else np.float32)
+    replacement = emit_local(view_model(model), Conversion(block, program, "local", True, compute))
+    del model.graph.node[:]
+    model.graph.node.extend(replacement.nodes)
+    model.graph.initializer.extend(replacement.initializers)
+    return model
+
+
+# -- drawings --------------------------------------------------------------------------------------------------
+
+
+def figure(portrait: Portrait) -> str:
+    """The drawing of one activation: values, softmax weights, errors."""
+    y = points(portrait.program, REACH, 321)
+    truth = portrait.entry.function(y, portrait.parameters)
+    values = Panel(
+        f"{portrait.entry.name}(y) and its program",
+        (Curve(y, truth, "activation"), Curve(y, portrait.program.evaluate(y), "program, float64", dashed=True)),
+    )
+    weights = Panel("softmax weights of the keys", tuple(_weights(portrait.program, y)), low=0.0, high=1.0)
+    fine = points(portrait.program, REACH, 321 * 16)
+    errors = Panel(
+        "error over max(1, |f|)",
+        (
+            _highest(fine, error(portrait, fine), "float64"),
+            _highest(fine, error32(portrait, fine), "float32"),
+        ),
+        logarithmic=True,
+        low=_FLOOR,
+    )
+    return drawing(
+        [values, weights, errors], f"{portrait.entry.name}: values, softmax weights and errors of its program"
+    )
+
+
+def _weights(program: Program, y: Array) -> Iterator[Curve]:
+    """The weights of each key; heads over the same keys are drawn once."""
+    drawn: set[tuple[tuple[float, ...], ...]] = set()
+    for head in program.heads:
+        keys = _keys(head)
+        if tuple(sorted(keys)) in drawn:
+            continue
+        drawn.add(tuple(sorted(keys)))
+        logits = np.array([(alpha * y + beta) * y + gamma for alpha, beta, gamma in keys])
+        weights = np.exp(logits - logits.max(axis=0))
+        weights /= weights.sum(axis=0)
+        names = _names(len(keys), shared=len(program.heads) > 1)
+        group = f", group {len(drawn)}" if len(drawn) > 1 else ""
+        for place, (row, name) in enumerate(zip(weights, names, strict=True)):
+            yield Curve(y, row, name and f"{name}{group}", dashed=place > 0)
+
+
+def _names(keys: int, *, shared: bool) -> list[str]:
+    """What the legend calls the keys of a head; of keys that heads share, each is one head's own."""
+    if shared:
+        return [f"key {place + 1}" for place in range(keys)]
+    if keys > _MOST_NAMES:
+        return ["self", "bias tokens", *[""] * (keys - 2)]
+    return ["self", *(f"token {place}" for place in range(1, keys))]
+
+
+def _keys(head: Head) -> list[tuple[float, float, float]]:
+    """Self, then the bias tokens, as coefficients of y^2, y and 1."""
+    return [(head.alpha, head.beta, head.gamma), *((0.0, token.slope, token.offset) for token in head.bias_tokens)]
+
+
+def _highest(y: Array, values: Array, name: str, group: int = 16) -> Curve:
+    """The largest of each group of neighbours: an error curve's envelope."""
+    whole = len(y) // group * group
+    return Curve(y[:whole].reshape(-1, group).mean(axis=1), values[:whole].reshape(-1, group).max(axis=1), name)

@@ -1,0 +1,173 @@
+"""`python -m benchmarks.programs_page`: the generated parts of docs/programs.md, and its drawings.
+
+Comes in: the table of activations. Goes out: docs/programs.md with the text between its markers written anew
+(`<!-- generated: NAME -->` to `<!-- end -->`), and docs/figures/programs/*.svg. What stands outside the markers is
+written by hand and stays. `--check` writes nothing and tells whether anything would change.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.program_figures import FLOAT, example, figure, portraits
+from passes.activations import ACTIVATIONS, Activation
+from passes.arithmetic import ARITHMETIC
+from passes.programs import Program
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "programs.md"
+FIGURES = ROOT / "docs" / "figures" / "programs"
+
+_MINUS = "\N{MINUS SIGN}"
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table() -> str:
+    """Every entry: what its program costs, and how far off it is."""
+    rows = [
+        "| activation | heads per neuron | keys per head | certified error | how | measured, float64 | float32 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for entry in ACTIVATIONS:
+        one = portraits().get(entry.name)
+        if one is None:
+            rows.append(f"| {entry.name} | none yet | | | | | |")
+            continue
+        name = f"[{entry.name}](#{entry.name})"
+        cost = f"{len(one.program.heads)} | {one.program.bias_tokens + 1}"
+        measured = f"{_number(one.error)} | {_number(one.error32)}{' *' if one.double else ''}"
+        rows.append(f"| {name} | {cost} | {certified(one.program)} | {how(one.program)} | {measured} |")
+    return "\n".join(rows) + "\n"
+
+
+def gates() -> str:
+    """Every entry as the gate of h(g) u."""
+    rows = [
+        "| gate | heads per neuron | keys per head | certified error of the weight | how | up to \\|g\\| |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for entry in ACTIVATIONS:
+        program = gate_program(entry)
+        if program is None:
+            rows.append(f"| {entry.name} | none yet | | | | |")
+            continue
+        cost = f"{len(program.heads)} | {program.bias_tokens + 1}"
+        domain = "any" if math.isinf(program.domain) else f"{program.domain:.0f}"
+        rows.append(f"| {entry.name} | {cost} | {certified(program)} | {how(program)} | {domain} |")
+    return "\n".join(rows) + "\n"
+
+
+def gate_program(entry: Activation) -> Program | None:
+    """The program of h(g) u in float32 models, None where there is none."""
+    return entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
+
+
+def gallery() -> str:
+    """The drawings, each with its program as numbers."""
+    parts = []
+    for one in portraits().values():
+        stated = ", ".join(f"{n} {v:.6g}" for n, v in zip(one.entry.parameters, one.parameters, strict=True))
+        parts += [
+            f"### {one.entry.name}",
+            "",
+            f"![{one.entry.name}: values, weights, errors](figures/programs/{one.entry.name}.svg)",
+            "",
+            f"Shown with {stated}. {_domain(one.program)}",
+            "",
+            *_heads(one.program),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def certified(program: Program) -> str:
+    """The certified error as the page prints it: rounded up."""
+    return "exact" if program.exact else _number(program.max_error)
+
+
+def how(program: Program) -> str:
+    """How the error was certified."""
+    return program.certificate.replace("|", "\\|")
+
+
+def _domain(program: Program) -> str:
+    return "For every y." if math.isinf(program.domain) else f"For |y| up to {program.domain:.4g}."
+
+
+def _heads(program: Program) -> list[str]:
+    """The heads as a table of keys."""
+    rows = ["| key | logit | value |", "| --- | --- | --- |"]
+    for number, head in enumerate(program.heads, start=1):
+        which = f"head {number}, " if len(program.heads) > 1 else ""
+        rows.append(f"| {which}self | {_affine(head.beta, head.gamma, head.alpha)} | {_affine(head.c, head.d)} |")
+        for place, token in enumerate(head.bias_tokens, start=1):
+            logit = _affine(token.slope, token.offset)
+            rows.append(f"| {which}token {place} | {logit} | {_coefficient(token.value)} |")
+    rest = _affine(program.linear, program.constant)
+    return rows if rest == "0" else [*rows, "", f"Outside the heads: {rest}."]
+
+
+def _affine(slope: float, offset: float, square: float = 0.0) -> str:
+    terms = [(square, " y²"), (slope, " y"), (offset, "")]
+    text = ""
+    for factor, unit in terms:
+        if factor:
+            sign = _MINUS if factor < 0 else "+"
+            size = _coefficient(abs(factor))
+            body = unit.strip() if unit and size == "1" else f"{size}{unit}"
+            text += f" {sign} {body}" if text else f"{_MINUS if factor < 0 else ''}{body}"
+    return text or "0"
+
+
+def _coefficient(value: float) -> str:
+    power = math.log2(abs(value)) if value else 0.5  # 0 is no power of two
+    if power == round(power) and abs(power) >= 10:
+        return f"{_MINUS if value < 0 else ''}2^{power:.0f}"
+    return f"{value:.6g}".replace("-", _MINUS)
+
+
+def _number(value: float) -> str:
+    """Two digits, rounded up, so that a printed bound holds."""
+    if not value:
+        return "0"
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / scale - 1e-9) * scale:.1e}"
+
+
+GENERATED: dict[str, Callable[[], str]] = {"table": table, "gates": gates, "gallery": gallery}
+
+
+def page(text: str) -> str:
+    """The page with its generated parts written anew."""
+    return _PART.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
+
+
+def figures() -> dict[str, str]:
+    """File name to drawing."""
+    return {f"{name}.svg": figure(one) for name, one in portraits().items()}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page and the drawings; with --check only compare."""
+    wanted = {FIGURES / name: text for name, text in figures().items()}
+    wanted[PAGE] = page(PAGE.read_text(encoding="utf-8"))
+    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale = sorted(set(FIGURES.glob("*.svg")) - set(wanted))
+    for path in (*changed, *stale):
+        print(path.relative_to(ROOT))
+    if "--check" in arguments:
+        return int(bool(changed or stale))
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for path in changed:
+        path.write_text(wanted[path], encoding="utf-8")
+    for path in stale:
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

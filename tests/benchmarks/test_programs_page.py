@@ -1,0 +1,136 @@
+"""docs/programs.md and its drawings: what the generator gives from the table of activations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from benchmarks import program_figures, programs_page
+from benchmarks.curves import Curve, Panel, drawing
+from benchmarks.program_figures import FAR, example, figure, points, portraits
+from passes.activations import ACTIVATIONS
+from passes.programs import Program
+
+PAGE = programs_page.PAGE.read_text(encoding="utf-8")
+MEASURED = re.compile(r"([^|]+) \| ([^|]+) \|$")
+NAMES = tuple(portraits())
+
+
+def part(text: str, name: str) -> list[str]:
+    """The lines of a generated part."""
+    found = re.search(rf"<!-- generated: {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    assert found is not None
+    return found[1].splitlines()
+
+
+def row(name: str) -> str:
+    (found,) = (line for line in part(PAGE, "table") if re.match(rf"\| \[?{name}\]?[ (]", line))
+    return found
+
+
+def test_every_activation_stands_in_the_page() -> None:
+    for entry in ACTIVATIONS:
+        assert ("none yet" in row(entry.name)) == (entry.program is None)
+        assert sum(line.startswith(f"| {entry.name} |") for line in part(PAGE, "gates")) == 1
+        assert (f"### {entry.name}" in part(PAGE, "gallery")) == (entry.program is not None)
+
+
+def test_the_committed_page_is_what_the_generator_gives() -> None:
+    """All but what is measured, which may differ in the last bits from one processor to another."""
+    again = programs_page.page(PAGE)
+    outside = programs_page._PART.sub(r"\1\3", PAGE)
+    assert programs_page._PART.sub(r"\1\3", again) == outside
+    for name in ("gates", "gallery"):
+        assert part(again, name) == part(PAGE, name)
+    for now, then in zip(part(again, "table"), part(PAGE, "table"), strict=True):
+        assert MEASURED.sub("", now) == MEASURED.sub("", then)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_page_says_was_measured(name: str) -> None:
+    columns = [column.strip(" *") for column in row(name).split(" | ")]
+    stated, stated32 = float(columns[-2]), float(columns[-1].rstrip("| *"))
+    one = portraits()[name]
+    y = points(one.program, FAR)
+    truth = one.entry.function(y, example(one.entry))
+    error = np.abs(one.program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth))
+    assert one.error == error.max()
+    assert stated == pytest.approx(one.error, rel=0.3, abs=1e-14)
+    assert stated32 == pytest.approx(one.error32, rel=0.5, abs=2e-8)
+    assert one.error <= 1.001 * one.program.max_error + one.program.rounding
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawings(name: str) -> None:
+    committed = (programs_page.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
+    for text in (committed, figure(portraits()[name])):
+        lines = [node for node in ET.fromstring(text).iter() if node.tag.endswith("polyline")]  # noqa: S314
+        keys = {program_figures._keys(head)[0] for head in portraits()[name].program.heads}
+        assert len(lines) >= 2 + len(keys) + 2
+    shapes = [re.sub(r"[\d.]+", "", text) for text in (committed, figure(portraits()[name]))]
+    assert re.findall(r"<text.*", shapes[0]) == re.findall(r"<text.*", shapes[1])
+
+
+def test_no_drawing_is_left_over() -> None:
+    assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(NAMES)
+
+
+def test_a_wrong_coefficient_shows() -> None:
+    """The drawings' errors come from the program: one coefficient off by 1e-3 and the curve lies 1e-3 higher."""
+    one = portraits()["silu"]
+    (head,) = one.program.heads
+    wrong = replace(one, program=replace(one.program, heads=(replace(head, beta=head.beta + 1e-3),)))
+    y = points(one.program, 8.0)
+    assert program_figures.error(one, y).max() < 1e-15
+    assert 1e-4 < program_figures.error(wrong, y).max() < 1e-3
+    assert 1e-4 < program_figures.error32(wrong, y).max() < 1e-3
+    assert figure(wrong) != figure(one)
+
+
+def test_float32_is_what_the_nodes_compute() -> None:
+    """Not a float64 evaluation in disguise: SiLU in float32 is off by float32's rounding, not by float64's."""
+    one = portraits()["silu"]
+    assert program_figures.run_nodes(one, np.ones(3, np.float32)).dtype == np.float32
+    assert 2.0**-25 < one.error32 < 2.0**-22
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0"), (1.01e-8, "1.1e-08"), (1.0e-8, "1.0e-08"), (9.96e-8, "1.0e-07"), (0.25, "2.5e-01")]
+)
+def test_printed_bounds_are_rounded_up(value: float, shown: str) -> None:
+    assert programs_page._number(value) == shown
+    assert float(shown) >= value
+
+
+@pytest.mark.parametrize(
+    ("slope", "offset", "square", "shown"),
+    [
+        (1.0, 0.0, 0.0, "y"),
+        (-1.0, 0.5, 0.0, "−y + 0.5"),
+        (0.0, 0.0, 0.0, "0"),
+        (2.0**40, -1.0, 0.0, "2^40 y − 1"),
+        (1.0, 0.0, -0.25, "−0.25 y² + y"),
+    ],
+)
+def test_keys_in_print(slope: float, offset: float, square: float, shown: str) -> None:
+    assert programs_page._affine(slope, offset, square) == shown
+
+
+def test_text_in_a_drawing_is_text() -> None:
+    x = np.linspace(0.0, 1.0, 3)
+    text = drawing([Panel("a < b", (Curve(x, np.array([1.0, np.nan, 0.0]), "<script>"),))], "x & y")
+    assert "<script>" not in text
+    assert "nan" not in text
+    ET.fromstring(text)  # noqa: S314
+
+
+def test_a_gate_is_bounded_or_has_a_program() -> None:
+    found = {entry.name: programs_page.gate_program(entry) for entry in ACTIVATIONS}
+    sigmoid = found["sigmoid"]
+    assert isinstance(sigmoid, Program)
+    g, u = np.linspace(-5.0, 5.0, 11), np.linspace(1.0, 2.0, 11)
+    np.testing.assert_allclose(sigmoid.evaluate(g, u), u / (1.0 + np.exp(-g)), rtol=1e-15)
