@@ -51,10 +51,10 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float) 
     x, open_ = x.copy(), free.copy()
     slopes, offsets, values = (slice(2 + i * m, 2 + (i + 1) * m) for i in range(3))
     own = float(np.float32(shift))
-    x[slopes] = np.float32(x[slopes] + own).astype(np.float64) - own
+    x[slopes] = (x[slopes] + own).astype(np.float32).astype(np.float64) - own
     open_[slopes] = False
     x = gauss_newton(layout, x, task.y, task.values, open_, norm=6.0, steps=6)
-    weights = np.float32(np.exp(x[offsets])).astype(np.float64)
+    weights = np.exp(x[offsets]).astype(np.float32).astype(np.float64)
     x[offsets] = np.log(weights)
     open_[offsets] = False
     # the numerators that matter most first: what they leave over, those that matter less can take up

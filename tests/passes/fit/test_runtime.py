@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
     "elu": (lambda y: np.where(y > 0.0, y, np.expm1(np.minimum(y, 0.0))), 1e-5, 1),
     "softsign": (lambda y: y / (1.0 + np.abs(y)), 1e-5, 2),
     "relu_squared": (lambda y: np.maximum(y, 0.0) ** 2, 1e-5, 1),
-    "hard_swish": (lambda y: y * np.clip(y / 6.0 + 0.5, 0.0, 1.0), 1e-5, 5),
+    "hard_swish": (lambda y: y * np.clip(y / 6.0 + 0.5, 0.0, 1.0), 3e-5, 5),
 }
 
 
@@ -67,7 +67,7 @@ def test_reached_is_honest() -> None:
 
 def test_one_sided_domains() -> None:
     """A function that ends at 0 is fitted where it is defined, others on the symmetric interval."""
-    root = fit_function(lambda y: np.sqrt(y), (0.5, 8.0), 1e-5, "f")
+    root = fit_function(np.sqrt, (0.5, 8.0), 1e-5, "f")
     assert isinstance(root, Fitted)
     assert (root.low, root.high) == (0.5, 8.0)
     both = fit_function(np.tanh, (0.5, 4.0), 1e-5, "f")
