@@ -17,7 +17,7 @@ import numpy as np
 
 from passes import closed_forms, solving
 from passes.arithmetic import Arithmetic
-from passes.fitted import cheapest
+from passes.fitted import cheapest, cheapest_gate
 from passes.gating import gate, line
 from passes.programs import Array, Program
 from passes.solving import Function, Parameters, Solve
@@ -144,6 +144,23 @@ def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     return cheapest("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
 
 
+_GATE = 1.1
+"""A tenth more error is worth a head less."""
+
+
+def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    program = cheapest_gate("gelu", _GATE * arithmetic.tolerance * abs(p[0] / p[1]))
+    return gate(program.scaled(inner=p[0], outer=p[1] / p[0]), arithmetic)
+
+
+def _gelu_tanh_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return gate(cheapest_gate("gelu_tanh", _GATE * arithmetic.tolerance / abs(p[0])).scaled(outer=p[0]), arithmetic)
+
+
+def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1] / p[0])
+
+
 def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     relu = closed_forms.two_slopes((p[0], 0.0), arithmetic)
     return replace(gate(relu, arithmetic), name="relu_squared")
@@ -211,8 +228,10 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("relu", _SLOPES, _two_slopes, solving.one_slope, closed_forms.two_slopes, (1.0, 0.0)),
     Activation("leaky_relu", _SLOPES, _two_slopes, solving.two_slopes, closed_forms.two_slopes),
     Activation("silu", _BETA, _silu, solving.self_gated(solving.logit), closed_forms.silu, _UNIT),
-    Activation("gelu", _INNER, _gelu, solving.self_gated(_PROBIT), _gelu_program, _UNIT),
-    Activation("gelu_tanh", _FACTOR, _times(_GELU_TANH), solving.factor(_GELU_TANH), _gelu_tanh_program),
+    Activation("gelu", _INNER, _gelu, solving.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate),
+    Activation(
+        "gelu_tanh", _FACTOR, _times(_GELU_TANH), solving.factor(_GELU_TANH), _gelu_tanh_program, gate=_gelu_tanh_gate
+    ),
     Activation("mish", _FACTOR, _mish, solving.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
     Activation("sigmoid", _LOGISTIC, _logistic, solving.logistic_from_zero, closed_forms.logistic, (1.0, 1.0, 0.0)),
     Activation("tanh", _LOGISTIC, _logistic, solving.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
@@ -226,7 +245,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("celu", _BELOW, _bent, solving.exponential_linear, _BENT, _ONES, _BENT_GATE),
     Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
     Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),
-    Activation("softplus", _INNER, _softplus, solving.softplus, None, _UNIT),
+    Activation("softplus", _INNER, _softplus, solving.softplus, _softplus_program, _UNIT),
     Activation("softsign", _INNER, _softsign, solving.softsign, None, _UNIT),
     Activation("exp", ("rate", "factor"), _exp, solving.exponential, closed_forms.exponential, _UNIT),
     Activation("square", _FACTOR, _times(_squared), solving.factor(_squared), _square_program),

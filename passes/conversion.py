@@ -18,7 +18,7 @@ from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import FACTORED, Program
 from passes.projections import Projections
-from passes.unnamed import domain_of, fitted, is_unnamed
+from passes.unnamed import domain_of, fitted
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -145,7 +145,7 @@ def _program(block: Block, accuracy: Accuracy) -> Program | Miss:
     if accuracy.error is not None:
         arithmetic = replace(arithmetic, tolerance=accuracy.error)
     gated = identified.gated is not None
-    if is_unnamed(identified.activation):
+    if identified.activation.program is None and identified.activation.gate is None:
         return _fitted(block, accuracy, arithmetic, gated=gated)
     program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated)
     if program is None:
@@ -166,11 +166,12 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
         domain = domain_of(accuracy.reached[block.gate])
     if domain is None:
         return Miss(NEEDS_DOMAIN, block.output)
-    program = fitted(block.identified.activation, domain, arithmetic, gated=gated, strict=accuracy.error is not None)
+    named, strict = block.identified, accuracy.error is not None
+    program = fitted(named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict)
     return Miss(program, block.output) if isinstance(program, str) else program
 
 
 NEEDS_DOMAIN = (
-    "no entry of the table computes it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
+    "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
 )
 """Why a block whose activation has no name is left where nothing was run."""

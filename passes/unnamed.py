@@ -1,4 +1,4 @@
-"""Activations that no entry of the table names: their head programs are fitted on the spot.
+"""Activations that no entry of the table names, or that have no program there: fitted on the spot.
 
 Comes in: the function, as the region's own nodes compute it, and the largest |y| that matters. Goes out: a `Program`
 for that domain, or why there is none. One function is fitted once for each domain.
@@ -16,13 +16,19 @@ from passes.fit.runtime import fit_function
 from passes.gating import gate
 from passes.identify import Identified, Unknown
 from passes.programs import Program
-from passes.solving import Function
+from passes.solving import Function, Parameters
 
 NAME = "f"
 """How reports call a function that has no name."""
 
 WORST = 1e-5
 """A fit that is further off than this, over max(1, |f|), is used only when --accuracy allows it."""
+
+_SHARP = 4.0
+"""Float32 may round a fit by this many times the tolerance; beyond that it is evaluated in float64."""
+
+_WIDE = 2.0**-40
+"""What float64 may lose of a fit, whose values are up to 2^12 times those of the activation."""
 
 MARGIN = 1.5
 """How far beyond the largest |y| that was seen a fit reaches."""
@@ -35,11 +41,6 @@ def unnamed(unknown: Unknown) -> Identified | None:
     return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
 
 
-def is_unnamed(activation: Activation) -> bool:
-    """Whether the activation needs a domain to be fitted on."""
-    return activation.name == NAME
-
-
 def domain_of(reached: float) -> float:
     """The domain of a fit where |y| was seen to reach `reached`: a margin further, at 2^n or 1.5 2^n."""
     wanted = max(MARGIN * reached, 1.0)
@@ -49,16 +50,25 @@ def domain_of(reached: float) -> float:
 
 @cache
 def fitted(
-    activation: Activation, domain: float, arithmetic: Arithmetic, *, gated: bool, strict: bool
+    activation: Activation,
+    parameters: Parameters,
+    domain: float,
+    arithmetic: Arithmetic,
+    *,
+    gated: bool,
+    strict: bool,
 ) -> Program | str:
-    """The program of an unnamed activation on |y| <= `domain`, or why there is none.
+    """The program of an activation on |y| <= `domain`, or why there is none.
 
-    `strict` asks for the arithmetic's tolerance; otherwise `WORST` will do where that cannot be reached.
+    Where float32 would round more than the arithmetic's tolerance the program asks for float64. `strict` asks for the arithmetic's tolerance; otherwise `WORST` will do where that cannot be reached.
     """
-    found = fit_function(lambda y: activation.function(y, ()), (-domain, domain), arithmetic.tolerance, NAME)
+    name = f"{activation.name}_fitted"
+    found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
     if isinstance(found, str):
         return found
     program = replace(found.program, certificate=found.note)
+    if program.rounding > _SHARP * arithmetic.tolerance:
+        program = replace(program, double=True, rounding=_WIDE)
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
     if program.max_error > allowed:
         return (

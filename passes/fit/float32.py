@@ -1,10 +1,10 @@
 """What float32 makes of a head program: the arithmetic of the graph, and how far it is from the truth.
 
 Comes in: a program. Goes out: its values in float32 arithmetic, and its largest error there. One evaluation, used
-by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Where all offsets are
-at most 30, a bias token's weight is written as exp(slope y - t) times the constant exp(offset), t the largest
-slope y: the offset then adds nothing to the rounding of the exponent, which is proportional to its size. Else the
-offset stays in the exponent.
+by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Relative to the self
+logit, where all offsets are at most 60, a bias token's weight is written as exp(slope y - t) times the constant
+exp(offset), t the largest slope y: the offset then adds nothing to the rounding of the exponent, which is
+proportional to its size. Else the offset stays in the exponent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from passes.programs import Array, Head, Program
 
 Single = NDArray[np.float32]
 
-LARGEST_OFFSET = 30.0
-"""Largest |offset| that is factored out: e^30 times any float32 weight that counts is still a float32."""
+LARGEST_OFFSET = 60.0
+"""Largest |offset| that is factored out: e^60 times any float32 weight that counts is still a float32."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Coefficients:
     Attributes:
         slopes: factors of y in the logits [keys].
         offsets: what is added to them in the exponent [keys]; zeros where weights are factored.
-        weights: factors of the exponentials [keys]; ones where they are not.
+        weights: factors of the exponentials [keys], 1 for self; ones where they are not.
         numerators: weights times values [bias tokens], rounded once.
         c: factor of y in the self value.
         d: constant of the self value.
@@ -46,6 +46,7 @@ class Coefficients:
 
 def coefficients(head: Head) -> Coefficients:
     """The numbers that stand in the graph for a head without quadratic self logit."""
+    head = head.shifted(0.0, -head.gamma)
     slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)], dtype=np.float32)
     offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])
     values = np.array([token.value for token in head.bias_tokens])
@@ -54,9 +55,7 @@ def coefficients(head: Head) -> Coefficients:
     else:
         weights, kept = np.ones(len(offsets)), offsets.astype(np.float32)
     numerators = (weights[1:] * values).astype(np.float32)
-    return Coefficients(
-        slopes, kept, weights.astype(np.float32), numerators, np.float32(head.c), np.float32(head.d)
-    )
+    return Coefficients(slopes, kept, weights.astype(np.float32), numerators, np.float32(head.c), np.float32(head.d))
 
 
 def on_grid(program: Program) -> Program:
@@ -102,20 +101,10 @@ def _head(numbers: Coefficients, y: Single) -> Single:
     top = np.max(logits, axis=0)
     powers = [np.exp(logit - top) for logit in logits]
     own = numbers.c * y + numbers.d if numbers.d else numbers.c * y
-    weighted = powers[0] * (numbers.weights[0] * own)
-    total = powers[0] * numbers.weights[0]
-    if len(powers) > 1:  # the bias tokens first and the token last: where y is large it is the largest term
-        weighted = _sum(powers[1:], numbers.numerators) + weighted
-        total = _sum(powers[1:], numbers.weights[1:]) + total
+    weighted, total = powers[0] * own, powers[0]
+    for power, numerator, weight in zip(powers[1:], numbers.numerators, numbers.weights[1:], strict=True):
+        weighted, total = weighted + power * numerator, total + power * weight
     return np.asarray(weighted / total, dtype=np.float32)
-
-
-def _sum(powers: list[Single], factors: Single) -> Single:
-    """One product after the other, added from the first on."""
-    total = powers[0] * factors[0]
-    for power, factor in zip(powers[1:], factors[1:], strict=True):
-        total = total + power * factor
-    return total
 
 
 def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
@@ -123,8 +112,9 @@ def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
 
 
 def points(low: float, high: float, count: int = 100_001) -> Single:
-    """Float32 points for measuring: evenly spaced, and each a random step beside its place, so that no power of two
-    and no step of a grid favours them. Always the same ones.
+    """Float32 points for measuring, always the same ones.
+
+    Evenly spaced, and each a random step beside its place, so that no power of two and no step of a grid favours them.
     """
     grid = np.linspace(low, high, count)
     random = np.random.default_rng(20)
@@ -147,7 +137,7 @@ def error_at(program: Program, y: Single, expected: Array) -> float:
 def shifted(program: Program, y: Single, expected: Array) -> Program:
     """The program on the float32 grid, each head's common logit shift chosen for the smallest error at the points.
 
-    Tried are the shifts that make one key's slope 0; offsets are centred, so that their size stays small.
+    Tried are the shifts that make one key's slope 0.
     """
     for index in range(len(program.heads)):
         options = [_with_head(program, index, head) for head in _shifts(program.heads[index])]
@@ -160,8 +150,4 @@ def _with_head(program: Program, index: int, head: Head) -> Program:
 
 
 def _shifts(head: Head) -> list[Head]:
-    offsets = [head.gamma, *(token.offset for token in head.bias_tokens)]
-    centre = -(max(offsets) + min(offsets)) / 2.0
-    if max(offsets) - min(offsets) > 2.0 * LARGEST_OFFSET:
-        centre = -max(offsets)
-    return [head.shifted(-slope, centre) for slope in (head.beta, *(token.slope for token in head.bias_tokens))]
+    return [head.shifted(-slope, 0.0) for slope in (head.beta, *(token.slope for token in head.bias_tokens))]

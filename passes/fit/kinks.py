@@ -48,7 +48,9 @@ def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, mos
         if found is not None:
             kinks.append(found)
     if len(kinks) > most:
-        return f"it has more than {most} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+        return (
+            f"it has more than {most} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+        )
     return tuple(kinks)
 
 
@@ -69,8 +71,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | No
     if ratio < 0.2 * shrunk ** (order - 1):
         return None
     place = _rounded((left + right) / 2.0, right - left)
-    near = 4.0 * (right - left) if order == 2 else width / 8.0
-    jump = _derivative(f, place + near, near, order - 1) - _derivative(f, place - near, near, order - 1)
+    jump = _one_sided(f, place, width / 8.0, order - 1) - _one_sided(f, place, -width / 8.0, order - 1)
     return Kink(place, jump) if abs(jump) > 1e-7 else None
 
 
@@ -78,10 +79,12 @@ def _difference(f: Function, low: float, high: float, order: int) -> float:
     return float(np.diff(f(np.linspace(low, high, order + 1)), order)[0])
 
 
-def _derivative(f: Function, at: float, reach: float, order: int) -> float:
-    """The slope or the curvature, from points within half of `reach`."""
-    half = reach / 2.0
-    return _difference(f, at - half, at + half, order) / (reach / order) ** order
+def _one_sided(f: Function, at: float, step: float, order: int) -> float:
+    """The slope or the curvature at a place from points on one side of it, to second order in the step."""
+    f0, f1, f2, f3 = (float(value) for value in f(at + step * np.arange(4.0)))
+    if order == 1:
+        return (-11.0 * f0 + 18.0 * f1 - 9.0 * f2 + 2.0 * f3) / (6.0 * step)
+    return (2.0 * f0 - 5.0 * f1 + 4.0 * f2 - f3) / step**2
 
 
 def _rounded(place: float, width: float) -> float:

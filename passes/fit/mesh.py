@@ -65,7 +65,7 @@ def centres(task: Smooth, spacing: Spacing) -> Array:
     if not task.bent:
         count = max(1, round((task.high - task.low) / spacing.largest))
         step = (task.high - task.low) / count
-        return task.low + step * np.arange(-spacing.pad, count + spacing.pad + 1)
+        return np.array(task.low + step * np.arange(-spacing.pad, count + spacing.pad + 1), dtype=np.float64)
     row = [task.low]
     while row[-1] < task.high and len(row) < 200:
         step = spacing.largest
@@ -75,7 +75,7 @@ def centres(task: Smooth, spacing: Spacing) -> Array:
             step = min(step, max(spacing.least, _RATIO / (1.0 + _RATIO) * (task.high - row[-1])))
         row.append(row[-1] + step)
     first, last, more = row[1] - row[0], row[-1] - row[-2], np.arange(1, spacing.pad + 1)
-    return np.concatenate([row[0] - first * more[::-1], row, row[-1] + last * more])
+    return np.array([*(row[0] - first * more[::-1]), *row, *(row[-1] + last * more)], dtype=np.float64)
 
 
 def linear_fit(task: Smooth, spacing: Spacing, most: int) -> tuple[float, Layout, Array] | None:

@@ -89,7 +89,7 @@ def sequential(
 
     Only points whose error is at least `keep` of the largest can matter within a small step; they are the rows.
     """
-    from scipy.optimize import linprog  # the fitter is a development tool
+    from scipy.optimize import linprog  # type: ignore[import-untyped]  # the fitter is a development tool
 
     best = x.copy()
     values, jacobian = evaluate(layout, best, y)

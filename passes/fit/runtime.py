@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tu
     tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
     total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
     pieces = []
-    for index, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for index, (start, end) in enumerate(pairwise(ends)):
         left = tangents[index - 1] if index > 0 else None
         right = tangents[index] if index < len(cuts) else None
         continued = _continued(f, start, end, left, right)
@@ -270,7 +271,7 @@ def _ramp(kink: Kink, y: Array) -> Array:
 
 
 def _corner(kink: Kink) -> Head:
-    """Jump max(y - place, 0) to within 0.28 |jump| / 2^40."""
+    """The ramp jump max(y - place, 0), to within 0.28 |jump| / 2^40."""
     d = -kink.jump * kink.place
     return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
 
