@@ -5,8 +5,8 @@ Comes in: two graphs. Goes out: `Matches`: pairs of nodes, and those that have n
 
 A node finds its partner by the first of these that names exactly one on either side, or the same number in the same
 order: its name and operator, the tensor it makes, what it computes from the graph's inputs (equal operators,
-attributes and weights all the way up, so renaming changes nothing), what is computed from it down to the outputs, and
-the operators around it.
+attributes and weights all the way up, so renaming changes nothing), what is computed from it down to the outputs, the
+operators around it, and the tensors that it reads.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def match(a: Nodes, b: Nodes) -> Matches:
         for digests in (Nodes.computed, Nodes.led_to, Nodes.surroundings):
             ours, theirs = digests(a), digests(b)
             matcher.in_order(ours.__getitem__, theirs.__getitem__)
+        alias = matcher.aliases()
+        matcher.unique(_by_inputs(a, alias), _by_inputs(b, {}))
     return matcher.result()
 
 
@@ -165,6 +167,7 @@ def operator(node: onnx.NodeProto) -> str:
 
 class _Matcher:
     def __init__(self, a: Nodes, b: Nodes) -> None:
+        self._graphs = a, b
         self._a, self._b = dict.fromkeys(range(len(a.nodes))), dict.fromkeys(range(len(b.nodes)))
         self._pairs: list[tuple[int, int]] = []
 
@@ -192,6 +195,13 @@ class _Matcher:
     def result(self) -> Matches:
         return Matches(tuple(sorted(self._pairs)), tuple(self._a), tuple(self._b))
 
+    def aliases(self) -> dict[str, str]:
+        """Tensor of A to the tensor of B that stands in its place, as far as nodes are paired."""
+        alias: dict[str, str] = {}
+        for ours, theirs in self._pairs:
+            alias.update(zip(self._graphs[0].nodes[ours].output, self._graphs[1].nodes[theirs].output, strict=False))
+        return alias
+
     def _pair(self, ours: int, theirs: int) -> None:
         self._pairs.append((ours, theirs))
         del self._a[ours], self._b[theirs]
@@ -212,6 +222,11 @@ def _by_name(graph: Nodes) -> Key:
 
 def _by_output(graph: Nodes) -> Key:
     return lambda index: next((name for name in graph.nodes[index].output if name), None)
+
+
+def _by_inputs(graph: Nodes, alias: Mapping[str, str]) -> Key:
+    """What a node reads: a node that has another operator now still stands between the same tensors."""
+    return lambda index: tuple(alias.get(name, name) for name in graph.nodes[index].input) or None
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
