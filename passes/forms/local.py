@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.heads import Spelling, emit, function_of, spelling_of, takes_linear
-from passes.marks import BLOCK_KEY, DOMAIN
+from passes.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
 from passes.programs import Head
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
@@ -48,7 +48,7 @@ class _Emitter:
             BLOCK_KEY: block.name,
             f"{DOMAIN}.form": self._conversion.form,
             f"{DOMAIN}.activation": block.identified.label,
-            f"{DOMAIN}.program": program.name,
+            PROGRAM_KEY: program.name,
             f"{DOMAIN}.max_error": f"{self._conversion.max_error:.3g}",
         }
         return Replacement(

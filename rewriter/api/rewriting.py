@@ -76,7 +76,7 @@ def rewrite(
     """
     options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip)
     settings = Settings(
-        providers=_providers(providers) if validate and not dry_run else (),
+        providers=chosen_providers(providers) if validate and not dry_run else (),
         seed=seed,
         dims=dict(dims or {}),
         inputs=None if inputs is None else Path(inputs),
@@ -112,7 +112,8 @@ class _Models:
     rewritten: onnx.ModelProto
 
 
-def _providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
+def chosen_providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The providers asked for, each once, or those that work here. Raises ProviderError."""
     if wanted is None:
         return available_providers()
     for name in wanted:

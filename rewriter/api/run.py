@@ -50,7 +50,11 @@ class Run:
 
     def finish(self, report: Report) -> Report:
         """The report with the times in it."""
-        return replace(report, seconds={**self._seconds, "total": time.perf_counter() - self._start})
+        return replace(report, seconds=self.seconds())
+
+    def seconds(self) -> dict[str, float]:
+        """The times so far, by step and in total."""
+        return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
 def checked_options(

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.extract import cut, extract
+from rewriter.graph.extract import Cut, cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
 
 
@@ -66,6 +66,11 @@ class Side:
         """The nodes between two sets of tensors of the claim's graph as a model of its own, weights inline."""
         view = self.views[claim.path]
         return extract(self.model.proto, view, cut(view, inputs, outputs), self._read, elem_type=claim.elem_type)
+
+    def piece(self, part: Cut) -> LoadedModel:
+        """A part of the main graph as a model of its own; external weights stay external, beside the model."""
+        proto = extract(self.model.proto, self.main, part, lambda tensor: tensor, elem_type=0)
+        return LoadedModel(proto, None, self.model.base_dir, (), 0)
 
     def _read(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:

@@ -96,7 +96,7 @@ def prove_end_to_end(
     """
     failures: list[str] = []
     ratios: list[float] = []
-    coarse = _coarse(original.model.proto)
+    coarse = coarsest_allowance(original.model.proto)
     pairs: list[_Pair] = []
     for optimise in (False, True):
         old, new = (_open(side, provider, optimise=optimise) for side in (original, rewritten))
@@ -118,7 +118,7 @@ def prove_end_to_end(
     return ProviderProof(stats, max(ratios, default=None), loads, fallen, tuple(failures))
 
 
-def _coarse(model: onnx.ModelProto) -> float:
+def coarsest_allowance(model: onnx.ModelProto) -> float:
     """The allowance of the coarsest arithmetic in the model: its weights' types, its casts, its quantisers."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}

@@ -1,0 +1,304 @@
+"""Any two models of one signature, end to end, on one execution provider.
+
+Comes in: two models, cases, and the float64 evaluation of the first, A. Goes out: `OutputVerdict` for each output.
+Used by `rewrite validate` and `rewrite diff`.
+
+The rule is that of `rewriter.proof.endtoend` without anything allowed for certified errors:
+
+    e(B) <= 4 max(e(A), eps max|output|),
+
+so that a B whose weights differ cannot excuse itself by them. Where blocks of B are head programs with a certificate,
+the caller gives `certified`: how far those programs, made anew from A, may move each output. Where A has no float64
+evaluation, A itself stands in, and B may be as far from it as four times what A's own optimisation changes, or a small
+share of max|output|. Given tolerances replace all of that for their outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from rewriter.errors import ValidationError
+from rewriter.files.load import LoadedModel
+from rewriter.proof.cases import Case
+from rewriter.proof.compare import OutputStats, compare, merge, top_k_agreement
+from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, setting
+from rewriter.proof.endtoend import coarsest_allowance
+from rewriter.proof.roles import is_float
+from rewriter.proof.sessions import Session, open_session
+
+Results = Sequence[Mapping[str, Array]]
+
+Certified = Callable[[], Results | None]
+"""Evaluates in float64 what certified errors amount to; called only where the rule does not hold without."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|B - A| <= atol + rtol |A|, for every element."""
+
+    atol: float = 0.0
+    rtol: float = 0.0
+
+    def excess(self, a: Array, b: Array) -> float:
+        """By how much the worst element is over its tolerance; not above 0 where all are within."""
+        wide = np.abs(a.astype(np.float64))
+        over = gap(b, a) - (self.atol + self.rtol * np.where(np.isfinite(wide), wide, 0.0))
+        return float(over.max()) if over.size else 0.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How outputs are judged and described.
+
+    Attributes:
+        tolerances: output name to the tolerance that replaces the rule; None is the name of all others.
+        top_k: how many of the best entries of each row to compare, None for none.
+    """
+
+    tolerances: Mapping[str | None, Tolerance]
+    top_k: int | None = None
+
+    def tolerance(self, name: str) -> Tolerance | None:
+        """The tolerance of one output, if one was given."""
+        return self.tolerances.get(name, self.tolerances.get(None))
+
+
+@dataclass(frozen=True)
+class OutputVerdict:
+    """One output of B against A; errors are the largest over cases, in output units.
+
+    Attributes:
+        name: the output.
+        rule: what judged it: `float64`, `original` (no float64 reference), `tolerance`, `equal` (values that are no
+            floats).
+        passed: whether it held, without and with graph optimisation.
+        stats: B against A, both optimised.
+        top_k: share of A's k best entries per row that B has too; None where not asked for.
+        error_a: error of A against the reference, in the setting that is worst for B.
+        error_b: error of B there.
+        allowed: what that could be.
+        error_ratio: error of B over that of A, the worst setting; None without float64 reference.
+        where: that setting.
+        reason: why it did not pass.
+    """
+
+    name: str
+    rule: str
+    passed: bool
+    stats: OutputStats
+    top_k: float | None
+    error_a: float | None
+    error_b: float
+    allowed: float
+    error_ratio: float | None
+    where: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class PairProof:
+    """What was measured on one execution provider.
+
+    Attributes:
+        outputs: by name.
+        load_seconds: how long onnxruntime took to load A and B, optimised.
+        cpu_nodes: nodes of B that fell back to the CPU.
+    """
+
+    outputs: Mapping[str, OutputVerdict]
+    load_seconds: tuple[float, float]
+    cpu_nodes: tuple[str, ...]
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The worst ratio of errors over the outputs, None without a float64 reference."""
+        return max((each.error_ratio for each in self.outputs.values() if each.error_ratio is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    where: str
+    a: Results
+    b: Results
+
+
+def compare_pair(
+    models: tuple[LoadedModel, LoadedModel],
+    cases: Sequence[Case],
+    truth: Results | None,
+    provider: str,
+    rules: Rules,
+    certified: Certified = lambda: None,
+) -> PairProof:
+    """Run both models without and with graph optimisation, and judge every output.
+
+    Args:
+        models: A and B, of the same signature.
+        cases: inputs that A accepts.
+        truth: A in float64, case by case; None where there is no such evaluation.
+        provider: execution provider.
+        rules: tolerances and what else to say.
+        certified: see `Certified`.
+
+    Raises:
+        ValidationError: a model cannot be loaded, or B refuses a case that A accepts.
+    """
+    settings: list[_Setting] = []
+    loads: list[float] = []
+    fallen: tuple[str, ...] = ()
+    for optimise in (False, True):
+        where = setting(provider, optimise=optimise)
+        runs: list[Results] = []
+        for letter, model in zip("AB", models, strict=True):
+            session = open_model(model, provider, optimise=optimise)
+            runs.append(_run_all(session, cases, letter))
+            loads.append(session.load_seconds)
+            fallen = session.cpu_nodes or ()
+        settings.append(_Setting(where, runs[0], runs[1]))
+    coarse = coarsest_allowance(models[0].proto)
+    outputs = {name: _verdict(name, settings, truth, coarse, rules, certified) for name in settings[0].a[0]}
+    return PairProof(outputs, (loads[2], loads[3]), fallen)
+
+
+def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
+    """A session of a model from where it lies."""
+    if model.path is not None:
+        return open_session(model.path, provider, optimise=optimise)
+    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
+
+
+def _run_all(session: Session, cases: Sequence[Case], letter: str) -> Results:
+    results = []
+    for case in cases:
+        try:
+            results.append(session.run(case.feeds))
+        except ValidationError as error:
+            raise ValidationError(f"model {letter} does not run on the input '{case.name}': {error}") from error
+    return results
+
+
+def _verdict(
+    name: str,
+    settings: Sequence[_Setting],
+    truth: Results | None,
+    coarse: float,
+    rules: Rules,
+    certified: Certified,
+) -> OutputVerdict:
+    stats = [merge([compare(name, a[name], b[name]) for a, b in zip(each.a, each.b, strict=True)]) for each in settings]
+    tolerance = rules.tolerance(name)
+    first = settings[0].a[0][name]
+    if not is_float(first.dtype):
+        judged = [_equal(each, found) for each, found in zip(settings, stats, strict=True)]
+        rule = "equal"
+    elif tolerance is not None:
+        judged = [_within(name, each, tolerance) for each in settings]
+        rule = "tolerance"
+    else:
+        judged = [_three_way(name, each, settings[0], truth, coarse, certified) for each in settings]
+        rule = "original" if truth is None else "float64"
+    judged = [_with_parity(one, found) for one, found in zip(judged, stats, strict=True)]
+    worst = max(judged, key=lambda one: (one.reason is not None, one.ratio or 0.0, one.error_b))
+    return OutputVerdict(
+        name=name,
+        rule=rule,
+        passed=worst.reason is None,
+        stats=stats[-1],
+        top_k=None if rules.top_k is None else _top_k(name, settings[-1], rules.top_k),
+        error_a=worst.error_a,
+        error_b=worst.error_b,
+        allowed=worst.allowed,
+        error_ratio=max((one.ratio for one in judged if one.ratio is not None), default=None),
+        where=worst.where,
+        reason=worst.reason,
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One tensor in one setting: errors, what is allowed, and why it does not hold."""
+
+    where: str
+    error_a: float | None
+    error_b: float
+    allowed: float
+    ratio: float | None
+    reason: str | None
+
+
+def _equal(each: _Setting, stats: OutputStats) -> Judged:
+    reason = None if stats.max_abs == 0.0 else "its values are no floats and differ"
+    return Judged(each.where, None, stats.max_abs, 0.0, None, reason)
+
+
+def _within(name: str, each: _Setting, tolerance: Tolerance) -> Judged:
+    pairs = [(a[name], b[name]) for a, b in zip(each.a, each.b, strict=True) if a[name].shape == b[name].shape]
+    excess = max((tolerance.excess(a, b) for a, b in pairs), default=0.0)
+    error = max((largest(gap(b, a)) for a, b in pairs), default=0.0)
+    reason = None
+    if excess > 0.0:
+        reason = f"off by up to {error:.3g}: over atol {tolerance.atol:g}, rtol {tolerance.rtol:g} by {excess:.3g}"
+    return Judged(each.where, None, error, tolerance.atol, None, reason)
+
+
+def _three_way(
+    name: str, each: _Setting, plain: _Setting, truth: Results | None, coarse: float, certified: Certified
+) -> Judged:
+    right = [case[name] for case in (each.a if truth is None else truth)]
+    error_a, error_b = (distance([case[name] for case in results], right) for results in (each.a, each.b))
+    top = max(magnitude(value) for value in right)
+    floor = float(ml_dtypes.finfo(each.a[0][name].dtype).eps) * top
+    if truth is None:
+        noise = distance([case[name] for case in plain.a], right)
+        allowed = max(coarse * top, FACTOR * noise)
+    else:
+        allowed = FACTOR * max(error_a, floor)
+    if not error_b <= allowed:
+        moved = certified()
+        if moved is not None:
+            allowed += distance([case[name] for case in moved], right)
+    reason = None if error_b <= allowed else f"off by {error_b:.3g}, allowed are {allowed:.3g}"
+    if truth is None:
+        return Judged(each.where, None, error_b, allowed, None, reason)
+    return Judged(each.where, error_a, error_b, allowed, ratio_of(error_b, error_a, floor), reason)
+
+
+def ratio_of(error_b: float, error_a: float, floor: float) -> float:
+    """Error of B over error of A, where either counts as half of `floor` at least; 1 where they are equal."""
+    least = max(0.5 * floor, float(np.finfo(np.float64).tiny))
+    return max(error_b, least) / max(error_a, least)
+
+
+def _with_parity(judged: Judged, stats: OutputStats) -> Judged:
+    reason = parity(stats)
+    if reason is None:
+        return judged
+    return Judged(judged.where, judged.error_a, float("inf"), judged.allowed, None, reason)
+
+
+def parity(stats: OutputStats) -> str | None:
+    """What no tolerance forgives."""
+    if not stats.same_shape:
+        return "its shape is another one"
+    if not stats.same_dtype:
+        return "its element type is another one"
+    if not stats.nan_parity:
+        return "NaN at other places"
+    return None if stats.inf_parity else "infinite at other places"
+
+
+def _top_k(name: str, each: _Setting, k: int) -> float | None:
+    found = [top_k_agreement(a[name], b[name], k) for a, b in zip(each.a, each.b, strict=True)]
+    known = [one for one in found if one is not None]
+    rows = sum(count for _, count in known)
+    return sum(share * count for share, count in known) / rows if rows else None
+
+
+def distance(values: Sequence[Array], truth: Sequence[Array]) -> float:
+    """Largest distance over the cases; a wrong shape is infinitely far."""
+    pairs = zip(values, truth, strict=True)
+    return max(largest(gap(v, t)) if v.shape == t.shape else float("inf") for v, t in pairs)
