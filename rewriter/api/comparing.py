@@ -7,53 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from rewriter.api.faults import explain
-from rewriter.api.known import Known, know
+from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.rewriting import chosen_providers
 from rewriter.api.run import Run, name_of, silent
-from rewriter.comparison import Comparison, FaultRow
+from rewriter.comparison import Comparison
 from rewriter.differences.models import difference
-from rewriter.errors import ExitStatus, UsageError, ValidationError
+from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.boundaries import Boundary, boundaries
-from rewriter.proof.cases import Case
-from rewriter.proof.endtoend import coarsest_allowance
-from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.isolate import Bench, Isolated, isolate, narrow
-from rewriter.proof.pairs import PairProof, Results, Rules, Tolerance, compare_pair, open_model
-from rewriter.proof.regions import RegionProof, prove_region
+from rewriter.proof.pairs import Rules, Tolerance
 from rewriter.proof.signature import signature_differences
-from rewriter.proof.taps import Tap, tap
 from rewriter.proof.validate import Progress
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
 """One number for all outputs, or output name to number; None is the name of all that are not named."""
-
-_MOST_FAULTS = 8
-"""Guilty parts that are narrowed down."""
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """How to compare two models; see `validate` for the meaning of each field."""
-
-    providers: tuple[str, ...]
-    inputs: Path | None
-    dims: Mapping[str, int]
-    seed: int
-    rules: Rules
-    taps: bool
-    bisect: bool
-    progress: Progress = field(repr=False)
 
 
 def validate(
@@ -232,7 +204,7 @@ def _compare(a: Model, b: Model, pairing: Pairing, *, graph: bool, outputs: bool
         result = replace(result, failures=tuple(f"other signature: {text}" for text in result.signature))
     elif outputs:
         _check_names(pairing.rules, models[0])
-        result = _Pair(models, pairing, run).compare(result)
+        result = Pair(models, pairing, run).compare(result)
     elif result.graph is not None and not result.graph.same:
         result = replace(result, failures=("the graphs differ",))
     status = ExitStatus.VALIDATION_FAILED if result.failures else ExitStatus.CONVERTED
@@ -244,170 +216,3 @@ def _check_names(rules: Rules, model: LoadedModel) -> None:
     for name in rules.tolerances:
         if name is not None and name not in known:
             raise UsageError(f"a tolerance is given for '{name}', which is no output; outputs are: {', '.join(known)}")
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Two models of one signature, and how to compare what they compute."""
-
-    models: tuple[LoadedModel, LoadedModel]
-    pairing: Pairing
-    run: Run
-
-    @cached_property
-    def known(self) -> Known:
-        """Blocks and heads."""
-        return know(*self.models)
-
-    @cached_property
-    def coarse(self) -> float:
-        """What is allowed without a reference, as a share of the largest value."""
-        return coarsest_allowance(self.models[0].proto)
-
-    def compare(self, result: Comparison) -> Comparison:
-        with self.run.step("inputs", "making inputs"):
-            cases, skipped = self._cases()
-        with self.run.step("float64", "evaluating in float64"):
-            reference, truth = _truth(self.models[0], cases, self.pairing.progress)
-        providers: dict[str, PairProof] = {}
-        certified = _Certified(self, cases)
-        with self.run.step("outputs", "comparing outputs"):
-            for name in self.pairing.providers:
-                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, certified.get)
-        with self.run.step("blocks", "trying the heads of each block"):
-            regions = self._regions()
-        failures = [
-            f"output {each.name} on {each.where}: {each.reason}"
-            for proof in providers.values()
-            for each in proof.outputs.values()
-            if each.reason is not None
-        ]
-        failures += [text for region in regions.values() for text in region.failures]
-        result = replace(
-            result,
-            reference=reference,
-            cases=tuple(case.name for case in cases),
-            skipped=tuple(skipped),
-            providers=providers,
-            blocks=dict(self.known.programs),
-            regions=regions,
-            failures=tuple(failures),
-            notes=tuple(self._notes(regions)),
-        )
-        return self._attributed(result, cases, exact=truth is not None)
-
-    def _cases(self) -> tuple[list[Case], list[str]]:
-        """The inputs that A accepts, and the refusals."""
-        proto, options = self.models[0].proto, self.pairing
-        if options.inputs is not None:
-            made = load_cases(options.inputs, proto)
-        else:
-            made = make_cases(proto, seed=options.seed, dims=options.dims)
-        session = open_model(self.models[0], options.providers[0], optimise=False)
-        kept, skipped = [], []
-        for case in made:
-            try:
-                session.run(case.feeds)
-                kept.append(case)
-            except ValidationError as error:
-                skipped.append(f"{case.name}: {error}")
-        if not kept:
-            raise ValidationError(
-                f"the first model runs on none of the {len(made)} inputs tried; give some with --inputs or sizes with "
-                f"--dim ({skipped[0]})"
-            )
-        return kept, skipped
-
-    def _regions(self) -> dict[str, RegionProof]:
-        found = {}
-        for number, claim in enumerate(self.known.claims):
-            self.pairing.progress(f"proving the heads of {claim.name}", number, len(self.known.claims))
-            found[claim.name] = prove_region(self.known.a, self.known.b, claim, self.pairing.providers)
-        return found
-
-    def _notes(self, regions: Mapping[str, RegionProof]) -> list[str]:
-        known = self.known
-        notes = [f"block {name} is heads in the second model, but no block of the first" for name in known.unknown]
-        untried = [name for name in known.programs if name not in regions]
-        if untried:
-            notes.append(
-                f"the heads of {len(untried)} blocks could not be tried alone: another tool renamed their ends "
-                f"({', '.join(untried[:3])}{', ...' if len(untried) > 3 else ''})"
-            )
-        return notes
-
-    # -- where they differ ---------------------------------------------------------------------------------------
-
-    def _attributed(self, result: Comparison, cases: Sequence[Case], *, exact: bool) -> Comparison:
-        failed = bool(result.failures)
-        if not self.pairing.taps and not (self.pairing.bisect and failed):
-            return result
-        marks = boundaries(self.known.a.main, self.known.b.main, self.known.landmarks)
-        if self.pairing.taps:
-            with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=self._taps(marks, cases, exact=exact))
-        if self.pairing.bisect and failed:
-            with self.run.step("bisect", "trying every part alone"):
-                isolated, faults = self._bisect(marks, cases)
-            result = replace(result, isolated=isolated, faults=faults)
-            if not faults:
-                text = "every part alone is within its share: the difference is what small errors amount to together"
-                result = replace(result, notes=(*result.notes, text))
-        return result
-
-    def _taps(self, marks: Sequence[Boundary], cases: Sequence[Case], *, exact: bool) -> tuple[Tap, ...]:
-        sides, provider = (self.known.a, self.known.b), self.pairing.providers[0]
-        if exact:
-            with suppress(NoReference):
-                return tap(
-                    *sides, marks, cases, provider, truth=True, coarse=self.coarse, certified=lambda: self.known.inexact
-                )
-        return tap(*sides, marks, cases, provider, truth=False, coarse=self.coarse)
-
-    def _bisect(
-        self, marks: Sequence[Boundary], cases: Sequence[Case]
-    ) -> tuple[tuple[Isolated, ...], tuple[FaultRow, ...]]:
-        bench = Bench(
-            self.known.a,
-            self.known.b,
-            cases,
-            self.pairing.providers[0],
-            self.coarse,
-            lambda: self.known.inexact,
-            self.pairing.progress,
-        )
-        isolated = isolate(bench, marks)
-        guilty = [each for each in isolated if each.guilty]
-        faults = [explain(narrow(bench, marks, each), self.known) for each in guilty[:_MOST_FAULTS]]
-        return isolated, tuple(faults)
-
-
-@dataclass(frozen=True)
-class _Certified:
-    """A with certified heads, in float64, evaluated when first asked for."""
-
-    pair: _Pair
-    cases: Sequence[Case]
-
-    def get(self) -> Results | None:
-        return self._results
-
-    @cached_property
-    def _results(self) -> Results | None:
-        side = self.pair.known.inexact
-        if side is None:
-            return None
-        return _truth(side.model, self.cases, self.pair.pairing.progress)[1]
-
-
-def _truth(model: LoadedModel, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
-    """What computes in float64, or why nothing does; and the results."""
-    try:
-        reference = open_reference(model.proto, model.base_dir)
-        results = []
-        for number, case in enumerate(cases):
-            progress(f"evaluating in float64: {case.name}", number, len(cases))
-            results.append(reference.run(case.feeds))
-    except NoReference as reason:
-        return f"no float64 reference: {reason}", None
-    return reference.how, results

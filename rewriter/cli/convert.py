@@ -10,12 +10,14 @@ from typing import Any
 
 import click
 
+from rewriter.cli.options import check_report, dimension
 from rewriter.errors import UsageError
-from rewriter.text import quoted
 
 _HELP_STATUS = """\b
 Commands (rewrite COMMAND --help):
-  inspect  print the blocks of a model, what they weigh and their heads; write nothing
+  inspect   print the blocks of a model, what they weigh and their heads; write nothing
+  validate  judge whether a rewritten model computes what the original does
+  diff      compare any two models: graphs, weights, outputs
 
 \b
 Exit status:
@@ -28,16 +30,6 @@ Exit status:
 """
 
 
-def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for value in values:
-        name, sign, number = value.rpartition("=")
-        if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
-            raise click.BadParameter(f"'{value}' is not NAME=VALUE with a value of at least 1")
-        sizes[name] = int(number)
-    return sizes
-
-
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
@@ -46,20 +38,6 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     parts = [f"{name} {version(name)}" for name in ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")]
     click.echo(f"rewrite {version('attnonly')} ({', '.join(parts)})")
     ctx.exit()
-
-
-def _check_report(report: Path, model: Path, output: Path | None, *, force: bool) -> None:
-    """Refuse a report path that could not be written, or that would replace something else, before the long work."""
-    if not report.parent.is_dir():
-        raise UsageError(
-            f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
-        )
-    if report.absolute() in (model.absolute(), output.absolute() if output is not None else None):
-        raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
-    if report.is_dir() or (report.exists() and report.suffix != ".json" and not force):
-        raise UsageError(
-            f"{quoted(report)} exists and is no .json file; pass --force to replace it, or choose another path"
-        )
 
 
 @click.command(
@@ -93,7 +71,7 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 )
 @click.option("--inputs", metavar="FILE.npz", type=click.Path(path_type=Path), help="Prove on these inputs instead.")
 @click.option(
-    "--dim", "dims", metavar="NAME=VALUE", multiple=True, callback=_dimension, help="Size of a symbolic dimension."
+    "--dim", "dims", metavar="NAME=VALUE", multiple=True, callback=dimension, help="Size of a symbolic dimension."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the inputs.")
 @click.option("--report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write the report as JSON.")
@@ -120,7 +98,7 @@ def convert(
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if report is not None:
-        _check_report(report, model, output, force=options["force"])
+        check_report(report, (model, output), force=options["force"])
     from rewriter.api import rewrite
     from rewriter.cli.console import Console
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import rich.box
 from rich.table import Table
 from rich.text import Text
 
+from rewriter.cli.layout import add_columns as _columns
+from rewriter.cli.layout import new_table as _table
 from rewriter.proof.blocks import BlockProof
 from rewriter.proof.validate import Validation
 from rewriter.report import BlockRow, Report, Shape
@@ -137,17 +138,6 @@ def remarks(report: Report) -> list[Text]:
         if proof.cpu_nodes:
             lines.append(plain(f"ran on the CPU: {', '.join(proof.cpu_nodes)}", "yellow"))
     return lines
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-
-
-def _columns(table: Table, *, text: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
-    for name in text:
-        table.add_column(name, overflow="fold", ratio=None)
-    for name in numbers:
-        table.add_column(name, justify="right", overflow="fold")
 
 
 def _operators(row: BlockRow) -> str:

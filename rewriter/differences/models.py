@@ -168,7 +168,7 @@ class _Scope:
     def node_changes(self) -> _Changes:
         matches = match(self.a, self.b)
         alias = self._aliases(matches)
-        nodes: list[NodeChange] = []
+        nodes: list[tuple[int, NodeChange]] = []
         inner: list[tuple[str, onnx.GraphProto, onnx.GraphProto]] = []
         same = renamed = 0
         for ours, theirs in matches.pairs:
@@ -180,13 +180,18 @@ class _Scope:
                 where = "/".join(part for part in (self.name, one.name or one.op_type, attribute) if part)
                 inner.append((where, bodies[0][attribute], bodies[1][attribute]))
             if what:
-                nodes.append(NodeChange("changed", self.name, describe(one), describe(other), what))
+                nodes.append((ours, NodeChange("changed", self.name, describe(one), describe(other), what)))
             else:
                 same += 1
                 renamed += one.name != other.name or list(one.output) != list(other.output)
-        nodes += [NodeChange("only in A", self.name, describe(self.a.nodes[index]), None) for index in matches.only_a]
-        nodes += [NodeChange("only in B", self.name, None, describe(self.b.nodes[index])) for index in matches.only_b]
-        return _Changes(nodes, same, renamed, inner)
+        nodes += [
+            (index, NodeChange("only in A", self.name, describe(self.a.nodes[index]), None)) for index in matches.only_a
+        ]
+        nodes += [
+            (index, NodeChange("only in B", self.name, None, describe(self.b.nodes[index]))) for index in matches.only_b
+        ]
+        ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
+        return _Changes(ordered, same, renamed, inner)
 
     def _aliases(self, matches: Matches) -> dict[str, str]:
         """Tensor of A to the tensor of B that stands in its place."""

@@ -42,8 +42,8 @@ class Tap:
         difference: largest |B - A|.
         error_a: error of A against float64; None without a reference.
         error_b: error of B; against A where there is no reference.
-        allowed: the share of this boundary: four times the error of A, or of the rounding of its largest value, and what
-            certified programs amount to.
+        allowed: its share: four times the error of A, or of rounding the largest value, and what certified programs
+            amount to.
         error_ratio: error of B over that of A; None without a reference.
     """
 
