@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rewriter.api.known import Known
 from rewriter.comparison import FaultRow
-from rewriter.differences.models import GraphDifference, difference
+from rewriter.differences.models import GraphDifference, NodeChange, difference
 from rewriter.differences.tensors import TensorChange
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import upstream
@@ -46,19 +46,23 @@ def _expected(fault: Fault, known: Known) -> LoadedModel | None:
 
 
 def _causes(found: GraphDifference) -> list[str]:
-    causes = [_weight(change) for change in found.tensors]
-    for node in found.nodes:
-        if node.status == "changed":
-            what = ", ".join(node.what)
-            causes.append(f"{node.a}: {what} changed" if node.a == node.b else f"{node.a} became {node.b}")
-        else:
-            causes.append(f"{node.a or node.b} is {node.status}")
-    causes += [
-        f"the body of function {change.name} differs"
+    """What differs, changes before what only one side has."""
+    weights = [(change.status != "changed", _weight(change)) for change in found.tensors]
+    nodes = [(change.status != "changed", _node(change)) for change in found.nodes]
+    functions = [
+        (False, f"the body of function {change.name} differs")
         for change in found.fields
         if change.what == "function" and change.a is not None and change.b is not None
     ]
-    return causes
+    return [text for _, text in sorted([*weights, *functions, *nodes], key=lambda cause: cause[0])]
+
+
+def _node(change: NodeChange) -> str:
+    if change.status != "changed":
+        return f"{change.a or change.b} is {change.status}"
+    if change.a == change.b:
+        return f"{change.a}: {', '.join(change.what)} changed"
+    return f"{change.a} became {change.b}"
 
 
 def _weight(change: TensorChange) -> str:

@@ -141,33 +141,48 @@ class Pair:
     # -- where they differ ---------------------------------------------------------------------------------------
 
     def _attributed(self, result: Comparison, cases: Sequence[Case], *, exact: bool) -> Comparison:
+        """With taps and faults; with graph optimisation where only that brings the difference out."""
         failed = bool(result.failures)
         if not self.pairing.taps and not (self.pairing.bisect and failed):
             return result
         marks = boundaries(self.known.a.main, self.known.b.main, self.known.landmarks)
-        if self.pairing.taps:
+        levels = (False, True) if failed else (False,)
+        for optimise in levels if self.pairing.taps else ():
             with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=self._taps(marks, cases, exact=exact))
-        if self.pairing.bisect and failed:
+                result = replace(result, taps=self._taps(marks, cases, exact=exact, optimise=optimise))
+            if result.first_exceeding is not None:
+                break
+        for optimise in levels if self.pairing.bisect and failed else ():
             with self.run.step("bisect", "trying every part alone"):
-                isolated, faults = self._bisect(marks, cases)
+                isolated, faults = self._bisect(marks, cases, optimise=optimise)
             result = replace(result, isolated=isolated, faults=faults)
-            if not faults:
-                text = "every part alone is within its share: the difference is what small errors amount to together"
-                result = replace(result, notes=(*result.notes, text))
-        return result
+            if faults:
+                return result
+        if result.isolated is None:
+            return result
+        text = "every part alone is within its share: the difference is what small errors amount to together"
+        return replace(result, notes=(*result.notes, text))
 
-    def _taps(self, marks: Sequence[Boundary], cases: Sequence[Case], *, exact: bool) -> tuple[Tap, ...]:
-        sides, provider = (self.known.a, self.known.b), self.pairing.providers[0]
-        if exact:
+    def _taps(
+        self, marks: Sequence[Boundary], cases: Sequence[Case], *, exact: bool, optimise: bool
+    ) -> tuple[Tap, ...]:
+        for truth in (True, False) if exact else (False,):
             with suppress(NoReference):
                 return tap(
-                    *sides, marks, cases, provider, truth=True, coarse=self.coarse, certified=lambda: self.known.inexact
+                    self.known.a,
+                    self.known.b,
+                    marks,
+                    cases,
+                    self.pairing.providers[0],
+                    truth=truth,
+                    coarse=self.coarse,
+                    optimise=optimise,
+                    certified=lambda: self.known.inexact,
                 )
-        return tap(*sides, marks, cases, provider, truth=False, coarse=self.coarse)
+        return ()
 
     def _bisect(
-        self, marks: Sequence[Boundary], cases: Sequence[Case]
+        self, marks: Sequence[Boundary], cases: Sequence[Case], *, optimise: bool
     ) -> tuple[tuple[Isolated, ...], tuple[FaultRow, ...]]:
         bench = Bench(
             self.known.a,
@@ -176,6 +191,7 @@ class Pair:
             self.pairing.providers[0],
             self.coarse,
             lambda: self.known.inexact,
+            optimise,
             self.pairing.progress,
         )
         isolated = isolate(bench, marks)

@@ -42,11 +42,11 @@ class Run:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Time one step."""
+        """Time one step; its times add up where it is taken more than once."""
         self.progress(what, 0, 1)
         start = time.perf_counter()
         yield
-        self._seconds[name] = time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def finish(self, report: Report) -> Report:
         """The report with the times in it."""

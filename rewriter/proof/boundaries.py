@@ -90,7 +90,7 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
         found = {name: Boundary(name, name, "stream") for name in spaced[step - 1 :: step]}
     for name in a.outputs:
         if name in a.producer and name in b.producer:
-            found[name] = Boundary(name, f"output {name}", "output", found[name].block if name in found else None)
+            found.setdefault(name, Boundary(name, f"output {name}", "output"))
     return tuple(sorted(found.values(), key=lambda boundary: a.producer[boundary.tensor]))
 
 

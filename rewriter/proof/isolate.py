@@ -91,6 +91,7 @@ class Bench:
         provider: execution provider.
         coarse: the share of the largest value that is allowed without a float64 reference.
         certified: gives a model with A's weights and certified head programs, None where there are none.
+        optimise: whether the parts are run with graph optimisation; A's values are always taken without.
         progress: called with what is being done, steps done, steps in all.
     """
 
@@ -100,6 +101,7 @@ class Bench:
     provider: str
     coarse: float
     certified: Callable[[], Side | None] = lambda: None
+    optimise: bool = False
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
 
 
@@ -178,9 +180,8 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
     ours = [values[name] for values in seen]
     right = _truth(a, name, seen)
     try:
-        feeds = [_feeds(b, values) for values in seen]
-        session = open_model(b, bench.provider, optimise=False)
-        theirs = [session.run(given, [name])[name] for given in feeds]
+        theirs = _run(bench, b, name, seen)
+        ours = _run(bench, a, name, seen) if bench.optimise else ours
     except ValidationError as error:
         return Isolated(target, None, float("inf"), 0.0, None, str(error))
     exact = ours if right is None else right
@@ -194,6 +195,12 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
     if not error_b <= allowed and right is not None:
         allowed += _certified(bench, target, cuts[0], seen, right)
     return Isolated(target, None if right is None else error_a, error_b, allowed, ratio)
+
+
+def _run(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> list[Array]:
+    feeds = [_feeds(piece, values) for values in seen]
+    session = open_model(piece, bench.provider, optimise=bench.optimise)
+    return [session.run(given, [name])[name] for given in feeds]
 
 
 def _truth(piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> list[Array] | None:

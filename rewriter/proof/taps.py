@@ -5,7 +5,7 @@ Comes in: two models, boundaries, cases. Goes out: a `Tap` for each boundary. Us
 
 Boundaries become outputs of the models, a group of them at a time: a group's values stay below a bound in memory, and
 each group is a run of its own. Models with external data keep it external, so their size does not matter here.
-Nothing is optimised, so that every boundary is really computed.
+By default nothing is optimised, so that the arithmetic is that of the file.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def tap(
     *,
     truth: bool,
     coarse: float,
+    optimise: bool = False,
     certified: Callable[[], Side | None] = lambda: None,
     group_bytes: int = GROUP_BYTES,
 ) -> tuple[Tap, ...]:
@@ -88,6 +89,7 @@ def tap(
         provider: execution provider.
         truth: whether A has a float64 evaluation.
         coarse: the share of the largest value that is allowed without one.
+        optimise: run with graph optimisation, as far as it works around the boundaries.
         certified: gives a model with A's weights and certified head programs; asked only where B is over its share.
         group_bytes: how much of the values of one model may be held at once.
 
@@ -101,7 +103,7 @@ def tap(
         exact = None
         if truth:
             exact = open_reference(with_outputs(a.model.proto, a.main, group), a.model.base_dir)
-        sessions = [open_tapped(side, group, provider) for side in (a, b)]
+        sessions = [open_tapped(side, group, provider, optimise=optimise) for side in (a, b)]
         for case in cases:
             ours, theirs = (session.run(case.feeds, group) for session in sessions)
             right = exact.run(case.feeds) if exact is not None else ours
@@ -126,10 +128,10 @@ def _add_certified(
             tallies[name].moved = max(tallies[name].moved, largest(gap(rebuilt[name], right[name])))
 
 
-def open_tapped(side: Side, names: Sequence[str], provider: str) -> Session:
+def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
     """A session that gives tensors inside a model."""
     proto = with_outputs(side.model.proto, side.main, names)
-    return open_session(proto, provider, optimise=False, base_dir=side.model.base_dir)
+    return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
 
 
 def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: int) -> Iterator[list[str]]:
