@@ -24,7 +24,7 @@ from rewriter.proof.endtoend import coarsest_allowance
 from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.isolate import Bench, Isolated, isolate, narrow
-from rewriter.proof.pairs import PairProof, Results, Rules, compare_pair, open_model
+from rewriter.proof.pairs import PairProof, Results, Rules, compare_pair, open_named
 from rewriter.proof.regions import RegionProof, prove_region
 from rewriter.proof.taps import Tap, tap
 from rewriter.proof.validate import Progress
@@ -105,7 +105,7 @@ class Pair:
             made = load_cases(options.inputs, proto)
         else:
             made = make_cases(proto, seed=options.seed, dims=options.dims)
-        session = open_model(self.models[0], options.providers[0], optimise=False)
+        session = open_named("A", self.models[0], options.providers[0], optimise=False)
         kept, skipped = [], []
         for case in made:
             try:
@@ -115,7 +115,7 @@ class Pair:
                 skipped.append(f"{case.name}: {error}")
         if not kept:
             raise ValidationError(
-                f"the first model runs on none of the {len(made)} inputs tried; give some with --inputs or sizes with "
+                f"model A runs on none of the {len(made)} inputs tried; give some with --inputs or sizes with "
                 f"--dim ({skipped[0]})"
             )
         return kept, skipped

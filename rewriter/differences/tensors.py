@@ -91,7 +91,7 @@ def compare_tensors(
             return TensorChange(name, "changed", kinds, left.size)
         tally = _Tally.of(first)
         for start in range(0, left.size, _PIECE):
-            ours, theirs = left.piece(start), right.piece(start)
+            ours, theirs = left.piece(start, _PIECE), right.piece(start, _PIECE)
             if ours != theirs:
                 tally.count(start, ours, theirs)
     return tally.change(name, first, kinds, left.size) if tally.differs else None
@@ -138,7 +138,7 @@ class _Source:
         status = os.fstat(handle)
         return cls(ref.length, (status.st_dev, status.st_ino, ref.offset), b"", handle, ref)
 
-    def piece(self, start: int, length: int = _PIECE) -> bytes:
+    def piece(self, start: int, length: int) -> bytes:
         length = min(length, self.size - start)
         if self._ref is None:
             return self._data[start : start + length]

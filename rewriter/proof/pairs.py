@@ -154,7 +154,7 @@ def compare_pair(
         where = setting(provider, optimise=optimise)
         runs: list[Results] = []
         for letter, model in zip("AB", models, strict=True):
-            session = open_model(model, provider, optimise=optimise)
+            session = open_named(letter, model, provider, optimise=optimise)
             runs.append(_run_all(session, cases, letter))
             loads.append(session.load_seconds)
             fallen = session.cpu_nodes or ()
@@ -169,6 +169,14 @@ def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
     if model.path is not None:
         return open_session(model.path, provider, optimise=optimise)
     return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
+
+
+def open_named(letter: str, model: LoadedModel, provider: str, *, optimise: bool) -> Session:
+    """The same, for model A or B; the error says which."""
+    try:
+        return open_model(model, provider, optimise=optimise)
+    except ValidationError as error:
+        raise ValidationError(f"model {letter}: {error}") from error
 
 
 def _run_all(session: Session, cases: Sequence[Case], letter: str) -> Results:
