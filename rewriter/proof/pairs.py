@@ -148,20 +148,15 @@ def compare_pair(
         ValidationError: a model cannot be loaded, or B refuses a case that A accepts.
     """
     settings: list[_Setting] = []
-    loads: list[float] = []
-    fallen: tuple[str, ...] = ()
     for optimise in (False, True):
-        where = setting(provider, optimise=optimise)
-        runs: list[Results] = []
-        for letter, model in zip("AB", models, strict=True):
-            session = open_named(letter, model, provider, optimise=optimise)
-            runs.append(_run_all(session, cases, letter))
-            loads.append(session.load_seconds)
-            fallen = session.cpu_nodes or ()
-        settings.append(_Setting(where, runs[0], runs[1]))
+        # One session at a time: two may not fit into memory.
+        a, b = (
+            _run(letter, model, provider, cases, optimise=optimise) for letter, model in zip("AB", models, strict=True)
+        )
+        settings.append(_Setting(setting(provider, optimise=optimise), a.results, b.results))
     coarse = coarsest_allowance(models[0].proto)
     outputs = {name: _verdict(name, settings, truth, coarse, rules, certified) for name in settings[0].a[0]}
-    return PairProof(outputs, (loads[2], loads[3]), fallen)
+    return PairProof(outputs, (a.load_seconds, b.load_seconds), b.cpu_nodes)
 
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
@@ -179,14 +174,24 @@ def open_named(letter: str, model: LoadedModel, provider: str, *, optimise: bool
         raise ValidationError(f"model {letter}: {error}") from error
 
 
-def _run_all(session: Session, cases: Sequence[Case], letter: str) -> Results:
+@dataclass(frozen=True)
+class _Run:
+    """What one model gave in one setting."""
+
+    results: Results
+    load_seconds: float
+    cpu_nodes: tuple[str, ...]
+
+
+def _run(letter: str, model: LoadedModel, provider: str, cases: Sequence[Case], *, optimise: bool) -> _Run:
+    session = open_named(letter, model, provider, optimise=optimise)
     results = []
     for case in cases:
         try:
             results.append(session.run(case.feeds))
         except ValidationError as error:
             raise ValidationError(f"model {letter} does not run on the input '{case.name}': {error}") from error
-    return results
+    return _Run(results, session.load_seconds, session.cpu_nodes or ())
 
 
 def _verdict(

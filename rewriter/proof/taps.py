@@ -23,13 +23,15 @@ from rewriter.proof.boundaries import Boundary
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude
-from rewriter.proof.float64 import Reference, open_reference
+from rewriter.proof.float64 import open_reference
 from rewriter.proof.pairs import ratio_of
 from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import Session, open_session
 
+Values = dict[str, Array]
+
 GROUP_BYTES = 256 * 2**20
-"""Bytes of the values of one model that are held at once, unless one boundary alone has more."""
+"""Bytes of the values of one model that are held at once, over all cases, unless one boundary alone has more."""
 
 
 @dataclass(frozen=True)
@@ -99,33 +101,42 @@ def tap(
     """
     tallies = {mark.tensor: _Tally() for mark in marks}
     names = [mark.tensor for mark in marks]
-    for group in groups(a.main, names, cases, group_bytes):
-        exact = None
-        if truth:
-            exact = open_reference(with_outputs(a.model.proto, a.main, group), a.model.base_dir)
-        sessions = [open_tapped(side, group, provider, optimise=optimise) for side in (a, b)]
-        for case in cases:
-            ours, theirs = (session.run(case.feeds, group) for session in sessions)
-            right = exact.run(case.feeds) if exact is not None else ours
-            for name in group:
-                tallies[name].add(ours[name], theirs[name], right[name])
-        if exact is not None and any(not tallies[name].holds for name in group):
-            _add_certified(certified(), group, cases, exact, tallies)
+    for group in groups(a.main, names, cases, group_bytes // max(len(cases), 1)):
+        # One session at a time: two may not fit into memory.
+        ours, theirs = (_run(side, group, cases, provider, optimise=optimise) for side in (a, b))
+        right = _exact(a, group, cases) if truth else ours
+        for name in group:
+            for each in zip(ours, theirs, right, strict=True):
+                tallies[name].add(*(values[name] for values in each))
+        if truth and any(not tallies[name].holds for name in group):
+            _add_certified(certified(), group, cases, right, tallies)
     return tuple(tallies[mark.tensor].result(mark, coarse, truth=truth) for mark in marks)
 
 
+def _run(side: Side, names: Sequence[str], cases: Sequence[Case], provider: str, *, optimise: bool) -> list[Values]:
+    session = open_tapped(side, names, provider, optimise=optimise)
+    return [session.run(case.feeds, names) for case in cases]
+
+
+def _exact(side: Side, names: Sequence[str], cases: Sequence[Case]) -> list[Values]:
+    reference = open_reference(with_outputs(side.model.proto, side.main, names), side.model.base_dir)
+    return [{name: found[name] for name in names} for found in (reference.run(case.feeds) for case in cases)]
+
+
 def _add_certified(
-    side: Side | None, group: Sequence[str], cases: Sequence[Case], exact: Reference, tallies: Mapping[str, _Tally]
+    side: Side | None,
+    group: Sequence[str],
+    cases: Sequence[Case],
+    right: Sequence[Values],
+    tallies: Mapping[str, _Tally],
 ) -> None:
     """Allow for what certified programs move at each boundary, in exact arithmetic."""
     if side is None:
         return
     names = [name for name in group if name in side.main.producer]
-    moved = open_reference(with_outputs(side.model.proto, side.main, names), side.model.base_dir)
-    for case in cases:
-        right, rebuilt = exact.run(case.feeds), moved.run(case.feeds)
+    for exact, moved in zip(right, _exact(side, names, cases), strict=True):
         for name in names:
-            tallies[name].moved = max(tallies[name].moved, largest(gap(rebuilt[name], right[name])))
+            tallies[name].moved = max(tallies[name].moved, largest(gap(moved[name], exact[name])))
 
 
 def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
