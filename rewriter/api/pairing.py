@@ -94,7 +94,7 @@ class Pair:
             blocks=dict(self.known.programs),
             regions=regions,
             failures=tuple(failures),
-            notes=tuple(self._notes(regions)),
+            notes=tuple(self._notes(regions, providers, reference)),
         )
         return self._attributed(result, cases, exact=truth is not None)
 
@@ -127,7 +127,9 @@ class Pair:
             found[claim.name] = prove_region(self.known.a, self.known.b, claim, self.pairing.providers)
         return found
 
-    def _notes(self, regions: Mapping[str, RegionProof]) -> list[str]:
+    def _notes(
+        self, regions: Mapping[str, RegionProof], providers: Mapping[str, PairProof], reference: str
+    ) -> list[str]:
         known = self.known
         notes = [f"block {name} is heads in the second model, but no block of the first" for name in known.unknown]
         untried = [name for name in known.programs if name not in regions]
@@ -135,6 +137,12 @@ class Pair:
             notes.append(
                 f"the heads of {len(untried)} blocks could not be tried alone: another tool renamed their ends "
                 f"({', '.join(untried[:3])}{', ...' if len(untried) > 3 else ''})"
+            )
+        judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]
+        if judged and not reference.startswith("no float64"):
+            notes.append(
+                f"float64 is no reference for {', '.join(dict.fromkeys(each.name for each in judged))}: somewhere a "
+                "rounding decides, so that float64 computes something else; model A stands in"
             )
         return notes
 

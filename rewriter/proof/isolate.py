@@ -24,7 +24,7 @@ from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import FACTOR, Array, magnitude
 from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.pairs import distance, open_model, ratio_of
+from rewriter.proof.pairs import believable, distance, open_model, ratio_of
 from rewriter.proof.roles import is_float
 from rewriter.proof.taps import GROUP_BYTES, groups, open_tapped
 
@@ -186,6 +186,8 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
         return Isolated(target, None, float("inf"), 0.0, None, str(error))
     exact = ours if right is None else right
     top = max(magnitude(values) for values in exact)
+    if not believable(distance(ours, exact), top, bench.coarse):
+        right, exact = None, ours
     error_a, error_b = distance(ours, exact), distance(theirs, exact)
     if right is None:
         allowed, ratio = bench.coarse * top, None

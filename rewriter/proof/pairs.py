@@ -10,7 +10,9 @@ The rule is that of `rewriter.proof.endtoend` without anything allowed for certi
 so that a B whose weights differ cannot excuse itself by them. Where blocks of B are head programs with a certificate,
 the caller gives `certified`: how far those programs, made anew from A, may move each output. Where A has no float64
 evaluation, A itself stands in, and B may be as far from it as four times what A's own optimisation changes, or a small
-share of max|output|. Given tolerances replace all of that for their outputs.
+share of max|output|. So it does where A is many times that share away from its float64 evaluation: somewhere a rounding
+decides (which bucket of relative positions a distance falls into), so that float64 computes another function, and four
+times that distance would excuse anything. Given tolerances replace all of that for their outputs.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ Results = Sequence[Mapping[str, Array]]
 
 Certified = Callable[[], Results | None]
 """Evaluates in float64 what certified errors amount to; called only where the rule does not hold without."""
+
+
+SUSPECT = 8.0
+"""An original this many times its coarse share away from float64 is not rounded, but another function."""
 
 
 @dataclass(frozen=True)
@@ -207,18 +213,15 @@ def _verdict(
     first = settings[0].a[0][name]
     if not is_float(first.dtype):
         judged = [_equal(each, found) for each, found in zip(settings, stats, strict=True)]
-        rule = "equal"
     elif tolerance is not None:
         judged = [_within(name, each, tolerance) for each in settings]
-        rule = "tolerance"
     else:
         judged = [_three_way(name, each, settings[0], truth, coarse, certified) for each in settings]
-        rule = "original" if truth is None else "float64"
     judged = [_with_parity(one, found) for one, found in zip(judged, stats, strict=True)]
     worst = max(judged, key=lambda one: (one.reason is not None, one.ratio or 0.0, one.error_b))
     return OutputVerdict(
         name=name,
-        rule=rule,
+        rule=worst.rule,
         passed=worst.reason is None,
         stats=stats[-1],
         top_k=None if rules.top_k is None else _top_k(name, settings[-1], rules.top_k),
@@ -241,11 +244,12 @@ class Judged:
     allowed: float
     ratio: float | None
     reason: str | None
+    rule: str
 
 
 def _equal(each: _Setting, stats: OutputStats) -> Judged:
     reason = None if stats.max_abs == 0.0 else "its values are no floats and differ"
-    return Judged(each.where, None, stats.max_abs, 0.0, None, reason)
+    return Judged(each.where, None, stats.max_abs, 0.0, None, reason, "equal")
 
 
 def _within(name: str, each: _Setting, tolerance: Tolerance) -> Judged:
@@ -255,7 +259,7 @@ def _within(name: str, each: _Setting, tolerance: Tolerance) -> Judged:
     reason = None
     if excess > 0.0:
         reason = f"off by up to {error:.3g}: over atol {tolerance.atol:g}, rtol {tolerance.rtol:g} by {excess:.3g}"
-    return Judged(each.where, None, error, tolerance.atol, None, reason)
+    return Judged(each.where, None, error, tolerance.atol, None, reason, "tolerance")
 
 
 def _three_way(
@@ -264,6 +268,8 @@ def _three_way(
     right = [case[name] for case in (each.a if truth is None else truth)]
     error_a, error_b = (distance([case[name] for case in results], right) for results in (each.a, each.b))
     top = max(magnitude(value) for value in right)
+    if truth is not None and not believable(error_a, top, coarse):
+        return _three_way(name, each, plain, None, coarse, certified)
     floor = float(ml_dtypes.finfo(each.a[0][name].dtype).eps) * top
     if truth is None:
         noise = distance([case[name] for case in plain.a], right)
@@ -276,8 +282,13 @@ def _three_way(
             allowed += distance([case[name] for case in moved], right)
     reason = None if error_b <= allowed else f"off by {error_b:.3g}, allowed are {allowed:.3g}"
     if truth is None:
-        return Judged(each.where, None, error_b, allowed, None, reason)
-    return Judged(each.where, error_a, error_b, allowed, ratio_of(error_b, error_a, floor), reason)
+        return Judged(each.where, None, error_b, allowed, None, reason, "original")
+    return Judged(each.where, error_a, error_b, allowed, ratio_of(error_b, error_a, floor), reason, "float64")
+
+
+def believable(error_a: float, top: float, coarse: float) -> bool:
+    """Whether a float64 evaluation is that of the same function: A is off by rounding only."""
+    return error_a <= SUSPECT * coarse * top
 
 
 def ratio_of(error_b: float, error_a: float, floor: float) -> float:
@@ -290,7 +301,7 @@ def _with_parity(judged: Judged, stats: OutputStats) -> Judged:
     reason = parity(stats)
     if reason is None:
         return judged
-    return Judged(judged.where, judged.error_a, float("inf"), judged.allowed, None, reason)
+    return Judged(judged.where, judged.error_a, float("inf"), judged.allowed, None, reason, judged.rule)
 
 
 def parity(stats: OutputStats) -> str | None:

@@ -24,7 +24,7 @@ from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude
 from rewriter.proof.float64 import open_reference
-from rewriter.proof.pairs import ratio_of
+from rewriter.proof.pairs import believable, ratio_of
 from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import Session, open_session
 
@@ -99,7 +99,7 @@ def tap(
         NoReference: the float64 evaluation does not give these tensors; call again without.
         ValidationError: a model cannot be loaded with further outputs, or does not run.
     """
-    tallies = {mark.tensor: _Tally() for mark in marks}
+    tallies = {mark.tensor: _Tally(coarse) for mark in marks}
     names = [mark.tensor for mark in marks]
     for group in groups(a.main, names, cases, group_bytes // max(len(cases), 1)):
         # One session at a time: two may not fit into memory.
@@ -110,7 +110,7 @@ def tap(
                 tallies[name].add(*(values[name] for values in each))
         if truth and any(not tallies[name].holds for name in group):
             _add_certified(certified(), group, cases, right, tallies)
-    return tuple(tallies[mark.tensor].result(mark, coarse, truth=truth) for mark in marks)
+    return tuple(tallies[mark.tensor].result(mark, truth=truth) for mark in marks)
 
 
 def _run(side: Side, names: Sequence[str], cases: Sequence[Case], provider: str, *, optimise: bool) -> list[Values]:
@@ -185,6 +185,7 @@ def _bytes(view: GraphView, name: str, sizes: Mapping[str, int]) -> int:
 class _Tally:
     """The largest distances at one boundary so far."""
 
+    coarse: float
     magnitude: float = 0.0
     difference: float = 0.0
     error_a: float = 0.0
@@ -210,9 +211,11 @@ class _Tally:
         self.error_a = max(self.error_a, largest(gap(ours, right)))
         self.error_b = max(self.error_b, largest(gap(theirs, right)))
 
-    def result(self, mark: Boundary, coarse: float, *, truth: bool) -> Tap:
+    def result(self, mark: Boundary, *, truth: bool) -> Tap:
+        if not truth or not believable(self.error_a, self.magnitude, self.coarse):
+            allowed = self.coarse * self.magnitude + self.moved
+            return Tap(mark, self.magnitude, self.difference, None, self.difference, allowed, None)
         floor = self.epsilon * self.magnitude
-        allowed = FACTOR * max(self.error_a, floor) + self.moved if truth else coarse * self.magnitude
-        ratio = ratio_of(self.error_b, self.error_a, floor) if truth else None
-        error_a = self.error_a if truth else None
-        return Tap(mark, self.magnitude, self.difference, error_a, self.error_b, allowed, ratio)
+        allowed = FACTOR * max(self.error_a, floor) + self.moved
+        ratio = ratio_of(self.error_b, self.error_a, floor)
+        return Tap(mark, self.magnitude, self.difference, self.error_a, self.error_b, allowed, ratio)

@@ -299,6 +299,28 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
     assert [(fault.block, fault.part) for fault in bad.faults] == [("mlp", SECOND)]
 
 
+def test_a_rounding_that_decides(tmp_path: Path) -> None:
+    """As in T5's buckets of relative positions: float64 falls into another bucket, which is no reference for anything.
+
+    25 times float32's 0.04 is 1 in float32, and below 1 in float64.
+    """
+    body = f"p = Mul($25.0, part) f = Floor(p) z = Add(x, f) first = MatMul(z, W1) y = Add(first, b1) {SILU} "
+    constants = {"part": np.asarray([0.04])}
+    model = text_model(f"{body} second = MatMul(h, W2) out = Add(second, b2)", constants=constants)
+    part = np.float32(0.04)
+    assert np.floor(part * np.float32(25)) != np.floor(np.float64(part) * 25), "the premise"
+    heads = rewrite(model, validate=False).rewritten
+    assert heads is not None
+    good = validate(model, heads, taps=True, bisect=True)
+    assert good.same
+    assert good.providers["cpu"].outputs["out"].rule == "original"
+    assert any("somewhere a rounding decides" in note for note in good.notes)
+    shifted("W1", 1e-2)(heads)
+    bad = validate(model, heads, bisect=True)
+    assert not bad.same
+    assert [(fault.block, fault.part) for fault in bad.faults] == [("mlp", FIRST)]
+
+
 def test_other_signatures(pair: Pair) -> None:
     other = mlp(SILU)
     found = diff(pair[0], other)

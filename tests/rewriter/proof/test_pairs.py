@@ -43,15 +43,15 @@ def judged(
 
 @pytest.mark.parametrize(
     ("error_a", "error_b", "passed"),
-    [(1e-3, 3.9e-3, True), (1e-3, 4.1e-3, False), (-1e-3, 1e-3, True), (1e-3, -4.1e-3, False), (0.0, 1e-3, False)],
+    [(1e-4, 3.9e-4, True), (1e-4, 4.1e-4, False), (-1e-4, 1e-4, True), (1e-4, -4.1e-4, False), (0.0, 1e-4, False)],
 )
 def test_four_times_the_error_of_the_original(error_a: float, error_b: float, passed: bool) -> None:
     verdict = judged(constant(0.5 + error_a), constant(0.5 + error_b), truth=0.5)
     assert verdict.passed is passed
     assert verdict.rule == "float64"
-    assert verdict.error_b == pytest.approx(abs(error_b), rel=1e-3)
+    assert verdict.error_b == pytest.approx(abs(error_b), rel=1e-2)
     if error_a:
-        assert verdict.error_ratio == pytest.approx(abs(error_b / error_a), rel=1e-3)
+        assert verdict.error_ratio == pytest.approx(abs(error_b / error_a), rel=1e-2)
 
 
 def test_certified_errors_are_allowed_for_but_not_more() -> None:
@@ -65,6 +65,14 @@ def test_without_truth_a_share_of_the_largest_value() -> None:
     assert judged(constant(0.5), constant(0.5 + 0.9 * share), truth=None).passed
     verdict = judged(constant(0.5), constant(0.5 + 1.2 * share), truth=None)
     assert (verdict.passed, verdict.rule, verdict.error_ratio) == (False, "original", None)
+
+
+def test_a_float64_evaluation_of_another_function_excuses_nothing() -> None:
+    """The original is 0.1 off: four times that would let any difference pass."""
+    assert judged(constant(0.5), constant(0.5), truth=0.6).passed
+    verdict = judged(constant(0.5), constant(0.501), truth=0.6)
+    assert (verdict.passed, verdict.rule, verdict.error_ratio) == (False, "original", None)
+    assert judged(constant(0.5), constant(0.501), truth=0.5 + 1e-4).rule == "float64"
 
 
 def test_rounding_of_the_largest_value_is_always_allowed() -> None:
