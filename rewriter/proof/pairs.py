@@ -265,25 +265,33 @@ def _within(name: str, each: _Setting, tolerance: Tolerance) -> Judged:
 def _three_way(
     name: str, each: _Setting, plain: _Setting, truth: Results | None, coarse: float, certified: Certified
 ) -> Judged:
-    right = [case[name] for case in (each.a if truth is None else truth)]
+    if truth is None:
+        return _against_a(name, each, plain, coarse)
+    right = [case[name] for case in truth]
     error_a, error_b = (distance([case[name] for case in results], right) for results in (each.a, each.b))
     top = max(magnitude(value) for value in right)
-    if truth is not None and not believable(error_a, top, coarse):
-        return _three_way(name, each, plain, None, coarse, certified)
+    if not believable(error_a, top, coarse):
+        return _against_a(name, each, plain, coarse)
     floor = float(ml_dtypes.finfo(each.a[0][name].dtype).eps) * top
-    if truth is None:
-        noise = distance([case[name] for case in plain.a], right)
-        allowed = max(coarse * top, FACTOR * noise)
-    else:
-        allowed = FACTOR * max(error_a, floor)
+    allowed = FACTOR * max(error_a, floor)
     if not error_b <= allowed:
         moved = certified()
         if moved is not None:
             allowed += distance([case[name] for case in moved], right)
-    reason = None if error_b <= allowed else f"off by {error_b:.3g}, allowed are {allowed:.3g}"
-    if truth is None:
-        return Judged(each.where, None, error_b, allowed, None, reason, "original")
-    return Judged(each.where, error_a, error_b, allowed, ratio_of(error_b, error_a, floor), reason, "float64")
+    ratio = ratio_of(error_b, error_a, floor)
+    return Judged(each.where, error_a, error_b, allowed, ratio, _reason(error_b, allowed), "float64")
+
+
+def _against_a(name: str, each: _Setting, plain: _Setting, coarse: float) -> Judged:
+    """Without a reference; what certified programs move is far below the share that is allowed here."""
+    right = [case[name] for case in each.a]
+    error_b, noise = (distance([case[name] for case in results], right) for results in (each.b, plain.a))
+    allowed = max(coarse * max(magnitude(value) for value in right), FACTOR * noise)
+    return Judged(each.where, None, error_b, allowed, None, _reason(error_b, allowed), "original")
+
+
+def _reason(error_b: float, allowed: float) -> str | None:
+    return None if error_b <= allowed else f"off by {error_b:.3g}, allowed are {allowed:.3g}"
 
 
 def believable(error_a: float, top: float, coarse: float) -> bool:

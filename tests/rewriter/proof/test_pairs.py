@@ -72,6 +72,7 @@ def test_a_float64_evaluation_of_another_function_excuses_nothing() -> None:
     assert judged(constant(0.5), constant(0.5), truth=0.6).passed
     verdict = judged(constant(0.5), constant(0.501), truth=0.6)
     assert (verdict.passed, verdict.rule, verdict.error_ratio) == (False, "original", None)
+    assert not judged(constant(0.5), constant(0.501), truth=0.6, moved=0.6).passed, "nor do certified errors"
     assert judged(constant(0.5), constant(0.501), truth=0.5 + 1e-4).rule == "float64"
 
 
