@@ -16,9 +16,9 @@ from typing import Any
 from rewriter.differences.models import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.isolate import Isolated
-from rewriter.proof.pairs import PairProof
 from rewriter.proof.regions import RegionProof
 from rewriter.proof.taps import Tap
+from rewriter.proof.verdicts import PairProof
 from rewriter.report import plain_data
 
 SCHEMA_VERSION = 1

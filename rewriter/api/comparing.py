@@ -19,9 +19,9 @@ from rewriter.comparison import Comparison
 from rewriter.differences.models import difference
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.pairs import Rules, Tolerance
 from rewriter.proof.signature import signature_differences
 from rewriter.proof.validate import Progress
+from rewriter.proof.verdicts import Rules, Tolerance
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]

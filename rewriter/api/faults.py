@@ -73,4 +73,5 @@ def _weight(change: TensorChange) -> str:
     if change.elements is None:
         return f"weight {change.name} differs"
     where = "" if not change.index else f" at {list(change.index)}"
-    return f"weight {change.name} differs in {change.elements:,} elements, by up to {change.max_difference:.3g}{where}"
+    count = f"{change.elements:,} element{'s' if change.elements != 1 else ''}"
+    return f"weight {change.name} differs in {count}, by up to {change.max_difference:.3g}{where}"

@@ -24,10 +24,11 @@ from rewriter.proof.endtoend import coarsest_allowance
 from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.isolate import Bench, Isolated, isolate, narrow
-from rewriter.proof.pairs import PairProof, Results, Rules, compare_pair, open_named
+from rewriter.proof.pairs import Results, compare_pair, open_named
 from rewriter.proof.regions import RegionProof, prove_region
 from rewriter.proof.taps import Tap, tap
 from rewriter.proof.validate import Progress
+from rewriter.proof.verdicts import PairProof, Rules
 
 _MOST_FAULTS = 8
 """Guilty parts that are narrowed down."""

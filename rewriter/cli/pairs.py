@@ -95,7 +95,8 @@ def _verdict(found: Comparison) -> str:
         return f"{pair} {what}, compared {seconds}"
     if found.same:
         ratio = "" if found.error_ratio is None else f", error ratio {found.error_ratio:.2f}"
-        heads = f", heads of {len(found.regions)} blocks proved alone" if found.regions else ""
+        count = len(found.regions)
+        heads = f", heads of {count} block{'s' if count != 1 else ''} proved alone" if count else ""
         where = ", ".join(found.providers)
         graph = "; their graphs differ" if found.graph is not None and not found.graph.same else ""
         return f"{found.b} computes what {found.a} does on {where}{ratio}{heads}{graph}, {seconds}"

@@ -14,9 +14,9 @@ from rich.text import Text
 from rewriter.cli.layout import add_columns, new_table
 from rewriter.cli.tables import plain
 from rewriter.comparison import FaultRow
-from rewriter.proof.pairs import OutputVerdict, PairProof
 from rewriter.proof.regions import RegionProof
 from rewriter.proof.taps import Tap
+from rewriter.proof.verdicts import OutputVerdict, PairProof
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RULES = {

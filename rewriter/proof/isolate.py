@@ -24,9 +24,10 @@ from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import FACTOR, Array, magnitude
 from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.pairs import believable, distance, open_model, ratio_of
+from rewriter.proof.pairs import open_model
 from rewriter.proof.roles import is_float
 from rewriter.proof.taps import GROUP_BYTES, groups, open_tapped
+from rewriter.proof.verdicts import believable, distance, ratio_of
 
 _MOST_INNER = 48
 """Tensors inside a guilty part that are looked at in one step."""

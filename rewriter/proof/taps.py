@@ -24,9 +24,9 @@ from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude
 from rewriter.proof.float64 import open_reference
-from rewriter.proof.pairs import believable, ratio_of
 from rewriter.proof.roles import is_float
 from rewriter.proof.sessions import Session, open_session
+from rewriter.proof.verdicts import believable, ratio_of
 
 Values = dict[str, Array]
 

@@ -12,7 +12,8 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.proof.cases import Case
 from rewriter.proof.compare import compare, top_k_agreement
-from rewriter.proof.pairs import OutputVerdict, Rules, Tolerance, compare_pair, ratio_of
+from rewriter.proof.pairs import compare_pair
+from rewriter.proof.verdicts import OutputVerdict, Rules, Tolerance, ratio_of
 from tests.textmodels import text_model
 
 

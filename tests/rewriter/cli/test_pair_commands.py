@@ -41,7 +41,7 @@ def test_validate_a_rewritten_model(capsys: Capture) -> None:
     assert "float64 reference: onnxruntime double kernels" in text
     assert "every boundary is within its share" in text
     assert text.splitlines()[-1].startswith("PASSED  b.onnx computes what a.onnx does on cpu, error ratio ")
-    assert "heads of 1 blocks proved alone" in text
+    assert "heads of 1 block proved alone" in text
 
 
 def test_validate_a_wrong_model(capsys: Capture) -> None:
@@ -49,7 +49,7 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "first over its share: mlp" in text
     assert "the heads, program silu" in text
-    assert "weight mlp/heads/key differs in 1 elements, by up to 0.001" in text
+    assert "weight mlp/heads/key differs in 1 element, by up to 0.001" in text
     assert "output out on cpu" in text
     assert "FAILED  bad.onnx does not compute what a.onnx does; guilty: mlp, the heads (program silu)" in text
 
