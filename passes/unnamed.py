@@ -60,7 +60,8 @@ def fitted(
 ) -> Program | str:
     """The program of an activation on |y| <= `domain`, or why there is none.
 
-    Where float32 would round more than the arithmetic's tolerance the program asks for float64. `strict` asks for the arithmetic's tolerance; otherwise `WORST` will do where that cannot be reached.
+    Where float32 would round more than the arithmetic's tolerance the program asks for float64. `strict` asks for that
+    tolerance; otherwise `WORST` will do where it cannot be reached.
     """
     name = f"{activation.name}_fitted"
     found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)

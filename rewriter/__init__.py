@@ -11,11 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api import inspect, rewrite
+    from rewriter.api import diff, inspect, rewrite, validate
+    from rewriter.comparison import Comparison
     from rewriter.errors import ExitStatus, ModelError, ProviderError, RewriteError, UsageError, ValidationError
     from rewriter.report import Report
 
 __all__ = [
+    "Comparison",
     "ExitStatus",
     "ModelError",
     "ProviderError",
@@ -23,11 +25,17 @@ __all__ = [
     "RewriteError",
     "UsageError",
     "ValidationError",
+    "diff",
     "inspect",
     "rewrite",
+    "validate",
 ]
 
-_HOMES = {"rewrite": "rewriter.api", "inspect": "rewriter.api", "Report": "rewriter.report"}
+_HOMES = {
+    **dict.fromkeys(("diff", "inspect", "rewrite", "validate"), "rewriter.api"),
+    "Comparison": "rewriter.comparison",
+    "Report": "rewriter.report",
+}
 
 
 def __getattr__(name: str) -> Any:

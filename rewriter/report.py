@@ -126,8 +126,8 @@ class Report:
             "output": self.output,
             "form": self.form,
             "exit_status": int(self.exit_status),
-            "blocks": [_plain(row) for row in self.blocks],
-            "validation": None if self.validation is None else _plain(self.validation),
+            "blocks": [plain_data(row) for row in self.blocks],
+            "validation": None if self.validation is None else plain_data(self.validation),
             "operators": {
                 "before": dict(self.before.operators),
                 "after": None if after is None else dict(after.operators),
@@ -146,13 +146,14 @@ class Report:
         write_text(path, json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
+    """JSON-ready data: dataclasses as objects, numbers as numbers, what is not finite as null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(entry) for key, entry in asdict(value).items()}
+        return {key: plain_data(entry) for key, entry in asdict(value).items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain_data(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain_data(entry) for entry in value]
     if isinstance(value, (bool, str)) or value is None:
         return value
     if isinstance(value, (np.bool_, np.integer)):

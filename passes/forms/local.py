@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.heads import Spelling, emit, function_of
-from passes.marks import BLOCK_KEY, DOMAIN
+from passes.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
 from passes.programs import Head
 from passes.sharing import Group, Key, groups_of
 from rewriter.graph.edit import Replacement
@@ -51,7 +51,7 @@ class _Emitter:
             BLOCK_KEY: block.name,
             f"{DOMAIN}.form": self._conversion.form,
             f"{DOMAIN}.activation": block.identified.label,
-            f"{DOMAIN}.program": program.name,
+            PROGRAM_KEY: program.name,
             f"{DOMAIN}.max_error": f"{self._conversion.max_error:.3g}",
         }
         return Replacement(

@@ -3,7 +3,8 @@
 Beside the command line these are the only modules of `rewriter` that import `passes`.
 """
 
+from rewriter.api.comparing import diff, validate
 from rewriter.api.inspection import Inspection, inspect
 from rewriter.api.rewriting import rewrite
 
-__all__ = ["Inspection", "inspect", "rewrite"]
+__all__ = ["Inspection", "diff", "inspect", "rewrite", "validate"]

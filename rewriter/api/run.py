@@ -46,16 +46,19 @@ class Run:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Time one step."""
+        """Time one step; its times add up where it is taken more than once."""
         self.progress(what, 0, 1)
         start = time.perf_counter()
         yield
-        self._seconds[name] = time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def finish(self, report: Report) -> Report:
         """The report with the times, and what it was made with."""
-        seconds = {**self._seconds, "total": time.perf_counter() - self._start}
-        return replace(report, seconds=seconds, environment=environment())
+        return replace(report, seconds=self.seconds(), environment=environment())
+
+    def seconds(self) -> dict[str, float]:
+        """The times so far, by step and in total."""
+        return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
 def checked_options(

@@ -13,10 +13,12 @@ from typing import Any
 import click
 
 from rewriter.cli.convert import convert
+from rewriter.cli.diff import diff
 from rewriter.cli.inspect import inspect
+from rewriter.cli.validate import validate
 from rewriter.errors import RewriteError
 
-COMMANDS: dict[str, click.Command] = {"inspect": inspect}
+COMMANDS: dict[str, click.Command] = {"inspect": inspect, "validate": validate, "diff": diff}
 """Subcommand name to command; the plain command is `convert`."""
 
 _INTERRUPTED = 130

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import rich.console
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rewriter.cli import tables
@@ -38,6 +39,20 @@ class Console:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
         self._out = rich.console.Console(highlight=False, width=width)
         self._err = rich.console.Console(stderr=True, highlight=False)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether only the last line is wanted."""
+        return self._quiet
+
+    @property
+    def verbose(self) -> bool:
+        """Whether everything is wanted."""
+        return self._verbose
+
+    def print(self, part: RenderableType) -> None:
+        """Print one table or line."""
+        self._out.print(part)
 
     @contextmanager
     def progress(self) -> Iterator[Callback]:

@@ -6,20 +6,21 @@ Comes in: arguments. Goes out: the file, the tables on standard output, an exit 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rewriter.cli.options import check_page, check_report
 from rewriter.cli.proof_options import proof_options
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
-from rewriter.text import quoted
 
 _HELP_STATUS = """\b
 Commands (rewrite COMMAND --help):
-  inspect  print the blocks of a model, what they weigh and their heads; write nothing
+  inspect   print the blocks of a model, what they weigh and their heads; write nothing
+  validate  judge whether a rewritten model computes what the original does
+  diff      compare any two models: graphs, weights, outputs
 
 \b
 Exit status:
@@ -52,33 +53,6 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     parts = [f"{name} {version(name)}" for name in ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")]
     click.echo(f"rewrite {version('attnonly')} ({', '.join(parts)})")
     ctx.exit()
-
-
-def check_report(report: Path, others: Sequence[Path | None], *, suffix: str, force: bool) -> None:
-    """Refuse a report path that could not be written, or that would replace something else, before the long work.
-
-    `others` are the files that the report must not replace; an existing file of the report's own kind it may.
-    """
-    if not report.parent.is_dir():
-        raise UsageError(
-            f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
-        )
-    if report.absolute() in [other.absolute() for other in others if other is not None]:
-        raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
-    if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
-        raise UsageError(
-            f"{quoted(report)} exists and is no {suffix} file; pass --force to replace it, or choose another path"
-        )
-
-
-def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
-    """Refuse a page that could not be written, or made, before the long work; `report` is the JSON beside it."""
-    from rewriter.html import require_jinja
-
-    require_jinja()
-    check_report(page, others, suffix=".html", force=force)
-    if report is not None and page.absolute() == report.absolute():
-        raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
 
 
 @click.command(

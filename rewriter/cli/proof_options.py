@@ -61,7 +61,7 @@ def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, 
     return sizes
 
 
-_OPTIONS = (
+INPUT_OPTIONS = (
     click.option(
         "--provider",
         "providers",
@@ -78,6 +78,11 @@ _OPTIONS = (
         "--dim", "dims", metavar="NAME=VALUE", multiple=True, callback=_dimension, help="Size of a symbolic dimension."
     ),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the inputs."),
+)
+"""What models are run on, and where."""
+
+_OPTIONS = (
+    *INPUT_OPTIONS,
     click.option(
         "--proof",
         type=click.Choice(PROOFS),

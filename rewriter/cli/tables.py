@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import rich.box
 from rich.table import Table
 from rich.text import Text
 
+from rewriter.cli.layout import add_columns as _columns
+from rewriter.cli.layout import new_table as _table
 from rewriter.proof.blocks import BlockProof
 from rewriter.proof.compare import OutputStats
 from rewriter.proof.endtoend import ProviderProof
@@ -177,17 +178,6 @@ def _at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
 
 def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-
-
-def _columns(table: Table, *, text: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
-    for name in text:
-        table.add_column(name, overflow="fold", ratio=None)
-    for name in numbers:
-        table.add_column(name, justify="right", overflow="fold")
 
 
 def _operators(row: BlockRow) -> str:

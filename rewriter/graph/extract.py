@@ -56,6 +56,20 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
     return Cut((*inputs, *further), tuple(outputs), tuple(kept))
 
 
+def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
+    """Everything above `outputs`, down from tensors of `stops`, the graph's inputs, and constants.
+
+    Unlike `cut` nothing is left out: what lies on no path from a stop is computed from the graph's inputs again.
+    """
+    above = sorted(ancestors(view, stops.difference(outputs), outputs))
+    made = {name for index in above for name in view.nodes[index].output}
+    read = dict.fromkeys(name for index in above for name in reads(view.nodes[index]))
+    known = made | set(view.initializers)
+    # A body of control flow also names its own tensors; what this graph does not have is one of those.
+    outside = [name for name in read if name not in known and (name in view.producer or name in view.inputs)]
+    return Cut(tuple(outside), tuple(outputs), tuple(above))
+
+
 def extract(
     model: onnx.ModelProto, view: GraphView, part: Cut, read: ReadTensor, *, elem_type: int = onnx.TensorProto.FLOAT
 ) -> onnx.ModelProto:

@@ -80,6 +80,10 @@ class Side:
         view = self.views[claim.path]
         return self.extracted(view, cut(view, inputs, outputs), elem_type=claim.elem_type)
 
+    def piece(self, part: Cut) -> LoadedModel:
+        """A part of the main graph as a model of its own, its types as they are."""
+        return self.extracted(self.main, part, elem_type=0)
+
     def extracted(self, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT) -> LoadedModel:
         """A part of a graph as a model of its own; weights stay where they are."""
         proto = extract(self.model.proto, view, part, lambda tensor: tensor, elem_type=elem_type)

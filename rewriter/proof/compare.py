@@ -54,6 +54,10 @@ class OutputStats:
             `rewriter.proof.histogram`; empty where the output is no floats, or shapes differ.
         original_ulps: the same of the original against float64; empty without a float64 evaluation.
         rewritten_ulps: the same of the rewritten model against float64.
+        mean_rel: mean of |difference| / |expected| over the same elements as `max_rel`; the largest of the cases'.
+        p99_rel: what 99 % of those stay below; the largest of the cases'.
+        worst_rel: index of `max_rel`.
+        worst_rel_case: which of the merged cases it lies in.
     """
 
     name: str
@@ -76,6 +80,10 @@ class OutputStats:
     ulps: tuple[int, ...] = ()
     original_ulps: tuple[int, ...] = ()
     rewritten_ulps: tuple[int, ...] = ()
+    mean_rel: float = 0.0
+    p99_rel: float = 0.0
+    worst_rel: tuple[int, ...] | None = None
+    worst_rel_case: int = 0
 
     @property
     def comparable(self) -> bool:
@@ -105,6 +113,7 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
     if not stats:
         raise ValueError("no statistics to merge")
     worst = max(range(len(stats)), key=lambda index: stats[index].max_abs)
+    worst_rel = max(range(len(stats)), key=lambda index: stats[index].max_rel)
     elements = sum(each.elements for each in stats)
     ranked = [each for each in stats if each.top1 is not None and each.rows]
     rows = sum(each.rows for each in ranked)
@@ -131,6 +140,10 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
         ulps=added(each.ulps for each in stats),
         original_ulps=added(each.original_ulps for each in stats),
         rewritten_ulps=added(each.rewritten_ulps for each in stats),
+        mean_rel=max(each.mean_rel for each in stats),
+        p99_rel=max(each.p99_rel for each in stats),
+        worst_rel=stats[worst_rel].worst_rel,
+        worst_rel_case=worst_rel,
     )
 
 
@@ -143,9 +156,6 @@ def against_truth(
 
 def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: bool) -> OutputStats:
     parity = found.nan_parity and found.inf_parity
-    worst = None
-    if found.worst is not None:
-        worst = tuple(int(place) for place in np.unravel_index(found.worst, shape))
     return OutputStats(
         name=name,
         elements=found.elements,
@@ -156,7 +166,7 @@ def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: b
         cosine=found.cosine,
         top1=found.top1,
         kl=found.kl,
-        worst=worst,
+        worst=_index(found.worst, shape),
         worst_case=0,
         same_shape=True,
         same_dtype=same_dtype,
@@ -165,7 +175,14 @@ def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: b
         min_tolerance=found.min_tolerance if parity else float("inf"),
         rows=found.rows,
         ulps=found.ulps,
+        mean_rel=found.mean_rel,
+        p99_rel=found.p99_rel,
+        worst_rel=_index(found.worst_rel, shape),
     )
+
+
+def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if place is None else tuple(int(index) for index in np.unravel_index(place, shape))
 
 
 def _apart(name: str, *, same_dtype: bool) -> OutputStats:
@@ -180,9 +197,25 @@ def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: b
     differs = bool(unequal.any())
     far = float("inf") if differs else 0.0
     place = int(unequal.argmax()) if unequal.size else None
-    worst = None
-    if place is not None:
-        worst = tuple(int(index) for index in np.unravel_index(place, expected.shape))
+    worst = _index(place, expected.shape)
     return OutputStats(
         name, unequal.size, far, far, far, far, None, None, None, worst, 0, True, same_dtype, True, True, far
     )  # fmt: skip
+
+
+def top_k_agreement(expected: Array, actual: Array, k: int) -> tuple[float, int] | None:
+    """How much of the k best entries of each row over the last axis both have, and the number of rows.
+
+    None where there are no rows to rank. Rows with NaN on either side are left out.
+    """
+    if expected.shape != actual.shape or not is_ranking(expected):
+        return None
+    width = expected.shape[-1]
+    k = min(k, width)
+    ours, theirs = (each.reshape(-1, width) for each in (expected, actual))
+    sound = ~(np.isnan(ours.astype(np.float32)).any(-1) | np.isnan(theirs.astype(np.float32)).any(-1))
+    best = [np.argpartition(-each[sound].astype(np.float64), k - 1, axis=-1)[:, :k] for each in (ours, theirs)]
+    if not len(best[0]):
+        return None
+    shared = [np.intersect1d(one, other, assume_unique=True).size for one, other in zip(*best, strict=True)]
+    return float(np.mean(shared)) / k, len(shared)

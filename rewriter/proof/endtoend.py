@@ -27,6 +27,7 @@ from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, rati
 from rewriter.proof.providers import parse_provider
 from rewriter.proof.roles import is_float
 from rewriter.proof.runs import ModelRuns, Ran, Results, Way
+from rewriter.proof.verdicts import believable
 
 _ALLOWANCES = {
     onnx.TensorProto.DOUBLE: 256 * 2.0**-52,
@@ -116,7 +117,7 @@ def judge_end_to_end(
     old, new = runs
     failures: list[str] = []
     ratios: list[float] = []
-    coarse = _coarse(original)
+    coarse = coarsest_allowance(original)
     truth = None if old.truth is None or new.truth is None else Truth(old.truth, new.truth, reweighted)
     ways = [Way(provider, optimise) for optimise in (False, True)]
     pairs = [_Pair(old.ways[way].results, new.ways[way].results, str(way)) for way in ways]
@@ -155,7 +156,7 @@ def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
     return tuple(node for node in after.cpu_nodes if node not in there), len(before.cpu_nodes)
 
 
-def _coarse(model: onnx.ModelProto) -> float:
+def coarsest_allowance(model: onnx.ModelProto) -> float:
     """The allowance of the coarsest arithmetic in the model: its weights' types, its casts, its quantisers."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
@@ -186,8 +187,14 @@ def _three_way(
 ) -> tuple[float | None, str | None]:
     """The ratio of errors of one output, and what is wrong with it.
 
-    `untrue` is what is allowed without truth: a share of the largest output, and an absolute error.
+    `untrue` is what is allowed without truth: a share of the largest output, and an absolute error. A float64
+    evaluation that computes something else (`believable`) is no truth for this output.
     """
+    if truth is not None:
+        plainly = [case[name] for case in truth.original]
+        off = _distance([case[name] for case in plain.old], plainly)
+        if not believable(off, max(magnitude(value) for value in plainly), untrue[0]):
+            truth = None
     right = [case[name] for case in (pair.old if truth is None else truth.original)]
     old, new = (_distance([case[name] for case in results], right) for results in (pair.old, pair.new))
     floor = float(ml_dtypes.finfo(pair.old[0][name].dtype).eps) * max(magnitude(value) for value in right)

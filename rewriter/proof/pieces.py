@@ -1,7 +1,7 @@
 """Distances of two arrays of numbers, piece by piece.
 
 Comes in: two arrays of the same shape. Goes out: `Distances`. Used by `rewriter.proof.compare`. Only one
-array of the outputs' size is made, of float32 differences for the percentile; the rest works on pieces.
+array of the outputs' size is held at a time, of float32 differences for the percentile; the rest works on pieces.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class Distances:
     mean_abs: float
     p99_abs: float
     max_rel: float
+    mean_rel: float
+    p99_rel: float
+    worst_rel: int | None
     min_tolerance: float
     cosine: float | None
     worst: int | None
@@ -53,7 +56,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
     flat = [np.ascontiguousarray(each).reshape(-1) for each in (expected, actual)]
     size = flat[0].size
     kept = np.empty(size, np.float32)
-    count, total, largest, relative, tolerance = 0, 0.0, 0.0, 0.0, 0.0
+    count, total, largest, tolerance = 0, 0.0, 0.0, 0.0
     place: int | None = None
     products = np.zeros(3)
     ulps = np.zeros(BINS, np.int64)
@@ -77,19 +80,20 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
             place, largest = start + top, float(difference[top])
         e, a, difference = e[finite], a[finite], difference[finite]
         tolerance = max(tolerance, float((difference / (1 + np.abs(e))).max()))
-        nonzero = e != 0
-        if nonzero.any():
-            with np.errstate(over="ignore"):
-                relative = max(relative, float((difference[nonzero] / np.abs(e[nonzero])).max()))
         products += _products(e, a)
         ulps += ulp_counts(difference, e, epsilon) if epsilon else 0
+    p99_abs = _percentile(kept[:count])
+    max_rel, mean_rel, p99_rel, worst_rel = _relative(flat[0], flat[1], kept)
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
     return Distances(
         elements=size,
         max_abs=largest,
         mean_abs=total / max(count, 1),
-        p99_abs=_percentile(kept[:count]),
-        max_rel=relative,
+        p99_abs=p99_abs,
+        max_rel=max_rel,
+        mean_rel=mean_rel,
+        p99_rel=p99_rel,
+        worst_rel=worst_rel,
         min_tolerance=tolerance,
         cosine=_cosine(products),
         worst=place,
@@ -100,6 +104,30 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
         rows=rows,
         ulps=tuple(ulps.tolist()) if epsilon else (),
     )
+
+
+def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tuple[float, float, float, int | None]:
+    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite and not 0; and where.
+
+    `kept` is overwritten: it holds the quotients for the percentile.
+    """
+    count, total, largest, place = 0, 0.0, 0.0, None
+    for start in range(0, expected.size, _PIECE):
+        e, a = (each[start : start + _PIECE] for each in (expected, actual))
+        difference = _difference(e, a)
+        scale = np.abs(e.astype(np.float64))
+        judged = np.isfinite(scale) & np.isfinite(difference) & (scale > 0)
+        if not judged.any():
+            continue
+        with np.errstate(over="ignore"):
+            quotients = difference[judged] / scale[judged]
+            kept[count : count + quotients.size] = quotients
+        count += quotients.size
+        total += float(quotients.sum())
+        top = int(quotients.argmax())
+        if place is None or quotients[top] > largest:
+            place, largest = start + int(np.flatnonzero(judged)[top]), float(quotients[top])
+    return largest, total / max(count, 1), _percentile(kept[:count]), place
 
 
 def _difference(e: Array, a: Array) -> Array:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import large_model, latency, plan_scaling
+from benchmarks import large_model, latency, plan_scaling, validation
 from benchmarks.common import interleaved, ratio
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from rewriter.api import rewrite
@@ -152,3 +152,12 @@ def test_ratio_is_taken_within_rounds() -> None:
     result = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert (result.of_medians, result.paired, result.low, result.high) == (2.0, 2.0, 2.0, 2.0)
     assert result.of_fastest == 2.0
+
+
+def test_validation(tmp_path: Path) -> None:
+    sizes = ("--layers", "2", "--width", "32", "--hidden", "64", "--heads", "4", "--vocabulary", "50")
+    content = run(validation.main, *sizes, "--repeats", "1", json_path=tmp_path / "validation.json")
+    tasks = [row["task"] for row in content["rows"]]
+    assert tasks == ["plain inference", "diff --graph-only", "validate", "validate --taps blocks"]
+    assert [len(row["seconds"]) for row in content["rows"]] == [1, 1, 1, 1]
+    assert {"float64", "outputs", "blocks", "taps"} <= set(content["rows"][-1]["steps"])

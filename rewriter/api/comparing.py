@@ -1,0 +1,218 @@
+"""`validate` and `diff`: whether two models compute the same, and where they differ.
+
+Comes in: two models and options. Goes out: a `Comparison`. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from rewriter.api.pairing import Pair, Pairing
+from rewriter.api.run import Run, name_of, silent
+from rewriter.comparison import Comparison
+from rewriter.differences.models import difference
+from rewriter.errors import ExitStatus, UsageError
+from rewriter.files.load import LoadedModel, load_model
+from rewriter.proof.providers import chosen_providers
+from rewriter.proof.signature import signature_differences
+from rewriter.proof.validate import Progress
+from rewriter.proof.verdicts import Rules, Tolerance
+
+Model = str | os.PathLike[str] | onnx.ModelProto
+Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
+"""One number for all outputs, or output name to number; None is the name of all that are not named."""
+
+
+def validate(
+    original: Model,
+    rewritten: Model,
+    *,
+    providers: Sequence[str] | None = None,
+    inputs: str | os.PathLike[str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    atol: Tolerances | None = None,
+    rtol: Tolerances | None = None,
+    top_k: int | None = None,
+    taps: bool = False,
+    bisect: bool = False,
+    progress: Progress = silent,
+) -> Comparison:
+    """Judge whether `rewritten` computes what `original` does, against a float64 evaluation of the original.
+
+    Any two models of one signature will do. Where `rewritten` was made by this tool, the heads of each block are also
+    tried alone, on adversarial points.
+
+    Args:
+        original: path of an ONNX file, or a model in memory.
+        rewritten: the other one.
+        providers: execution providers, `cpu` and `cuda`; default cpu, and cuda where it works.
+        inputs: an npz file with inputs, instead of generated ones.
+        dims: sizes for symbolic dimensions of the generated inputs.
+        seed: seed of the generated inputs.
+        atol: absolute tolerance, for all outputs or by output name. Outputs with a tolerance are judged by
+            |rewritten - original| <= atol + rtol |original| alone.
+        rtol: relative tolerance, likewise.
+        top_k: also say how much of the k best entries of each row both models have.
+        taps: compare every block's output as well, and find the first whose error exceeds its share.
+        bisect: if the models differ, try every part of `rewritten` alone and name the guilty ones.
+        progress: called with (what is being done, steps done, steps in all).
+
+    Returns:
+        The comparison; `exit_status` is 0 when everything held, 1 when not, or when the signatures differ.
+
+    Raises:
+        UsageError: an option cannot be followed.
+        ModelError: a model is unreadable, malformed or unsafe.
+        ProviderError: a requested execution provider is not available.
+        ValidationError: nothing could be compared, for example since a model does not run.
+    """
+    pairing = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, taps=taps, bisect=bisect, progress=progress)
+    return _compare(original, rewritten, pairing, graph=False, outputs=True)
+
+
+def diff(
+    a: Model,
+    b: Model,
+    *,
+    graph: bool = True,
+    outputs: bool = True,
+    providers: Sequence[str] | None = None,
+    inputs: str | os.PathLike[str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    atol: Tolerances | None = None,
+    rtol: Tolerances | None = None,
+    top_k: int | None = None,
+    taps: bool = False,
+    bisect: bool = False,
+    progress: Progress = silent,
+) -> Comparison:
+    """Compare two models: their files, and what they compute.
+
+    Args:
+        a: path of an ONNX file, or a model in memory.
+        b: the other one.
+        graph: compare operators, nodes, weights bit for bit, metadata.
+        outputs: run both and compare the outputs as `validate` does.
+        providers: as for `validate`, like all that follow.
+        inputs: see there.
+        dims: see there.
+        seed: see there.
+        atol: see there.
+        rtol: see there.
+        top_k: see there.
+        taps: see there.
+        bisect: see there.
+        progress: see there.
+
+    Returns:
+        The comparison; `exit_status` is 0 when both compute the same, or without `outputs`, when both are the same
+        graph with the same weights; else 1.
+
+    Raises:
+        UsageError: neither graph nor outputs are to be compared, or as for `validate`.
+        ModelError: as for `validate`, like the others.
+        ProviderError: see there.
+        ValidationError: see there.
+    """
+    if not graph and not outputs:
+        raise UsageError("nothing to compare: leave the graph or the outputs in")
+    if not outputs and (taps or bisect):
+        raise UsageError("taps and bisect need the models to be run: leave the outputs in")
+    pairing = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, taps=taps, bisect=bisect, progress=progress)
+    return _compare(a, b, pairing, graph=graph, outputs=outputs)
+
+
+def _pairing(
+    providers: Sequence[str] | None,
+    inputs: str | os.PathLike[str] | None,
+    dims: Mapping[str, int] | None,
+    seed: int,
+    tolerances: tuple[Tolerances | None, Tolerances | None],
+    top_k: int | None,
+    *,
+    taps: bool,
+    bisect: bool,
+    progress: Progress,
+) -> Pairing:
+    if top_k is not None and top_k < 1:
+        raise UsageError(f"top-k is {top_k}; it must be at least 1")
+    return Pairing(
+        providers=chosen_providers(tuple(providers or ())),
+        inputs=None if inputs is None else Path(inputs),
+        dims=dict(dims or {}),
+        seed=seed,
+        rules=Rules(_tolerances(*tolerances), top_k),
+        taps=taps,
+        bisect=bisect,
+        progress=progress,
+    )
+
+
+def _tolerances(atol: Tolerances | None, rtol: Tolerances | None) -> dict[str | None, Tolerance]:
+    absolute, relative = (_by_name(given) for given in (atol, rtol))
+    for value in (*absolute.values(), *relative.values()):
+        if not 0.0 <= value < float("inf"):
+            raise UsageError(f"a tolerance is {value:g}; it must be a number from 0")
+    return {
+        name: Tolerance(absolute.get(name, absolute.get(None, 0.0)), relative.get(name, relative.get(None, 0.0)))
+        for name in {**absolute, **relative}
+    }
+
+
+def _by_name(given: Tolerances | None) -> dict[str | None, float]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given.items())
+    return {None: float(given)}
+
+
+def _compare(a: Model, b: Model, pairing: Pairing, *, graph: bool, outputs: bool) -> Comparison:
+    run = Run(pairing.progress)
+    with run.step("load", "loading"):
+        models = load_model(a), load_model(b)
+    result = Comparison(
+        a=name_of(a),
+        b=name_of(b),
+        signature=signature_differences(models[0].proto, models[1].proto),
+        graph=None,
+        reference="",
+        cases=(),
+        skipped=(),
+        providers={},
+        blocks={},
+        regions={},
+        taps=None,
+        isolated=None,
+        faults=(),
+        failures=(),
+        notes=(),
+        seconds={},
+        exit_status=ExitStatus.CONVERTED,
+    )
+    if graph:
+        with run.step("graph", "comparing the graphs"):
+            result = replace(result, graph=difference(*models))
+    if result.signature:
+        result = replace(result, failures=tuple(f"other signature: {text}" for text in result.signature))
+    elif outputs:
+        _check_names(pairing.rules, models[0])
+        result = Pair(models, pairing, run).compare(result)
+    elif result.graph is not None and not result.graph.same:
+        result = replace(result, failures=("the graphs differ",))
+    status = ExitStatus.VALIDATION_FAILED if result.failures else ExitStatus.CONVERTED
+    return replace(result, exit_status=status, seconds=run.seconds())
+
+
+def _check_names(rules: Rules, model: LoadedModel) -> None:
+    known = [value.name for value in model.proto.graph.output]
+    for name in rules.tolerances:
+        if name is not None and name not in known:
+            raise UsageError(f"a tolerance is given for '{name}', which is no output; outputs are: {', '.join(known)}")

@@ -1,0 +1,113 @@
+"""What this tool knows of a pair of models: A's MLP blocks, and which of them are attention heads in B.
+
+Comes in: two loaded models. Goes out: `Known`: blocks in the engine's terms, and A with its heads made anew, whose
+programs are certified. Used by `rewriter.api.comparing`. Nothing that B says of itself is believed: its metadata only
+tell which blocks to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import onnx
+
+from passes.find import Block
+from passes.marks import made_for, program_of
+from passes.plan import Plan, apply, make_plan
+from rewriter.api.rows import claim_of
+from rewriter.api.run import checked_options
+from rewriter.files.load import LoadedModel
+from rewriter.proof.boundaries import Landmark
+from rewriter.proof.claims import Claim, Side
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a pair.
+
+    Attributes:
+        a: A, or its lowered form where B was made from that: it has the tensors that blocks are named by.
+        b: B.
+        landmarks: A's blocks.
+        claims: what is claimed of the blocks that are heads in B.
+        programs: block name to head program, for these.
+        unknown: blocks that B says to have as heads, but that A does not have.
+        _plan: what this tool would do with A, for the blocks of `claims`.
+    """
+
+    a: Side
+    b: Side
+    landmarks: tuple[Landmark, ...]
+    claims: tuple[Claim, ...]
+    programs: Mapping[str, str]
+    unknown: tuple[str, ...]
+    _plan: Plan
+
+    @property
+    def inexact(self) -> Side | None:
+        """The same, where a program is not exact; None where nothing is to be allowed for."""
+        return self.certified if any(claim.max_error > 0.0 for claim in self.claims) else None
+
+    @cached_property
+    def certified(self) -> Side | None:
+        """A with the heads of this tool's certified programs in the place of B's; None where B has none."""
+        return Side.of(replace(self.a.model, proto=apply(self._plan), path=None)) if self.claims else None
+
+
+def know(a: LoadedModel, b: LoadedModel) -> Known:
+    """Find A's blocks, and those that are heads in B."""
+    programs = _programs(b.proto)
+    plan = make_plan(a.proto, checked_options())
+    made = tuple(each for each in plan.conversions if each.block.name in programs)
+    named = replace(a, proto=plan.model, path=None) if made and plan.model is not a.proto else a
+    blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
+    sides = Side.of(named), Side.of(b)
+    landmarks = [_landmark(block, programs.get(block.name)) for block in blocks if not block.path]
+    claims = [claim_of(each, plan.ends) for each in made]
+    known = {block.name for block in blocks}
+    return Known(
+        *sides,
+        landmarks=tuple(mark for mark in landmarks if _stands_in(mark, sides[0])),
+        claims=tuple(claim for claim in claims if _can_be_tried(claim, *sides)),
+        programs={each.block.name: programs[each.block.name] for each in made},
+        unknown=tuple(name for name in programs if name not in known),
+        _plan=replace(plan, conversions=made),
+    )
+
+
+def _programs(model: onnx.ModelProto) -> dict[str, str]:
+    """The blocks that an earlier run made, in graph order, with the names of their programs; bodies included."""
+    from rewriter.files.walk import iter_nodes
+
+    programs: dict[str, str] = {}
+    for node in iter_nodes(model.graph.node):
+        name = made_for(node)
+        if name is not None:
+            programs.setdefault(name, program_of(node) or "unnamed")
+    return programs
+
+
+def _landmark(block: Block, program: str | None) -> Landmark:
+    return Landmark(
+        name=block.name,
+        inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
+        outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        starts=tuple(dict.fromkeys((block.gate, block.value))),
+        end=block.output,
+        program=program,
+    )
+
+
+def _stands_in(mark: Landmark, a: Side) -> bool:
+    return all(name in a.main.producer for name in (*mark.outputs, *mark.starts, mark.end))
+
+
+def _can_be_tried(claim: Claim, a: Side, b: Side) -> bool:
+    """Whether both models have the tensors that a claim is about: another tool may have renamed them in B."""
+    views = [side.views.get(claim.path) for side in (a, b)]
+    names = [name for name in claim.inputs if views[0] is not None and name in views[0].producer]
+    return all(view is not None and claim.output in view.producer for view in views) and all(
+        name in view.producer for view in views if view is not None for name in names
+    )

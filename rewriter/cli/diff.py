@@ -1,0 +1,75 @@
+"""`rewrite diff A B`: where two models differ.
+
+Comes in: arguments. Goes out: tables, the report, an exit status. The work is `rewriter.api.diff`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewriter.cli.options import check_report, comparison_options
+from rewriter.errors import UsageError
+
+_HELP_STATUS = """\b
+Exit status:
+  0  both compute the same (with --graph-only: are the same graph with the same weights)
+  1  they differ, or nothing could be compared
+  2  usage
+  4  a model is unreadable, malformed or unsafe
+  5  a requested execution provider is not available
+"""
+
+
+@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
+@click.option("--outputs-only", is_flag=True, help="Compare what they compute, not the files.")
+@comparison_options
+def diff(
+    a: Path,
+    b: Path,
+    *,
+    graph_only: bool,
+    outputs_only: bool,
+    taps: str | None,
+    providers: tuple[str, ...],
+    report: Path | None,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
+) -> int:
+    """Compare two models: operators, nodes, weights bit for bit, metadata, and what they compute.
+
+    Nodes are matched by name and by structure, so renaming is no difference. Outputs are judged as `rewrite validate`
+    does; whether they agree decides the exit status, since two graphs may well compute the same.
+    """
+    if graph_only and outputs_only:
+        raise UsageError("--graph-only and --outputs-only leave nothing to compare; give one of them")
+    if graph_only and (taps or options["bisect"]):
+        raise UsageError("--taps and --bisect run the models, --graph-only does not; leave one out")
+    if report is not None:
+        check_report(report, (a, b))
+    from rewriter.api import diff as compare
+    from rewriter.cli.console import Console
+    from rewriter.cli.pairs import DIFFING, show_comparison
+
+    console = Console(quiet=quiet, verbose=verbose)
+    with console.progress() as progress:
+        found = compare(
+            a,
+            b,
+            graph=not outputs_only,
+            outputs=not graph_only,
+            providers=providers or None,
+            taps=taps is not None,
+            progress=progress,
+            **options,
+        )
+    if report is not None:
+        found.write(report)
+    show_comparison(console, found, DIFFING)
+    return int(found.exit_status)

@@ -1,0 +1,94 @@
+"""Options that several commands share.
+
+Comes in: what a user wrote. Goes out: checked values, or an error of one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rewriter.cli.proof_options import INPUT_OPTIONS
+from rewriter.errors import UsageError
+from rewriter.text import quoted
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str | None, float] | None:
+    """NUMBER or OUTPUT:NUMBER; the number alone is for all outputs that are not named."""
+    found: dict[str | None, float] = {}
+    for value in values:
+        name, colon, number = value.rpartition(":")
+        try:
+            found[name if colon else None] = float(number)
+        except ValueError as error:
+            raise click.BadParameter(f"'{value}' is neither NUMBER nor OUTPUT:NUMBER") from error
+    return found or None
+
+
+def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False) -> None:
+    """Refuse a report path that could not be written, or that would replace something else, before the long work.
+
+    `others` are the files that the report must not replace; an existing file of the report's own kind it may.
+    """
+    if not report.parent.is_dir():
+        raise UsageError(
+            f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
+        )
+    if report.absolute() in [other.absolute() for other in others if other is not None]:
+        raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
+    if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
+        advice = "choose another path" if report.is_dir() else "pass --force to replace it, or choose another path"
+        raise UsageError(f"{quoted(report)} exists and is no {suffix} file; {advice}")
+
+
+def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
+    """Refuse a page that could not be written, or made, before the long work; `report` is the JSON beside it."""
+    from rewriter.html import require_jinja
+
+    require_jinja()
+    check_report(page, others, suffix=".html", force=force)
+    if report is not None and page.absolute() == report.absolute():
+        raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
+
+
+_COMPARING = (
+    click.option(
+        "--atol",
+        metavar="[OUTPUT:]NUMBER",
+        multiple=True,
+        callback=tolerance,
+        help="Judge outputs by this absolute tolerance instead of the float64 rule; for all outputs, or for one "
+        "(repeatable).",
+    ),
+    click.option(
+        "--rtol",
+        metavar="[OUTPUT:]NUMBER",
+        multiple=True,
+        callback=tolerance,
+        help="The same, relative to the first model's values; adds to --atol.",
+    ),
+    click.option("--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K best entries of each row."),
+    click.option(
+        "--taps",
+        type=click.Choice(["blocks"]),
+        help="Compare the output of every block too, and show how the error grows through depth.",
+    ),
+    click.option("--bisect", is_flag=True, help="If they differ, try every part alone and name the guilty ones."),
+    click.option(
+        "--report", "--json", "report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write it as JSON."
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Print the last line only."),
+    click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
+)
+
+
+def comparison_options(command: Command) -> Command:
+    """The options of `validate` and `diff`."""
+    for option in reversed((*INPUT_OPTIONS, *_COMPARING)):
+        command = option(command)
+    return command

@@ -1,0 +1,60 @@
+"""`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another one does?
+
+Comes in: arguments. Goes out: tables, the report, an exit status. The work is `rewriter.api.validate`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewriter.cli.options import check_report, comparison_options
+
+_HELP_STATUS = """\b
+Exit status:
+  0  REWRITTEN computes what ORIGINAL does
+  1  it does not, or nothing could be compared
+  2  usage
+  4  a model is unreadable, malformed or unsafe
+  5  a requested execution provider is not available
+"""
+
+
+@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("original", type=click.Path(path_type=Path))
+@click.argument("rewritten", type=click.Path(path_type=Path))
+@comparison_options
+def validate(
+    original: Path,
+    rewritten: Path,
+    *,
+    taps: str | None,
+    providers: tuple[str, ...],
+    report: Path | None,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
+) -> int:
+    """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
+
+    Any two models with the same inputs and outputs will do, whoever made them. Both are compared with a float64
+    evaluation of ORIGINAL: REWRITTEN may be up to four times as far from it as ORIGINAL itself is. Attention heads that
+    this tool made are also tried alone, block by block.
+    """
+    if report is not None:
+        check_report(report, (original, rewritten))
+    from rewriter.api import validate as judge
+    from rewriter.cli.console import Console
+    from rewriter.cli.pairs import VALIDATING, show_comparison
+
+    console = Console(quiet=quiet, verbose=verbose)
+    with console.progress() as progress:
+        found = judge(
+            original, rewritten, providers=providers or None, taps=taps is not None, progress=progress, **options
+        )
+    if report is not None:
+        found.write(report)
+    show_comparison(console, found, VALIDATING)
+    return int(found.exit_status)

@@ -1,0 +1,196 @@
+"""`rewrite validate` and `rewrite diff`: what they print, write and exit with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from rewriter import rewrite
+from rewriter.cli import run
+from tests.textmodels import SILU, mlp, text_model
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """a.onnx, b.onnx with heads, bad.onnx with another coefficient, other.onnx with other inputs."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    model = mlp(SILU)
+    onnx.save(model, "a.onnx")
+    heads = rewrite(model, validate=False).rewritten
+    assert heads is not None
+    onnx.save(heads, "b.onnx")
+    key = next(tensor for tensor in heads.graph.initializer if tensor.name == "mlp/heads/key")
+    key.CopyFrom(numpy_helper.from_array(np.asarray(1.001, np.float32), key.name))
+    onnx.save(heads, "bad.onnx")
+    onnx.save(text_model("z = Relu(x)", outputs="float[a, b, 4] z"), "other.onnx")
+    return tmp_path
+
+
+def test_validate_a_rewritten_model(capsys: Capture) -> None:
+    assert run(["validate", "a.onnx", "b.onnx", "--taps", "blocks"]) == 0
+    text = capsys.readouterr().out
+    assert "Outputs: rewritten against original" in text
+    assert "float64 reference: onnxruntime double kernels" in text
+    assert "every boundary is within its share" in text
+    assert text.splitlines()[-1].startswith("PASSED  b.onnx computes what a.onnx does on cpu, error ratio ")
+    assert "heads of 1 block proved alone" in text
+
+
+def test_validate_a_wrong_model(capsys: Capture) -> None:
+    assert run(["validate", "a.onnx", "bad.onnx", "--taps", "blocks", "--bisect"]) == 1
+    text = capsys.readouterr().out
+    assert "first over its share: mlp" in text
+    assert "the heads, program silu" in text
+    assert "weight mlp/heads/key differs in 1 element, by up to 0.001" in text
+    assert "output out on cpu" in text
+    assert "FAILED  bad.onnx does not compute what a.onnx does; guilty: mlp, the heads (program silu)" in text
+
+
+def test_failing_says_what_to_do_next(capsys: Capture) -> None:
+    assert run(["validate", "a.onnx", "bad.onnx", "-q"]) == 1
+    text = capsys.readouterr().out
+    assert "Outputs" not in text
+    assert "--bisect names the guilty block" in text.splitlines()[-1]
+
+
+def test_tolerances(capsys: Capture) -> None:
+    assert run(["validate", "a.onnx", "bad.onnx", "--atol", "out:1", "-q"]) == 1, "the heads themselves are wrong"
+    assert "output out" not in capsys.readouterr().out
+    assert run(["diff", "a.onnx", "a.onnx", "--atol", "0", "--rtol", "out:0"]) == 0
+    assert "the tolerance given" in capsys.readouterr().out
+    assert run(["validate", "a.onnx", "b.onnx", "--atol", "out:1e-12"]) == 1
+    assert "over atol 1e-12, rtol 0 by" in capsys.readouterr().out
+
+
+def test_diff_shows_both_sides(capsys: Capture) -> None:
+    assert run(["diff", "a.onnx", "b.onnx"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "Mul h ",
+        "attnonly::NeuronAttention mlp/heads/attention",
+        "Sigmoid s ",
+        "only in A",
+        "mlp/heads/key",
+        "function   attnonly::NeuronAttention",
+        "the same in both: 4 nodes, 4 weights bit for bit",
+        "4 x the error of A",
+    ):
+        assert part in text, part
+    assert text.splitlines()[-1].startswith("SAME  b.onnx computes what a.onnx does on cpu")
+    assert "their graphs differ" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "last"),
+    [
+        (["a.onnx", "a.onnx", "--graph-only"], 0, "SAME  a.onnx and a.onnx are the same graph with the same weights"),
+        (["a.onnx", "b.onnx", "--graph-only"], 1, "DIFFERENT  a.onnx and b.onnx are different graphs"),
+        (["a.onnx", "b.onnx", "--outputs-only"], 0, "SAME  b.onnx computes what a.onnx does"),
+        (["a.onnx", "bad.onnx", "--outputs-only"], 1, "DIFFERENT  bad.onnx does not compute what a.onnx does"),
+        (["a.onnx", "other.onnx"], 1, "DIFFERENT  a.onnx and other.onnx have other inputs or outputs"),
+    ],
+)
+def test_exit_status_of_diff(capsys: Capture, arguments: list[str], status: int, last: str) -> None:
+    assert run(["diff", *arguments]) == status
+    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+
+
+def test_other_signatures_still_show_the_graphs(capsys: Capture) -> None:
+    assert run(["diff", "a.onnx", "other.onnx"]) == 1
+    text = capsys.readouterr().out
+    assert "Operators" in text
+    assert "other signature: output 'out' is only in A" in text
+    assert run(["validate", "a.onnx", "other.onnx"]) == 1
+    assert "other signature: output 'out' is only in A" in capsys.readouterr().out
+
+
+def test_verbose_shows_places_and_everything(capsys: Capture) -> None:
+    assert run(["diff", "a.onnx", "b.onnx", "-v", "--taps", "blocks", "--top-k", "2"]) == 0
+    text = capsys.readouterr().out
+    for part in ("top-k", " at ", "Heads alone, on adversarial points", "in the model's type"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("option", ["--report", "--json"])
+def test_report(capsys: Capture, option: str) -> None:
+    assert run(["validate", "a.onnx", "b.onnx", option, "r.json", "-q"]) == 0
+    data = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    assert (data["version"], data["a"], data["b"], data["same"]) == (1, "a.onnx", "b.onnx", True)
+
+
+@pytest.mark.parametrize("command", ["validate", "diff"])
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["a.onnx"], 2, "Missing argument"),
+        (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
+        (["text.onnx", "a.onnx"], 4, "is a text file, not an ONNX model"),
+        (["a.onnx", "cut.onnx"], 4, "cut.onnx' is not a readable ONNX model"),
+        (["a.onnx", "b.onnx", "--atol", "out:x"], 2, "'out:x' is neither NUMBER nor OUTPUT:NUMBER"),
+        (["a.onnx", "b.onnx", "--atol", "nonsense:1"], 2, "'nonsense', which is no output"),
+        (["a.onnx", "b.onnx", "--rtol", "-1"], 2, "a tolerance is -1"),
+        (["a.onnx", "b.onnx", "--top-k", "0"], 2, "--top-k"),
+        (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
+        (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz"),
+        (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),
+        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace a model"),
+        (["a.onnx", "b.onnx", "--report", "text.onnx"], 2, "exists and is no .json file"),
+        (["a.onnx", "fails.onnx"], 1, "rewrite: model B: onnxruntime could not load the model"),
+        (["fails.onnx", "a.onnx"], 1, "rewrite: model A: onnxruntime could not load the model"),
+    ],
+)
+def test_broken_inputs_are_one_line(
+    capsys: Capture, command: str, arguments: list[str], status: int, message: str
+) -> None:
+    Path("text.onnx").write_text("hello, this is no model\n", encoding="utf-8")
+    Path("cut.onnx").write_bytes(Path("a.onnx").read_bytes()[:-200])
+    broken = onnx.load("a.onnx")
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(broken, "fails.onnx")
+    assert run([command, *arguments]) == status
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("arguments", [["--graph-only", "--outputs-only"], ["--graph-only", "--bisect"]])
+def test_options_that_exclude_each_other(capsys: Capture, arguments: list[str]) -> None:
+    assert run(["diff", "a.onnx", "b.onnx", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_cuda_where_there_is_none(capsys: Capture) -> None:
+    from rewriter.proof.sessions import available_providers
+
+    if "cuda" in available_providers():
+        pytest.skip("CUDA works here")
+    assert run(["validate", "a.onnx", "b.onnx", "--provider", "cuda"]) == 5
+    assert "execution provider 'cuda' is not available" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["validate", "diff"])
+def test_help(capsys: Capture, command: str) -> None:
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("--provider", "--inputs", "--dim", "--seed", "--atol", "--bisect", "--taps", "Exit status:"):
+        assert part in text
+
+
+def test_names_from_a_model_are_no_markup(capsys: Capture) -> None:
+    model = mlp(SILU)
+    for node in model.graph.node:
+        node.name = f"[red]{node.output[0]}\x1b[31m"
+    onnx.save(model, "odd.onnx")
+    assert run(["diff", "odd.onnx", "b.onnx"]) == 0
+    text = capsys.readouterr().out
+    assert "[red]h" in text
+    assert "\x1b" not in text

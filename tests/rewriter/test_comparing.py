@@ -1,0 +1,382 @@
+"""`rewriter.validate` and `rewriter.diff`: planted differences are found and their places named, equal pairs pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.decoder import Shape, decoder, random_weights
+from rewriter import ExitStatus, UsageError, ValidationError, diff, rewrite, validate
+from rewriter.api import pairing
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
+
+TINY = Shape(layers=3, width=16, hidden=32, heads=2, vocabulary=40, positions=64)
+
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A decoder of three layers, and the same with attention heads."""
+    folder = tmp_path_factory.mktemp("pair")
+    original, rewritten = folder / "original.onnx", folder / "rewritten.onnx"
+    onnx.save(decoder(TINY, random_weights()), original)
+    assert len(rewrite(original, rewritten, validate=False).converted) == 3
+    return original, rewritten
+
+
+def weight(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    found: onnx.TensorProto = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    return found
+
+
+def node_making(model: onnx.ModelProto, tensor: str) -> onnx.NodeProto:
+    found: onnx.NodeProto = next(node for node in model.graph.node if tensor in node.output)
+    return found
+
+
+def shifted(name: str, delta: float) -> Callable[[onnx.ModelProto], None]:
+    def plant(model: onnx.ModelProto) -> None:
+        tensor = weight(model, name)
+        values = numpy_helper.to_array(tensor).copy()
+        values.reshape(-1)[-1] += np.asarray(delta, values.dtype)
+        tensor.CopyFrom(numpy_helper.from_array(values, name))
+
+    return plant
+
+
+def without_mask(model: onnx.ModelProto) -> None:
+    """Layer 1 sees the future."""
+    node = node_making(model, "/h.1/attn/masked/output")
+    del node.input[1:]
+    node.op_type = "Identity"
+
+
+def transposed_output(model: onnx.ModelProto) -> None:
+    node = node_making(model, "logits")
+    node.output[0] = "logits_before"
+    model.graph.node.append(helper.make_node("Transpose", ["logits_before"], ["logits"], "turned", perm=[0, 2, 1]))
+    del model.graph.output[0].type.tensor_type.shape.dim[2:]
+    model.graph.output[0].type.tensor_type.shape.dim.add()
+
+
+def transposed_weight(model: onnx.ModelProto) -> None:
+    tensor = weight(model, "h.1.attn.c_proj.weight")
+    values = numpy_helper.to_array(tensor).T
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), tensor.name))
+
+
+def half_precision(model: onnx.ModelProto) -> None:
+    """The first linear operator of layer 2's MLP multiplies in float16."""
+    node = node_making(model, "/h.2/mlp/c_fc/MatMul/output")
+    place = list(model.graph.node).index(node)
+    casts = [
+        helper.make_node("Cast", [name], [f"half_{number}"], f"to_half_{number}", to=TensorProto.FLOAT16)
+        for number, name in enumerate(node.input)
+    ]
+    wide = helper.make_node("Cast", ["half_out"], [node.output[0]], "to_float", to=TensorProto.FLOAT)
+    node.input[:] = ["half_0", "half_1"]
+    node.output[0] = "half_out"
+    for offset, cast in enumerate(casts):
+        model.graph.node.insert(place + offset, cast)
+    model.graph.node.insert(place + 3, wide)
+
+
+FIRST, SECOND = "the first linear operator", "the second linear operator"
+
+PLANTED = {
+    "a weight of W1": (shifted("h.1.mlp.c_fc.weight", 1e-2), "h.1.mlp", FIRST, "h.1.mlp.c_fc.weight"),
+    "a weight of W2": (shifted("h.0.mlp.c_proj.weight", 1e-2), "h.0.mlp", SECOND, "h.0.mlp.c_proj.weight"),
+    "the bias b1": (shifted("h.2.mlp.c_fc.bias", 1e-2), "h.2.mlp", FIRST, "h.2.mlp.c_fc.bias"),
+    "the bias b2": (shifted("h.1.mlp.c_proj.bias", 1e-2), "h.1.mlp", SECOND, "h.1.mlp.c_proj.bias"),
+    "a bias of the attention": (
+        shifted("h.1.attn.c_attn.bias", 1e-2),
+        "/h.1/attn/residual/output",
+        None,
+        "h.1.attn.c_attn.bias",
+    ),
+    "a dropped mask": (without_mask, "/h.1/attn/residual/output", None, "/h.1/attn/masked"),
+    "a transposed weight": (transposed_weight, "/h.1/attn/residual/output", None, "h.1.attn.c_proj.weight"),
+    "a transposed output": (transposed_output, "output logits", None, "turned"),
+    "a type change": (half_precision, "h.2.mlp", FIRST, "MatMul /h.2/mlp/c_fc/MatMul: input 0, input 1"),
+    "the final norm": (shifted("ln_f.weight", 1e-2), "output logits", None, "ln_f.weight"),
+}
+
+
+def planted(source: Path, folder: Path, plant: Callable[[onnx.ModelProto], None]) -> Path:
+    model = onnx.load(source)
+    plant(model)
+    path = folder / "planted.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("side", ["another model", "a rewritten model"])
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_difference_is_found_and_named(pair: Pair, tmp_path: Path, what: str, side: str) -> None:
+    plant, block, part, cause = PLANTED[what]
+    bad = planted(pair[0] if side == "another model" else pair[1], tmp_path, plant)
+    found = validate(pair[0], bad, taps=True, bisect=True)
+    assert found.exit_status is ExitStatus.VALIDATION_FAILED
+    assert found.failures
+    assert [fault.block for fault in found.faults] == [block]
+    assert found.faults[0].part == part
+    assert cause in found.faults[0].causes[0]
+    assert found.first_exceeding is not None
+    assert found.first_exceeding.boundary.label == block
+
+
+def test_a_planted_coefficient_is_found_and_its_program_named(pair: Pair, tmp_path: Path) -> None:
+    bad = planted(pair[1], tmp_path, shifted("h.1.mlp/heads/key", 1e-3))
+    found = validate(pair[0], bad, taps=True, bisect=True)
+    assert found.exit_status is ExitStatus.VALIDATION_FAILED
+    (fault,) = found.faults
+    assert (fault.block, fault.part, fault.program) == ("h.1.mlp", "the heads", "silu")
+    assert fault.causes == ("weight h.1.mlp/heads/key differs in 1 element, by up to 0.001",)
+    assert any("h.1.mlp: in float64 the heads are off" in failure for failure in found.failures)
+    assert not any("h.0.mlp" in failure or "h.2.mlp" in failure for failure in found.failures)
+    assert found.first_exceeding is not None
+    assert found.first_exceeding.boundary.label == "h.1.mlp"
+
+
+def test_a_coefficient_of_a_fitted_program(tmp_path: Path) -> None:
+    """The certified error of GELU's program excuses nothing else."""
+    model = mlp(ERF_GELU)
+    rewritten = rewrite(model, validate=False).rewritten
+    assert rewritten is not None
+    good = validate(model, rewritten, taps=True, bisect=True)
+    assert (good.exit_status, good.faults, good.first_exceeding) == (ExitStatus.CONVERTED, (), None)
+    values = weight(rewritten, "mlp/heads/bias_value")
+    array = numpy_helper.to_array(values).copy()
+    array[np.abs(array).argmax()] *= 1 + 1e-3
+    values.CopyFrom(numpy_helper.from_array(array, values.name))
+    bad = validate(model, rewritten, bisect=True)
+    assert bad.exit_status is ExitStatus.VALIDATION_FAILED
+    (fault,) = bad.faults
+    assert (fault.block, fault.part) == ("mlp", "the heads")
+    assert "mlp/heads/bias_value" in fault.causes[0]
+
+
+def test_two_planted_differences_are_both_named(pair: Pair, tmp_path: Path) -> None:
+    def plant(model: onnx.ModelProto) -> None:
+        shifted("h.0.attn.c_attn.bias", 1e-2)(model)
+        shifted("h.2.mlp/heads/key", 1e-2)(model)
+
+    found = validate(pair[0], planted(pair[1], tmp_path, plant), bisect=True)
+    assert [fault.block for fault in found.faults] == ["/h.0/attn/residual/output", "h.2.mlp"]
+
+
+# -- equal pairs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rewritten_model_passes(pair: Pair) -> None:
+    found = validate(*pair, taps=True, bisect=True, top_k=3)
+    assert found.same
+    assert found.failures == ()
+    assert found.error_ratio is not None
+    assert found.error_ratio < 2
+    assert list(found.blocks.items()) == [(f"h.{layer}.mlp", "silu") for layer in range(3)]
+    assert list(found.regions) == list(found.blocks)
+    assert found.first_exceeding is None
+    assert found.isolated is None, "there is nothing to look for"
+    verdict = found.providers["cpu"].outputs["logits"]
+    assert (verdict.rule, verdict.passed, verdict.reason) == ("float64", True, None)
+    assert verdict.top_k is not None
+    assert verdict.top_k > 0.99
+
+
+def test_the_control_differs_by_nothing(pair: Pair) -> None:
+    """The original against itself."""
+    found = diff(pair[0], pair[0], taps=True, top_k=3)
+    assert found.same
+    assert found.error_ratio == 1.0
+    stats = found.providers["cpu"].outputs["logits"].stats
+    assert (stats.max_abs, stats.max_rel, stats.min_tolerance, stats.top1, stats.kl) == (0, 0, 0, 1, 0)
+    assert found.providers["cpu"].outputs["logits"].top_k == 1
+    assert found.taps is not None
+    assert {each.difference for each in found.taps} == {0.0}
+    assert {each.error_ratio for each in found.taps} == {1.0}
+    assert found.graph is not None
+    assert found.graph.same
+
+
+def test_the_error_grows_block_by_block(pair: Pair) -> None:
+    taps = validate(*pair, taps=True).taps
+    assert taps is not None
+    labels = [each.boundary.label for each in taps]
+    assert [label for label in labels if label.endswith("mlp") and " " not in label] == [
+        "h.0.mlp", "h.1.mlp", "h.2.mlp",
+    ]  # fmt: skip
+    assert labels[-1] == "output logits"
+    assert "after h.1.mlp" in labels
+    assert not any("masked" in label for label in labels), "a mask is no skip connection"
+    assert all(each.error_a is not None and each.error_a > 0 for each in taps)
+
+
+def test_onnxruntimes_own_optimisation_passes(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "optimised.onnx"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(pair[0], options, providers=["CPUExecutionProvider"])
+    found = diff(pair[0], path, taps=True)
+    assert found.same
+    assert found.graph is not None
+    assert not found.graph.same
+    assert found.graph.operators["com.microsoft::QuickGelu"] == (0, 3)
+    assert found.taps is not None
+    assert len(found.taps) > 6
+    bad = planted(path, tmp_path, shifted("h.1.mlp.c_proj.weight", 1e-2))
+    assert [fault.block for fault in diff(pair[0], bad, bisect=True).faults] == ["h.1.mlp"]
+
+
+@pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
+def test_other_optimisers_pass(pair: Pair, tool: str) -> None:
+    module = pytest.importorskip(tool)
+    model = onnx.load(pair[0])
+    smaller = module.slim(model) if tool == "onnxslim" else module.simplify(model)[0]
+    found = diff(pair[0], smaller, taps=True)
+    assert found.same
+    assert found.graph is not None
+    assert found.graph.same_nodes > 50
+    shifted("h.1.mlp.c_proj.bias", 1e-2)(smaller)
+    assert [fault.block for fault in diff(pair[0], smaller, bisect=True).faults] == ["h.1.mlp"]
+
+
+# -- rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_tolerances_replace_the_rule(pair: Pair, tmp_path: Path) -> None:
+    bad = planted(pair[1], tmp_path, shifted("h.1.mlp.c_fc.weight", 1e-2))
+    strict = validate(pair[0], bad).providers["cpu"].outputs["logits"]
+    assert (strict.rule, strict.passed) == ("float64", False)
+    needed = strict.stats.max_abs
+    for options, passed in (
+        ({"atol": {"logits": 2 * needed}}, True),
+        ({"atol": 2 * needed}, True),
+        ({"atol": needed / 2}, False),
+        ({"atol": {"logits": needed / 2}, "rtol": {"logits": 0.0}}, False),
+        ({"atol": strict.stats.min_tolerance * 1.001, "rtol": strict.stats.min_tolerance * 1.001}, True),
+        ({"atol": strict.stats.min_tolerance * 0.9, "rtol": strict.stats.min_tolerance * 0.9}, False),
+    ):
+        verdict = validate(pair[0], bad, **options).providers["cpu"].outputs["logits"]
+        assert (verdict.rule, verdict.passed) == ("tolerance", passed), options
+        assert passed or (verdict.reason is not None and "over atol" in verdict.reason)
+
+
+def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> None:
+    """A quantised weight: no float64 form."""
+    body = (
+        "w = DequantizeLinear(W8, scale8, zero8) first = MatMul(x, w) y = Add(first, b1) "
+        f"{SILU} second = MatMul(h, W2) out = Add(second, b2)"
+    )
+    constants = {
+        "W8": numpy_helper.from_array(np.random.default_rng(0).integers(-90, 90, (4, 8)).astype(np.int8), "W8"),
+        "scale8": numpy_helper.from_array(np.asarray(0.02, np.float32), "scale8"),
+        "zero8": numpy_helper.from_array(np.asarray(0, np.int8), "zero8"),
+    }
+    model = text_model(body, constants=constants)
+    rewritten = rewrite(model, validate=False).rewritten
+    assert rewritten is not None
+    good = validate(model, rewritten, taps=True)
+    assert good.same
+    assert good.reference.startswith("no float64 reference: DequantizeLinear")
+    assert good.error_ratio is None
+    assert good.providers["cpu"].outputs["out"].rule == "original"
+    assert good.taps is not None
+    assert all(each.error_a is None for each in good.taps)
+    shifted("b2", 1e-2)(rewritten)
+    bad = validate(model, rewritten, bisect=True)
+    assert not bad.same
+    assert [(fault.block, fault.part) for fault in bad.faults] == [("mlp", SECOND)]
+
+
+def test_a_rounding_that_decides(tmp_path: Path) -> None:
+    """As in T5's buckets of relative positions: float64 falls into another bucket, which is no reference for anything.
+
+    25 times float32's 0.04 is 1 in float32, and below 1 in float64.
+    """
+    body = f"p = Mul($25.0, part) f = Floor(p) z = Add(x, f) first = MatMul(z, W1) y = Add(first, b1) {SILU} "
+    constants = {"part": np.asarray([0.04])}
+    model = text_model(f"{body} second = MatMul(h, W2) out = Add(second, b2)", constants=constants)
+    part = np.float32(0.04)
+    assert np.floor(part * np.float32(25)) != np.floor(np.float64(part) * 25), "the premise"
+    heads = rewrite(model, validate=False).rewritten
+    assert heads is not None
+    good = validate(model, heads, taps=True, bisect=True)
+    assert good.same
+    assert good.providers["cpu"].outputs["out"].rule == "original"
+    assert any("somewhere a rounding decides" in note for note in good.notes)
+    shifted("W1", 1e-2)(heads)
+    bad = validate(model, heads, bisect=True)
+    assert not bad.same
+    assert [(fault.block, fault.part) for fault in bad.faults] == [("mlp", FIRST)]
+
+
+def test_other_signatures(pair: Pair) -> None:
+    other = mlp(SILU)
+    found = diff(pair[0], other)
+    assert found.exit_status is ExitStatus.VALIDATION_FAILED
+    assert found.graph is not None
+    assert found.graph.nodes
+    assert found.providers == {}
+    assert found.signature[0] == "input 'input_ids' is only in A"
+    assert validate(pair[0], other).failures[0] == "other signature: input 'input_ids' is only in A"
+
+
+def test_a_model_that_does_not_run(pair: Pair, tmp_path: Path) -> None:
+    def plant(model: onnx.ModelProto) -> None:
+        node_making(model, "logits").op_type = "NoSuchOperator"
+
+    with pytest.raises(ValidationError, match="could not load the model"):
+        validate(pair[0], planted(pair[0], tmp_path, plant))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"atol": {"nonsense": 1e-3}}, "'nonsense', which is no output; outputs are: logits"),
+        ({"atol": -1.0}, "a tolerance is -1; it must be a number from 0"),
+        ({"rtol": float("nan")}, "a tolerance is nan"),
+        ({"top_k": 0}, "top-k is 0; it must be at least 1"),
+        ({"dims": {"nonsense": 3}}, "nonsense"),
+    ],
+)
+def test_options_that_cannot_be_followed(pair: Pair, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        validate(*pair, **options)  # type: ignore[arg-type]
+
+
+def test_nothing_to_compare(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="nothing to compare"):
+        diff(*pair, graph=False, outputs=False)
+    with pytest.raises(UsageError, match="taps and bisect need the models to be run"):
+        diff(*pair, outputs=False, taps=True)
+
+
+def test_faults_are_narrowed_down_only_so_often(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "_MOST_FAULTS", 1)
+
+    def plant(model: onnx.ModelProto) -> None:
+        for layer in range(3):
+            shifted(f"h.{layer}.mlp.c_fc.bias", 1e-2)(model)
+
+    found = validate(pair[0], planted(pair[1], tmp_path, plant), bisect=True)
+    assert len(found.faults) == 1
+    assert found.isolated is not None
+    assert [each.boundary.label for each in found.isolated if each.guilty] == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
+
+
+def test_the_report_is_json(pair: Pair, tmp_path: Path) -> None:
+    found = diff(*pair, taps=True)
+    path = tmp_path / "report.json"
+    found.write(path)
+    assert json.loads(path.read_text(encoding="utf-8")) == found.to_json()
