@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ pytest.importorskip("torch")
 
 INPUTS = {
     "gpt2-cache": {"input_ids", "past_key_values.0.key", "past_key_values.1.value"},
-    "bert": {"input_ids", "attention_mask", "token_type_ids"},
+    "bert": {"input_ids", "attention_mask"},
     "vit": {"pixel_values"},
     "whisper": {"input_features", "decoder_input_ids"},
     "t5": {"input_ids", "attention_mask", "decoder_input_ids"},
@@ -37,6 +38,20 @@ def test_the_original_accepts_all_inputs(name: str, export: Export) -> None:
     assert INPUTS[name] <= {value.name for value in model.graph.input}
     for results in run_all(model).values():
         assert all(np.isfinite(value).all() for value in results.values() if value.dtype == np.float32)
+
+
+def test_bert_with_token_types(tmp_path: Path) -> None:
+    from models.entry import Input
+    from models.export import export_model
+    from models.registry import get
+
+    bert, path = get("bert"), tmp_path / "bert.onnx"
+    types = Input("token_type_ids", "mask", ("batch", "sequence"))  # zeros and ones, as masks are
+    export_model(replace(bert, inputs=(*bert.inputs, types)), path)
+    model = onnx.load(path)
+    for case in make_cases(model):
+        assert set(np.unique(case.feeds["token_type_ids"])) <= {0, 1}
+    assert len(run_all(model)) > 4
 
 
 @pytest.mark.parametrize("weights_outside", [True, False])
