@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 
-TASKS = ("import", "plan", "rewrite")
+TASKS = ("import", "plan", "rewrite", "prove")
 
 
 def measure(task: str, model: Path, out: Path | None = None) -> dict[str, Any]:
@@ -44,10 +44,12 @@ def _run(task: str, model: Path, out: Path | None) -> dict[str, Any]:
     peak_import = _peak_mb()
     steps: dict[str, float] = {}
     if task != "import":
-        report = rewrite(model, out, dry_run=task == "plan", validate=False)
+        report = rewrite(model, out, dry_run=task == "plan", validate=task == "prove", providers=["cpu"])
         steps = dict(report.seconds)
         if not report.converted:
             raise RuntimeError("nothing was converted")
+        if report.exit_status:
+            raise RuntimeError("the proof failed")
     return {
         "seconds_import": imported - start,
         "seconds": time.perf_counter() - imported,

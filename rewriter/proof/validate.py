@@ -27,6 +27,7 @@ from rewriter.proof.providers import parse_provider
 from rewriter.proof.runs import TAPPED, ModelRuns, Progress, Wanted, Way, run_whole
 from rewriter.proof.segments import run_in_segments
 from rewriter.proof.settings import Settings
+from rewriter.proof.unchanged import unexplained_changes
 
 __all__ = ["Progress", "Settings", "Validation", "validate"]
 
@@ -117,7 +118,8 @@ def validate(
     for number, name in enumerate(settings.providers):
         progress(f"end to end on {name}", number, len(settings.providers))
         providers[name] = judge_end_to_end(original.proto, (before, after), certain, certified, name)
-    failures = [failure for block in blocks for failure in block.failures]
+    failures = unexplained_changes(between or named, new, claims) if claims else []
+    failures += [failure for block in blocks for failure in block.failures]
     failures += [failure for proof in providers.values() for failure in proof.failures]
     return Validation(
         passed=not failures,

@@ -90,6 +90,14 @@ def test_large_model(tmp_path: Path, dense: bool) -> None:
         assert row["seconds_process"] >= row["seconds"]
 
 
+def test_proof_of_a_large_model(tmp_path: Path) -> None:
+    arguments = ["--layers", "1", "--width", "64", "--heads", "4", "--vocabulary", "64", "--prove"]
+    content = run(large_model.main, *arguments, "--folder", str(tmp_path), json_path=tmp_path / "proof.json")
+    (row,) = content["rows"]
+    assert row["task"] == "rewrite and prove, same directory"
+    assert row["runs"][0]["steps"]["validate"] > 0
+
+
 def test_plan_scaling(tmp_path: Path) -> None:
     content = run(
         plan_scaling.main,

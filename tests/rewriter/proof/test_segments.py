@@ -222,8 +222,17 @@ def spoil_key(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
 
 
+def spoil_elsewhere(model: onnx.ModelProto) -> None:
+    tensor = next(each for each in model.graph.initializer if each.name.endswith("ln_f.bias"))
+    array = numpy_helper.to_array(tensor).copy()
+    array[3] += 1e-3
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize(("spoil", "where"), [(spoil_key, "mlp: ")])
+@pytest.mark.parametrize(
+    ("spoil", "where"), [(spoil_key, "mlp: "), (spoil_elsewhere, "ln_f.bias' is not the original's")]
+)
 def test_planted_bugs_fail_the_proof_by_blocks(
     spoil: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

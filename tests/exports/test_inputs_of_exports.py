@@ -1,0 +1,67 @@
+"""Inputs made for real exports: the originals accept all of them, padding and special rows included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter.proof.inputs import make_cases
+from rewriter.proof.sessions import open_session
+from tests.conftest import Export
+
+pytestmark = pytest.mark.exports
+pytest.importorskip("torch")
+
+INPUTS = {
+    "gpt2-cache": {"input_ids", "past_key_values.0.key", "past_key_values.1.value"},
+    "bert": {"input_ids", "attention_mask"},
+    "vit": {"pixel_values"},
+    "whisper": {"input_features", "decoder_input_ids"},
+    "t5": {"input_ids", "attention_mask", "decoder_input_ids"},
+}
+
+
+def run_all(model: onnx.ModelProto) -> dict[str, dict[str, np.ndarray]]:
+    session = open_session(model, optimise=False)
+    results = {case.name: session.run(case.feeds) for case in make_cases(model)}
+    assert len(results) > 1
+    return results
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_original_accepts_all_inputs(name: str, export: Export) -> None:
+    model = onnx.load(export(name, "torchscript"))
+    assert INPUTS[name] <= {value.name for value in model.graph.input}
+    for results in run_all(model).values():
+        assert all(np.isfinite(value).all() for value in results.values() if value.dtype == np.float32)
+
+
+def test_bert_with_token_types(tmp_path: Path) -> None:
+    from models.entry import Input
+    from models.export import export_model
+    from models.registry import get
+
+    bert, path = get("bert"), tmp_path / "bert.onnx"
+    types = Input("token_type_ids", "mask", ("batch", "sequence"))  # zeros and ones, as masks are
+    export_model(replace(bert, inputs=(*bert.inputs, types)), path)
+    model = onnx.load(path)
+    for case in make_cases(model):
+        assert set(np.unique(case.feeds["token_type_ids"])) <= {0, 1}
+    assert len(run_all(model)) > 4
+
+
+@pytest.mark.parametrize("weights_outside", [True, False])
+def test_a_merged_decoder_takes_both_branches(weights_outside: bool, export: Export, tmp_path: Path) -> None:
+    from models.tools.common import Hints
+    from models.tools.scopes import if_bodies
+
+    merged = tmp_path / "merged.onnx"
+    if_bodies(weights_outside=weights_outside)(export("gpt2-cache", "torchscript"), merged, Hints())
+    names = list(run_all(onnx.load(merged)))
+    assert sum("cache branch on" in name for name in names) > 2
+    assert sum("cache branch off" in name for name in names) > 2
+    assert any("special rows" in name for name in names)

@@ -1,0 +1,63 @@
+"""Regions on adversarial points: what they are, parity of NaN and infinities, and what is reported at infinity."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from rewriter import ExitStatus, rewrite
+from rewriter.proof.claims import Claim
+from rewriter.proof.points import adversarial, largest_finite
+from rewriter.proof.regions import _same_overflow
+from tests.textmodels import ERF_GELU, SILU, mlp
+
+CLAIM = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, 0.0, TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_points(kind: int) -> None:
+    points = adversarial(kind)
+    limits = ml_dtypes.finfo(points.dtype)
+    assert points.dtype == onnx.helper.tensor_dtype_to_np_dtype(kind)
+    wide = points.astype(np.float64)
+    near = [1e4, float(limits.max), float(limits.smallest_subnormal), float(limits.tiny), 0.0]
+    for value in np.asarray([*near, *(-value for value in near)]).astype(points.dtype).astype(np.float64):
+        assert np.any((wide == value) & (np.signbit(wide) == np.signbit(value))), value
+    assert np.isnan(wide).sum() == 1
+    assert np.isfinite(wide[~np.isnan(wide)]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (SILU, ()),  # the original gives NaN at -inf as well
+        ("h = LeakyRelu<alpha = 0.1>(y)", ()),
+        ("h = Relu(y)", ("nan instead of 0 at -inf",)),
+        (ERF_GELU, ()),
+    ],
+)
+def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found: tuple[str, ...]) -> None:
+    report = rewrite(mlp(text))
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.validation is not None
+    assert report.validation.blocks[0].infinite == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "truth", "same"),
+    [
+        (np.inf, np.inf, 1e39, True),
+        (-np.inf, np.inf, -1e39, False),
+        (np.inf, 3e38, 1e39, False),
+        (np.inf, np.nan, 1e39, False),
+        (3e38, np.inf, 1e39, True),  # the original saturates: nothing to agree with
+        (1.0, 2.0, 1.0, True),  # no overflow: judged by the error
+    ],
+)
+def test_overflow_is_the_same_overflow(old: float, new: float, truth: float, same: bool) -> None:
+    assert largest_finite(CLAIM.elem_type) < 1e39
+    before, after = (np.asarray([value], np.float32) for value in (old, new))
+    assert _same_overflow(before, after, np.asarray([truth]), CLAIM) is same
