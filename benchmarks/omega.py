@@ -2,8 +2,9 @@
 
     python -m benchmarks.omega -o benchmarks/results/omega.json
 
-Comes in: nothing; the sublayers of `passes.forms.alone` are made for each omega. Goes out: JSON with one row per program,
-element type and omega: the largest error of the heads on normal pre-activations, against the program in float64.
+Comes in: nothing; the sublayers of `passes.forms.alone` are made for each omega. Goes out: JSON with one row per
+program, element type and omega: the largest error of the heads on normal pre-activations, against the program in
+float64.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from passes.forms.alone import activation_sublayer
 from passes.programs import Head, Program
 
 PROGRAMS = (Program("silu", (Head(beta=1.0),)), Program("relu_k40", (Head(beta=2.0**40),)))
-OMEGAS: tuple[float | None, ...] = (
-    *(float(2**power) for power in range(11)),
-    *(10.0**power for power in (4, 8, 16)),
-    None,
-)
+OMEGAS: tuple[float | None, ...] = (*(2.0**power for power in range(11)), 1e4, 1e8, 1e16, None)
 TOKENS, WIDTH = 20, 30
 """The setting of the sources: 20 tokens, a stream of 30 columns."""
 
