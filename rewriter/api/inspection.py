@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from passes.accounting import Accounting, account
+from passes.cost import PATTERN_MB, TOKENS, Setting
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -37,7 +38,12 @@ class Inspection:
 
 
 def inspect(
-    model: str | os.PathLike[str] | onnx.ModelProto, *, scope: str = "mlp", head_dimension: int | None = None
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    scope: str = "mlp",
+    head_dimension: int | None = None,
+    tokens: int = TOKENS,
+    max_pattern_mb: float = PATTERN_MB,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
@@ -45,6 +51,8 @@ def inspect(
         model: path of an ONNX file, or a model in memory.
         scope: `mlp` or `all`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
+        tokens: length of the sequence that the costs of the forms are stated for.
+        max_pattern_mb: bound of the largest pattern tensor, in MB (10^6 bytes), in the costs of the forms.
 
     Raises:
         UsageError: an option cannot be followed.
@@ -56,4 +64,5 @@ def inspect(
     options = checked_options(scope=scope)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
-    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), account(plan, head_dimension))
+    accounting = account(plan, head_dimension, Setting(tokens=tokens, max_pattern_mb=max_pattern_mb))
+    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)
