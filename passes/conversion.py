@@ -12,9 +12,11 @@ import onnx
 
 from passes.activations import Arithmetic
 from passes.find import Block
+from passes.formoptions import FormOptions
 from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import Program
+from passes.projections import Projections
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -45,6 +47,10 @@ class Conversion:
         form: name of the form, a key of `passes.forms.FORMS`.
         inline: whether the heads are written out instead of calling a model-local function.
         compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
+        options: the user's choices about the form.
+        projections: the linear operators as plain matrices, where the form replaces the whole block; None where it
+            replaces the activation and the operators stay as they are.
+        by_reference: why they stay, in forms that would rather replace the whole block.
     """
 
     block: Block
@@ -52,12 +58,27 @@ class Conversion:
     form: str
     inline: bool
     compute_type: int
+    options: FormOptions = FormOptions()
+    projections: Projections | None = None
+    by_reference: str = ""
 
     @property
     def max_error(self) -> float:
         """Certified largest error of the heads as they stand in the graph, in exact arithmetic, over max(1, |f|)."""
         named = self.block.identified.error  # how far the graph's own spelling is from the activation it was named
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that what is replaced is a function of, from its linear operators' inputs on."""
+        if self.projections is not None:
+            return (self.projections.query.data,)
+        return tuple(dict.fromkeys(operator.data for operator in self.block.first))
+
+    @property
+    def heads_tensor(self) -> str:
+        """The tensor [batch, tokens + bias tokens, neurons] of the heads' outputs, where the whole block is replaced."""
+        return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property
     def heads(self) -> int | None:

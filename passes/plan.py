@@ -15,6 +15,7 @@ import onnx
 
 from passes.conversion import Conversion, decide
 from passes.find import Block, Left, find, kinds
+from passes.formoptions import FormOptions
 from passes.forms import FORMS
 from passes.linear import Miss
 from passes.lower import Lowered, lower
@@ -41,6 +42,7 @@ class Options:
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
+        forms: choices about how the form becomes nodes.
     """
 
     form: str = "local"
@@ -48,6 +50,7 @@ class Options:
     inline: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    forms: FormOptions = FormOptions()
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 
 def _emit(plan: Plan, conversion: Conversion) -> Replacement:
-    return FORMS[conversion.form](plan.view_of(conversion.block), conversion)
+    return FORMS[conversion.form].emit(plan.view_of(conversion.block), conversion)
 
 
 def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
@@ -130,8 +133,7 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
         found = find(view, namer, scope=options.scope)
         left += _converted_before(view)
         for block in found.blocks:
-            opset = view.opsets.get("", 1)
-            decision = _unwanted(block, options) or decide(block, form=options.form, inline=inline, opset=opset)
+            decision = _unwanted(block, options) or _decide(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -139,9 +141,18 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
         left += found.left
     if conversions and plain is not None and not options.inline:
         notes.append(f"{plain}: the heads are written out")
+    notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+
+
+def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
+    """The program, then what the form has to say about it."""
+    decision = decide(block, form=options.form, inline=inline, opset=view.opsets.get("", 1))
+    if isinstance(decision, Miss):
+        return decision
+    return FORMS[options.form].prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
@@ -151,6 +162,19 @@ def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
     if opset < INTEGER_CONSTANT_OPSET:
         return f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
     return None
+
+
+def _kept_operators(conversions: list[Conversion]) -> list[str]:
+    """Blocks whose linear operators could not be written as projections of the form."""
+    reasons: dict[str, list[str]] = {}
+    for conversion in conversions:
+        if conversion.by_reference:
+            reasons.setdefault(conversion.by_reference, []).append(conversion.block.name)
+    return [
+        f"form {conversions[0].form} keeps the linear operators of {len(names)} blocks as projections by reference, "
+        f"since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for reason, names in reasons.items()
+    ]
 
 
 def _used(plan: Plan) -> frozenset[str]:

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from passes.conversion import Conversion
 from passes.forms.local import emit_local
+from passes.forms.masked import emit_masked, prepare_masked
+from passes.linear import Miss
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
 
-Emit = Callable[[GraphView, Conversion], Replacement]
 
-FORMS: dict[str, Emit] = {"local": emit_local}
-"""Form name to the function that emits one conversion in that form."""
+def _as_it_is(_view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    return conversion
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form.
+
+    Attributes:
+        emit: from view and conversion to the nodes.
+        prepare: what the form decides about a conversion while planning, or why it cannot take the block.
+    """
+
+    emit: Callable[[GraphView, Conversion], Replacement]
+    prepare: Callable[[GraphView, Conversion], Conversion | Miss] = _as_it_is
+
+
+FORMS: dict[str, Form] = {
+    "local": Form(emit_local),
+    "masked": Form(emit_masked, prepare_masked),
+}
+"""Form name to form."""

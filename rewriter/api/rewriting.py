@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 
+from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
 from passes.plan import apply, make_plan
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -35,6 +36,10 @@ def rewrite(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    max_pattern_mb: float = DEFAULT_PATTERN_MB,
+    attention_op: bool = False,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    omega: float | None = None,
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -50,11 +55,15 @@ def rewrite(
         model: path of an ONNX file, or a model in memory (which stays as it is).
         output: where to write the result. It appears there only when the proof passed. Without it nothing is
             written, and `Report.rewritten` holds the result.
-        form: how heads become nodes: `local`.
+        form: how heads become nodes: `local`, `masked`, `maskless` or `staged`.
         scope: `mlp`: MLP blocks; `all`: every elementwise activation of a linear operator's output.
         inline: write the heads out as plain operators instead of calling a model-local function.
         only: globs of block names; only these are converted.
         skip: globs of block names to leave.
+        max_pattern_mb: largest attention pattern at run time, in units of 2^20 bytes (not in form `local`).
+        attention_op: use `ai.onnx.Attention` nodes (form `masked`, opset 23).
+        max_tokens: longest sequence of forms with one-hot position columns (`maskless`, `staged`).
+        omega: what form `maskless` lowers the logits of forbidden pairs by; default from program and type.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
@@ -74,7 +83,8 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip)
+    forms = FormOptions(max_pattern_mb=max_pattern_mb, attention_op=attention_op, max_tokens=max_tokens, omega=omega)
+    options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip, forms=forms)
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
         seed=seed,

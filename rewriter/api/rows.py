@@ -45,13 +45,15 @@ def claim_of(conversion: Conversion) -> Claim:
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
-        block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
+        block_inputs=conversion.inputs,
         block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
+        axis=next((operator.axis for operator in block.first), -1),
+        heads=conversion.heads_tensor,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.find import SCOPES
+from passes.formoptions import FormOptions
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.errors import UsageError
@@ -54,15 +55,28 @@ class Run:
 
 
 def checked_options(
-    *, form: str = "local", scope: str = "mlp", inline: bool = False, only: Sequence[str] = (), skip: Sequence[str] = ()
+    *,
+    form: str = "local",
+    scope: str = "mlp",
+    inline: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    forms: FormOptions = FormOptions(),  # noqa: B008 - frozen
 ) -> Options:
-    """The options, with unknown names refused.
+    """The options, with unknown names and impossible numbers refused.
 
     Raises:
-        UsageError: a form or a scope that does not exist.
+        UsageError: a form or a scope that does not exist; a size that is not positive.
     """
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
     if scope not in SCOPES:
         raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
-    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip))
+    for name, value in (
+        ("max_pattern_mb", forms.max_pattern_mb),
+        ("max_tokens", forms.max_tokens),
+        ("omega", 1.0 if forms.omega is None else forms.omega),
+    ):
+        if not 0.0 < value < float("inf"):
+            raise UsageError(f"{name} is {value}, and must be a positive number")
+    return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip), forms=forms)

@@ -70,7 +70,33 @@ def _check_report(report: Path, model: Path, output: Path | None, *, force: bool
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path), help="Where to write the result.")
 @click.option(
-    "--form", type=click.Choice(["local"]), default="local", show_default=True, help="How heads become nodes."
+    "--form",
+    type=click.Choice(["local", "masked", "maskless", "staged"]),
+    default="local",
+    show_default=True,
+    help="How heads become nodes.",
+)
+@click.option(
+    "--max-pattern-mb",
+    metavar="MB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=64.0,
+    show_default=True,
+    help="Largest attention pattern at run time; more heads run in chunks (not in form local).",
+)
+@click.option("--attention-op", is_flag=True, help="Use ai.onnx Attention nodes (form masked, opset 23 or newer).")
+@click.option(
+    "--max-tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Longest sequence of the forms with one-hot positions (maskless, staged).",
+)
+@click.option(
+    "--omega",
+    type=click.FloatRange(min=0, min_open=True),
+    help="What form maskless lowers forbidden logits by. Default: so that their weights are exactly 0.",
 )
 @click.option(
     "--scope",
@@ -134,6 +160,10 @@ def convert(
             inline=options["inline"],
             only=options["only"],
             skip=options["skip"],
+            max_pattern_mb=options["max_pattern_mb"],
+            attention_op=options["attention_op"],
+            max_tokens=options["max_tokens"],
+            omega=options["omega"],
             dry_run=dry_run,
             validate=not no_validate,
             providers=options["providers"] or None,

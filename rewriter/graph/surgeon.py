@@ -33,7 +33,7 @@ class Fragment:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._tensors: dict[str, gs.Variable] = {}
-        self._nodes: list[gs.Node] = []
+        self._nodes: list[gs.Node | onnx.NodeProto] = []
         self._constants: list[gs.Constant] = []
 
     def tensor(self, name: str) -> gs.Variable:
@@ -63,13 +63,21 @@ class Fragment:
         )
         return result
 
+    def inlined(self, function: onnx.FunctionProto, inputs: Sequence[gs.Tensor], name: str) -> gs.Variable:
+        """Append the nodes of a model-local function of one output, every name in it under `<prefix>/<name>/`."""
+        result = self.tensor(self.qualified(f"{name}/{function.output[0]}"))
+        names = {formal: tensor.name for formal, tensor in zip(function.input, inputs, strict=True)}
+        for node in function.node:
+            self._nodes.append(_renamed(node, names, self.qualified(name)))
+        return result
+
     def qualified(self, name: str) -> str:
         """`name` under the fragment's prefix."""
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
         """The nodes in the order they were added, each with `metadata`."""
-        protos = [OnnxExporter.export_node(node) for node in self._nodes]
+        protos = [node if isinstance(node, onnx.NodeProto) else OnnxExporter.export_node(node) for node in self._nodes]
         for proto in protos:
             for key, value in metadata.items():
                 proto.metadata_props.add(key=key, value=value)
@@ -102,3 +110,24 @@ class Fragment:
         )
         proto: onnx.FunctionProto = OnnxExporter.export_function(function)
         return proto
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
+    """A copy with every tensor renamed, in its subgraphs too: by `names`, or under a prefix."""
+
+    def rename(name: str) -> str:
+        return names.get(name, f"{prefix}/{name}") if name else name
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = f"{prefix}/{node.name or node.output[0]}"
+    copy.input[:] = [rename(name) for name in node.input]
+    copy.output[:] = [rename(name) for name in node.output]
+    for attribute in copy.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            for value in (*attribute.g.input, *attribute.g.output):
+                value.name = rename(value.name)
+            inner = [_renamed(entry, names, prefix) for entry in attribute.g.node]
+            del attribute.g.node[:]
+            attribute.g.node.extend(inner)
+    return copy

@@ -1,5 +1,8 @@
 """Proof of one replaced block: its region on adversarial points, and the whole block on real inputs.
 
+Where the whole block was replaced, so that its region's ends are gone, the heads are proved from the block's inputs
+instead (`rewriter.proof.wholes`).
+
 Comes in: the original and the rewritten model, a `Claim`, and values that the block really sees. Goes out:
 `BlockProof`. Blocks are cut out with their weights one at a time, so a model of any size is proved in the memory of
 one block. The whole block (W1, heads, W2) must be as accurate against float64 as the original block.
@@ -19,6 +22,7 @@ from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.points import machine_epsilon, numpy_dtype
 from rewriter.proof.regions import prove_region
 from rewriter.proof.sessions import Session, open_session
+from rewriter.proof.wholes import prove_heads
 
 Feeds = Mapping[str, Array]
 
@@ -70,7 +74,10 @@ def prove_block(
         inputs: values of `block_needs`, one mapping per case; none skips the second half.
         providers: execution providers, each tried with and without graph optimisation.
     """
-    region = prove_region(original, rewritten, claim, providers)
+    if claim.heads:
+        region = prove_heads(original, rewritten, claim, inputs, providers)
+    else:
+        region = prove_region(original, rewritten, claim, providers)
     whole = _prove_whole(original, rewritten, claim, inputs, providers) if inputs else _Whole(None, None)
     return BlockProof(
         name=claim.name,

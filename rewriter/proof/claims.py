@@ -31,6 +31,9 @@ class Claim:
         elem_type: least precise element type at the ends of the region: what accuracy is judged by.
         path: path of the graph that holds the block, as in `GraphView`.
         width: channels of the block's inputs, None where unknown.
+        axis: the axis of the region's channels, counted from the end.
+        heads: where the whole block was replaced, the tensor of the rewritten model that holds what its heads write,
+            [batch, tokens and further rows, channels]; its first rows are `output`. Empty where the region alone was.
     """
 
     name: str
@@ -43,6 +46,13 @@ class Claim:
     elem_type: int
     path: Path = ()
     width: int | None = None
+    axis: int = -1
+    heads: str = ""
+
+    @property
+    def inputs_and_output(self) -> tuple[str, ...]:
+        """The ends of the region."""
+        return (*self.inputs, self.output)
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,11 @@ def _exact(
 
 
 def _feeds(view: GraphView, claim: Claim) -> dict[str, Array]:
-    """The points for the pre-activation; normal numbers for the value of a gated block."""
+    """The points for the pre-activation, along its channels; normal numbers for the value of a gated block."""
     points = adversarial(view.type_of(claim.inputs[0]).elem_type or claim.elem_type)
     rank = view.type_of(claim.inputs[0]).rank or 1
-    shape = (1,) * (rank - 1) + (-1,)
+    shape = [1] * rank
+    shape[claim.axis if -rank <= claim.axis < 0 else -1] = -1
     feeds = {claim.inputs[0]: points.reshape(shape)}
     for other in claim.inputs[1:]:
         values = np.random.default_rng(0).normal(0.0, 2.0, points.size)

@@ -1,0 +1,230 @@
+"""Attention with square patterns as model-local functions, a few heads and queries at a time.
+
+Comes in: which spelling. Goes out: a `FunctionProto` of domain `attnonly`, written in ONNX's text syntax below.
+The forms `masked`, `maskless` and `staged` call it with
+
+    query [batch, heads, tokens, d_head], value [batch, heads or 1, tokens, 1], key [batch, heads or 1, tokens, d_head]
+
+where 1 stands for a projection that all heads share, and get [batch, heads, tokens, 1]. The pattern of all d_ff heads
+would have batch * d_ff * tokens^2 entries. So a Loop takes as many heads at a time, and where one head is too large
+as many queries, as let the chunk's pattern have at most `pattern_size` entries; both numbers are computed from the
+runtime shapes. Softmax is over one query's row, so chunks change nothing.
+
+The operators are those of opset 11; `ai.onnx.Attention` needs opset 23.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+import onnx.parser
+
+from passes.marks import DOMAIN
+
+SMALLEST_OPSET = 11
+"""Range, and Slice and Pad with computed bounds, came with opset 10 and 11."""
+
+ATTENTION_OPSET = 23
+"""The operator Attention came with this one."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which attention function is called.
+
+    Attributes:
+        mask: whether forbidden pairs are masked (Theorems 3, 6) or get scores that are very negative (Theorem 9).
+        operator: whether the chunk is one `ai.onnx.Attention` node instead of MatMul, Where, Softmax, MatMul.
+    """
+
+    mask: bool = True
+    operator: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+        return ("MaskedAttention" if self.mask else "MasklessAttention") + ("Operator" if self.operator else "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+        shared = ("query", "key", "value", "pattern_size")
+        if not self.mask:
+            return (*shared, "position_scores")
+        names = (*shared, "tokens", "bias_tokens")
+        return names if self.operator else (*names, "forbidden")
+
+
+_DOC = (
+    "Softmax attention of all heads, in chunks of heads and queries whose pattern [batch, heads, queries, keys] has at "
+    "most pattern_size entries. query [batch, heads, keys, d_head]; key, value: the same, or with one head that all "
+    "share. {more} Huben and Morris 2023, arXiv 2309.08593, Theorem {theorem}."
+)
+_DOC_MASK = (
+    "The first `tokens` rows are tokens, the rest bias tokens; a query attends to itself and to the first "
+    "`bias_tokens` bias tokens."
+)
+_DOC_MASKLESS = "No mask: position_scores [batch, 1, keys, keys] are added, the part of query * key made of positions."
+
+_TEXT = """
+<opset_import: ["" : {opset}], domain: "{domain}">
+{name} ({inputs}) => (output)
+{{
+  zero = Constant<value = int64[1] {{0}}>()
+  one = Constant<value = int64[1] {{1}}>()
+  axes_1_2 = Constant<value = int64[2] {{1, 2}}>()
+  axis_1 = Constant<value = int64[1] {{1}}>()
+  scalar = Constant<value = int64[0] {{}}>()
+  shape = Shape(query)
+  index_0 = Constant<value = int64[1] {{0}}>()
+  index_1 = Constant<value = int64[1] {{1}}>()
+  index_2 = Constant<value = int64[1] {{2}}>()
+  batch = Gather(shape, index_0)
+  heads = Gather(shape, index_1)
+  keys = Gather(shape, index_2)
+  key_shape = Shape(key)
+  key_heads = Gather(key_shape, index_1)
+  last_key_head = Sub(key_heads, one)
+  value_shape = Shape(value)
+  value_heads = Gather(value_shape, index_1)
+  last_value_head = Sub(value_heads, one)
+
+  entries = Mul(batch, keys)
+  nothing = Less(entries, one)
+  row_size = Where(nothing, one, entries)
+  fitting = Div(pattern_size, row_size)
+  none_fits = Less(fitting, one)
+  rows = Where(none_fits, one, fitting)
+  whole_heads = Div(rows, keys)
+  no_head_fits = Less(whole_heads, one)
+  some_heads = Where(no_head_fits, one, whole_heads)
+  few_heads = Less(heads, some_heads)
+  most_heads = Where(few_heads, heads, some_heads)
+  heads_rounded = Add(heads, most_heads)
+  heads_up = Sub(heads_rounded, one)
+  head_steps = Div(heads_up, most_heads)
+  steps_rounded = Add(heads, head_steps)
+  steps_up = Sub(steps_rounded, one)
+  head_chunk = Div(steps_up, head_steps)
+  few_keys = Less(keys, rows)
+  row_chunk = Where(few_keys, keys, rows)
+  rows_rounded = Add(keys, row_chunk)
+  rows_up = Sub(rows_rounded, one)
+  row_steps = Div(rows_up, row_chunk)
+  steps = Mul(head_steps, row_steps)
+  trips = Reshape(steps, scalar)
+  always = Constant<value = bool {{1}}>()
+{outside}
+  parts = Loop(trips, always) <body = chunk (int64 step, bool going) => (bool going_on, part) {{
+    going_on = Identity(going)
+    head_step = Div(step, row_steps)
+    heads_before = Mul(head_step, row_steps)
+    row_step = Sub(step, heads_before)
+    first_head = Mul(head_step, head_chunk)
+    end_head = Add(first_head, head_chunk)
+    first_row = Mul(row_step, row_chunk)
+    end_row = Add(first_row, row_chunk)
+    query_start = Concat<axis = 0>(first_head, first_row)
+    query_end = Concat<axis = 0>(end_head, end_row)
+    query_chunk = Slice(query, query_start, query_end, axes_1_2)
+    shared_key = Less(last_key_head, first_head)
+    key_start = Where(shared_key, zero, first_head)
+    key_chunk = Slice(key, key_start, end_head, axis_1)
+    shared_value = Less(last_value_head, first_head)
+    value_start = Where(shared_value, zero, first_head)
+    value_chunk = Slice(value, value_start, end_head, axis_1)
+{chunk}
+    made = Shape(chunk_output)
+    made_heads = Gather(made, index_1)
+    made_rows = Gather(made, index_2)
+    missing_heads = Sub(head_chunk, made_heads)
+    missing_rows = Sub(row_chunk, made_rows)
+    pads = Concat<axis = 0>(zero, zero, zero, zero, zero, missing_heads, missing_rows, zero)
+    part = Pad(chunk_output, pads)
+  }}>
+  part_shape = Concat<axis = 0>(head_steps, row_steps, batch, head_chunk, row_chunk)
+  in_steps = Reshape(parts, part_shape)
+  by_batch = Transpose<perm = [2, 0, 3, 1, 4]>(in_steps)
+  padded_heads = Mul(head_steps, head_chunk)
+  padded_rows = Mul(row_steps, row_chunk)
+  padded_shape = Concat<axis = 0>(batch, padded_heads, padded_rows, one)
+  padded = Reshape(by_batch, padded_shape)
+  end = Concat<axis = 0>(heads, keys)
+  start = Concat<axis = 0>(zero, zero)
+  output = Slice(padded, start, end, axes_1_2)
+}}
+"""
+
+_MASK_OUTSIDE = """
+  last = Reshape(keys, scalar)
+  first = Reshape(zero, scalar)
+  by_one = Reshape(one, scalar)
+  positions = Range(first, last, by_one)
+  before_bias = Less(positions, tokens)
+  not_before = Not(before_bias)
+  end_bias = Add(tokens, bias_tokens)
+  before_end = Less(positions, end_bias)
+  is_bias = And(not_before, before_end)
+  column = Constant<value = int64[2] {-1, 1}>()
+"""
+
+_MASK = """
+    own = Slice(positions, first_row, end_row)
+    own_column = Reshape(own, column)
+    diagonal = Equal(own_column, positions)
+    mask = Or(diagonal, is_bias)
+"""
+
+_MASKED = (
+    _MASK
+    + """
+    key_transposed = Transpose<perm = [0, 1, 3, 2]>(key_chunk)
+    scores = MatMul(query_chunk, key_transposed)
+    attn_scores = Where(mask, scores, forbidden)
+    pattern = Softmax<axis = 3>(attn_scores)
+    chunk_output = MatMul(pattern, value_chunk)
+"""
+)
+
+_MASKLESS = """
+    key_transposed = Transpose<perm = [0, 1, 3, 2]>(key_chunk)
+    own_scores = MatMul(query_chunk, key_transposed)
+    axis_2 = Constant<value = int64[1] {2}>()
+    pair_scores = Slice(position_scores, first_row, end_row, axis_2)
+    attn_scores = Add(own_scores, pair_scores)
+    pattern = Softmax<axis = 3>(attn_scores)
+    chunk_output = MatMul(pattern, value_chunk)
+"""
+
+_OPERATOR = (
+    _MASK
+    + """
+    chunk_shape = Shape(query_chunk)
+    chunk_heads = Gather(chunk_shape, index_1)
+    each_head = Concat<axis = 0>(one, chunk_heads, one, one)
+    key_heads_chunk = Expand(key_chunk, each_head)
+    value_heads_chunk = Expand(value_chunk, each_head)
+    chunk_output = Attention<scale = 1.0>(query_chunk, key_heads_chunk, value_heads_chunk, mask)
+"""
+)
+
+
+@cache
+def function_of(pattern: Pattern, opset: int) -> onnx.FunctionProto:
+    """The function of domain `attnonly`; callers do not change it."""
+    text = _TEXT.format(
+        opset=opset,
+        domain=DOMAIN,
+        name=pattern.name,
+        inputs=", ".join(pattern.inputs),
+        outside=_MASK_OUTSIDE if pattern.mask else "",
+        chunk=_OPERATOR if pattern.operator else _MASKED if pattern.mask else _MASKLESS,
+    )
+    function = onnx.parser.parse_function(text)
+    more, theorem = (_DOC_MASK, 3) if pattern.mask else (_DOC_MASKLESS, 9)
+    function.doc_string = _DOC.format(more=more, theorem=theorem)
+    for node in function.node:
+        node.name = node.output[0]
+    return function

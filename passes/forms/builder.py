@@ -1,0 +1,141 @@
+"""What the forms with square patterns build with: nodes in the arithmetic of one conversion.
+
+Comes in: a view and a conversion. Goes out: `Builder`, with one method per kind of node, and at the end a `Replacement`.
+Shapes are computed at run time, so any batch and any number of tokens pass. Operators are those of opset 11; where a
+later opset moved an attribute to an input, the method knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, DTypeLike
+
+from passes.conversion import Conversion
+from passes.forms.attention import Pattern, function_of
+from passes.marks import BLOCK_KEY, DOMAIN
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
+from rewriter.graph.view import GraphView
+
+_AXES_ARE_INPUTS = 13
+_MEGABYTE = 2**20
+
+
+class Builder:
+    """Nodes of one block under `<block>/heads/`.
+
+    Attributes:
+        conversion: what is being built.
+        fragment: the nodes so far.
+        dtype: numpy type of the arithmetic.
+    """
+
+    def __init__(self, view: GraphView, conversion: Conversion) -> None:
+        self.conversion = conversion
+        self.fragment = Fragment(f"{conversion.block.name}/heads")
+        self.dtype: DTypeLike = np.float64 if conversion.compute_type == onnx.TensorProto.DOUBLE else np.float32
+        self._opset = view.opsets.get("", 1)
+        self._functions: list[onnx.FunctionProto] = []
+        self._integers: dict[tuple[int, ...], Constant] = {}
+
+    # -- constants -----------------------------------------------------------------------------------------
+
+    def numbers(self, name: str, values: ArrayLike) -> Constant:
+        """A constant in the type of the arithmetic."""
+        return self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+
+    def integers(self, *values: int) -> Constant:
+        """A constant 1-D tensor of integers; the same one for the same values."""
+        if values not in self._integers:
+            name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
+            self._integers[values] = self.fragment.constant(name, np.asarray(values, dtype=np.int64))
+        return self._integers[values]
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def node(self, operator: str, inputs: Sequence[Tensor], name: str, **attributes: object) -> Variable:
+        """Any node."""
+        return self.fragment.node(operator, inputs, name, **attributes)
+
+    def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
+        """An existing tensor, cast to the arithmetic's type where it has another."""
+        existing = self.fragment.tensor(tensor)
+        if elem_type == self.conversion.compute_type:
+            return existing
+        return self.node("Cast", [existing], name, to=int(self.conversion.compute_type))
+
+    def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
+        """Give `tensor` an existing name, in the type that it had."""
+        if elem_type == self.conversion.compute_type:
+            self.fragment.node("Identity", [tensor], "result", output=output)
+        else:
+            self.fragment.node("Cast", [tensor], "result", output=output, to=int(elem_type))
+
+    def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str) -> Variable:
+        """Reshape to a computed shape, or to numbers (0 keeps an axis, -1 is inferred)."""
+        return self.node("Reshape", [tensor, self.integers(*shape) if isinstance(shape, Sequence) else shape], name)
+
+    def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
+        """A new axis of size 1."""
+        if self._opset < _AXES_ARE_INPUTS:
+            return self.node("Unsqueeze", [tensor], name, axes=[axis])
+        return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
+
+    def transpose(self, tensor: Tensor, order: Sequence[int], name: str) -> Variable:
+        """Axes in another order."""
+        return self.node("Transpose", [tensor], name, perm=list(order))
+
+    def concat(self, tensors: Sequence[Tensor], axis: int, name: str) -> Variable:
+        """Tensors one after the other."""
+        return self.node("Concat", tensors, name, axis=axis)
+
+    def rows(self, tensor: Tensor, start: Tensor, stop: Tensor, axis: int, name: str) -> Variable:
+        """Part of an axis; the bounds are 1-D tensors of one integer."""
+        return self.node("Slice", [tensor, start, stop, self.integers(axis)], name)
+
+    def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
+        """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
+        shape = self.node("Shape", [tensor], f"{name}_of")
+        return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
+
+    def bounded(self, tensor: Tensor, name: str) -> Variable:
+        """A query within +-2^60 (float64: 2^500), far beyond where all weights are 0 or 1: no logit is infinite then."""
+        limit = 2.0**500 if self.dtype == np.float64 else 2.0**60
+        low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
+        return self.node("Clip", [tensor, low, high], name)
+
+    def attend(self, pattern: Pattern, inputs: dict[str, Tensor], name: str) -> Variable:
+        """Attention in chunks: a call of the model-local function, or its nodes."""
+        size = int(self.conversion.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
+        given = {"pattern_size": self.integers(max(1, size)), **inputs}
+        if pattern.mask and not pattern.operator:
+            given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
+        function = function_of(pattern, self._opset)
+        ordered = [given[formal] for formal in pattern.inputs]
+        if self.conversion.inline:
+            return self.fragment.inlined(function, ordered, name)
+        self._functions.append(function)
+        return self.node(pattern.name, ordered, name, domain=DOMAIN)
+
+    def replacement(self, output: str) -> Replacement:
+        """The nodes, in place of what made `output`."""
+        block, conversion = self.conversion.block, self.conversion
+        how = "W_Q, W_V, W_O" if conversion.projections is not None else f"by reference: {conversion.by_reference}"
+        metadata = {
+            BLOCK_KEY: block.name,
+            f"{DOMAIN}.form": conversion.form,
+            f"{DOMAIN}.activation": block.identified.label,
+            f"{DOMAIN}.program": conversion.program.name,
+            f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
+            f"{DOMAIN}.projections": how,
+        }
+        return Replacement(
+            output=output,
+            region=block.region.nodes,
+            nodes=tuple(self.fragment.nodes(metadata)),
+            initializers=tuple(self.fragment.initializers()),
+            functions=tuple(self._functions),
+        )

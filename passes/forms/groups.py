@@ -1,0 +1,71 @@
+"""A program as groups of heads: in each group one head per neuron, all with the same constants.
+
+Comes in: a `Program`. Goes out: `Group`s whose outputs add up to it, each a head over {self, bias tokens} and nothing
+else. Terms outside the program's heads become heads too:
+
+- A linear term beside one head whose values are multiples of z is spread over that head's keys. The weights sum to
+  one, so l z = sum over keys of l z p_key; each p_key with a key other than self is the self weight of another head,
+  in which the two have changed places. So y minus something close to y never cancels: Mish becomes the two heads
+  y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). A bias token cannot do this by itself: its
+  value is the same for every query.
+- Otherwise `linear z + constant` is a head that attends to itself alone (Theorem 7): no bias tokens, weight 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from passes.programs import BiasToken, Head, Program
+
+
+@dataclass(frozen=True)
+class Group:
+    """One head per neuron.
+
+    Attributes:
+        head: logits and values; c is 0 or 1.
+        factor: what its output is multiplied with.
+    """
+
+    head: Head
+    factor: float = 1.0
+
+    @property
+    def bias_tokens(self) -> int:
+        """How many bias tokens it attends to."""
+        return len(self.head.bias_tokens)
+
+    @property
+    def dimension(self) -> int:
+        """Head dimension of queries and keys: y alone, or (y, 1) where logits have offsets or squares."""
+        offsets = (self.head.alpha, self.head.gamma, *(token.offset for token in self.head.bias_tokens))
+        return 2 if any(offsets) else 1
+
+
+def groups_of(program: Program) -> tuple[Group, ...]:
+    """The groups of a program, in order; at least one."""
+    heads = list(program.heads)
+    if program.linear != 0.0 and program.constant == 0.0 and len(heads) == 1 and _multiples(heads[0]):
+        heads = _spread(heads[0], program.linear)
+    elif program.linear != 0.0 or program.constant != 0.0:
+        heads.append(Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant))
+    return tuple(_group(head) for head in heads)
+
+
+def _multiples(head: Head) -> bool:
+    """Whether all values are multiples of z, and every key could be the self key: its logit is affine."""
+    return head.alpha == 0.0 and head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
+
+
+def _spread(head: Head, linear: float) -> list[Head]:
+    own = BiasToken(slope=head.beta, offset=head.gamma)
+    heads = [replace(head, c=head.c + linear)] if head.c + linear != 0.0 else []
+    for number, token in enumerate(head.bias_tokens):
+        others = (*head.bias_tokens[:number], own, *head.bias_tokens[number + 1 :])
+        heads.append(Head(beta=token.slope, gamma=token.offset, bias_tokens=others, c=linear))
+    return heads
+
+
+def _group(head: Head) -> Group:
+    """The factor of a self value is applied last, so that no value is infinite that the softmax weighs with 0."""
+    return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)

@@ -1,0 +1,153 @@
+"""W_Q, W_K, W_V and W_O of a block's heads on a residual stream with indicator columns.
+
+Comes in: a builder, the block's plain projections and a group of heads. Goes out: tensors with the names and shapes of
+TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]), and what they make of the stream.
+
+The stream has `Layout.width` columns: the model's own, then indicators. One column is 1 on every token and 0 on bias
+tokens: on it ride b1 and the constants of self keys and values. Bias token j has a column of its own. W1 and W2 stand
+in the model once: W_Q, W_V and W_O are made of them by nodes whose inputs are constants, which onnxruntime folds
+when it loads the model. Projections that are the same for all heads (keys, constant values) have one head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from passes.forms.builder import Builder
+from passes.forms.groups import Group
+from passes.projections import Projection, Vector
+from rewriter.graph.surgeon import Tensor, Variable
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of the stream.
+
+    Attributes:
+        model: columns of the model's own residual stream.
+        tokens: columns that are 1 on tokens: one, or one position each.
+        bias_tokens: columns of the bias tokens.
+        bias_first: whether the bias tokens' columns come before those of the tokens (position slot 0).
+    """
+
+    model: int
+    bias_tokens: int
+    tokens: int = 1
+    bias_first: bool = False
+
+    @property
+    def width(self) -> int:
+        """All columns."""
+        return self.model + self.tokens + self.bias_tokens
+
+    def column(self, on_tokens: float, on_bias: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """A functional of the indicator columns alone, [width]: one value on tokens, one on each bias token."""
+        on_bias = [*on_bias, *[0.0] * (self.bias_tokens - len(on_bias))]
+        parts = ([on_bias, [on_tokens] * self.tokens], [[on_tokens] * self.tokens, on_bias])[not self.bias_first]
+        return np.asarray([*[0.0] * self.model, *parts[0], *parts[1]], dtype=np.float64)
+
+
+class Weights:
+    """Projections of one block."""
+
+    def __init__(self, builder: Builder, layout: Layout, neurons: int, elem_type: int) -> None:
+        self._b = builder
+        self._layout = layout
+        self._neurons = neurons
+        self._elem_type = elem_type
+
+    def functional(self, projection: Projection, name: str) -> Tensor:
+        """`x W + b` on tokens and 0 on bias tokens, as [neurons, width, 1]."""
+        b, layout = self._b, self._layout
+        matrix = self._matrix(projection, name, heads_first=True)
+        parts: list[Tensor] = [b.unsqueeze(matrix, 2, f"{name}_columns")]
+        bias = self.bias(projection, name)
+        zero = b.numbers(f"{name}_zero", 0.0)
+        on_tokens = zero if bias is None else b.reshape(bias, (-1, 1, 1), f"{name}_bias_column")
+        on_tokens = b.node("Expand", [on_tokens, b.integers(self._neurons, layout.tokens, 1)], f"{name}_on_tokens")
+        empty = b.node("Expand", [zero, b.integers(self._neurons, layout.bias_tokens, 1)], f"{name}_on_bias_tokens")
+        parts += [empty, on_tokens] if layout.bias_first else [on_tokens, empty]
+        return b.concat(parts, 1, name)
+
+    def query(self, functional: Tensor, dimension: int) -> Tensor:
+        """W_Q: y, or (y, 1)."""
+        if dimension == 1:
+            return functional
+        one = self._b.numbers("W_Q_one", self._layout.column(1.0, [1.0] * self._layout.bias_tokens)[None, :, None])
+        return self._with_column(functional, one, "W_Q")
+
+    def key(self, functional: Tensor, group: Group, dimension: int, name: str) -> Tensor:
+        """W_K [1, width, d_head], one for all heads; [neurons, ...] where the self logit is quadratic."""
+        head, column = group.head, self._layout.column
+        slopes = column(head.beta, [token.slope for token in head.bias_tokens])
+        offsets = column(head.gamma, [token.offset for token in head.bias_tokens])
+        columns = [slopes, offsets][:dimension]
+        if head.alpha == 0.0:
+            return self._b.numbers(name, np.stack(columns, axis=-1)[None])
+        square = self._b.node("Mul", [functional, self._b.numbers(f"{name}_alpha", head.alpha)], f"{name}_square")
+        linear = self._b.numbers(f"{name}_slopes", slopes[None, :, None])
+        first = self._b.node("Add", [square, linear], f"{name}_first")
+        return self._with_column(first, self._b.numbers(f"{name}_offsets", offsets[None, :, None]), name)
+
+    def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
+        """W_V: z + d on tokens, v_j on bias tokens; [1, width, 1] where z has no part in it."""
+        head = group.head
+        constants = self._layout.column(head.d, [token.value for token in head.bias_tokens])[None, :, None]
+        if head.c == 0.0:
+            return self._b.numbers(name, constants)
+        if not constants.any():
+            return functional
+        return self._b.node("Add", [functional, self._b.numbers(f"{name}_constants", constants)], name)
+
+    def output(self, projection: Projection) -> Tensor:
+        """W_O [neurons, 1, d_model]."""
+        return self._b.unsqueeze(self._matrix(projection, "W_O", heads_first=True, rows_are_heads=True), 1, "W_O")
+
+    def bias(self, projection: Projection, name: str) -> Tensor | None:
+        """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
+        vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
+        if not vectors:
+            return None
+        total = vectors[0]
+        for number, vector in enumerate(vectors[1:], start=1):
+            total = self._b.node("Add", [total, vector], f"{name}_biases_{number}")
+        return total
+
+    def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
+        """stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
+
+        One product for all heads: their weights stand side by side in it.
+        """
+        b = self._b
+        flat = b.reshape(b.transpose(weight, (1, 0, 2), f"{name}_side_by_side"), (self._layout.width, -1), f"{name}_flat")
+        made = b.node("MatMul", [stream, flat], f"{name}_all_heads")
+        split = b.reshape(made, (0, 0, heads, dimension), f"{name}_by_head")
+        return b.transpose(split, (0, 2, 1, 3), name)
+
+    def _with_column(self, first: Tensor, second: Tensor, name: str) -> Variable:
+        shape = self._b.integers(self._neurons, self._layout.width, 1)
+        return self._b.concat([first, self._b.node("Expand", [second, shape], f"{name}_second")], 2, name)
+
+    def _matrix(
+        self, projection: Projection, name: str, *, heads_first: bool, rows_are_heads: bool = False
+    ) -> Tensor:
+        """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
+        b = self._b
+        matrix = b.read(projection.weight, self._elem_type, f"{name}_weight")
+        if projection.stop is not None:
+            axis = 0 if projection.transposed else 1
+            bounds = b.integers(projection.start), b.integers(projection.stop)
+            matrix = b.rows(matrix, *bounds, axis, f"{name}_part")
+        first_is_heads = projection.transposed != rows_are_heads
+        if first_is_heads == heads_first:
+            return matrix
+        return b.transpose(matrix, (1, 0), f"{name}_by_head")
+
+    def _vector(self, vector: Vector, name: str) -> Tensor:
+        b = self._b
+        flat = b.reshape(b.read(vector.name, self._elem_type, f"{name}_wide"), (-1,), name)
+        if vector.stop is None:
+            return flat
+        return b.rows(flat, b.integers(vector.start), b.integers(vector.stop), 0, f"{name}_part")
