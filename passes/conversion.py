@@ -50,6 +50,7 @@ class Conversion:
         options: the user's choices about the form.
         projections: the linear operators as plain matrices, where the form replaces the whole block; None where it
             replaces the activation and the operators stay as they are.
+        carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         by_reference: why they stay, in forms that would rather replace the whole block.
     """
 
@@ -61,6 +62,7 @@ class Conversion:
     options: FormOptions = FormOptions()
     projections: Projections | None = None
     by_reference: str = ""
+    carried: int = 0
 
     @property
     def max_error(self) -> float:

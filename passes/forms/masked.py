@@ -19,6 +19,7 @@ from passes.forms.builder import Builder
 from passes.forms.groups import Group, groups_of
 from passes.forms.weights import Layout, Weights
 from passes.linear import Miss
+from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.projections import Projections, projections_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -62,11 +63,20 @@ def _sublayer(b: Builder, projections: Projections) -> Replacement:
     elem_type = conversion.block.elem_type
     groups = groups_of(conversion.program)
     layout = Layout(projections.query.in_features, max(group.bias_tokens for group in groups))
-    tokens = as_batches(b, b.read(projections.query.data, elem_type, "input"), projections.rank)
-    stream, count = with_bias_tokens(b, tokens, layout)
+    data = b.read(projections.query.data, elem_type, "input")
+    if conversion.carried:
+        layout = replace(layout, bias_tokens=conversion.carried)
+        stream, count = carried_stream(b, data, layout)
+    else:
+        stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
     attended = attend_block(b, stream, count, projections, layout, groups)
     weights = Weights(b, layout, projections.query.out_features, elem_type)
     written = write_output(b, weights, attended, projections)
+    if conversion.carried:
+        two_axes = 2 in (projections.rank, projections.result_rank)
+        shaped: Tensor = b.reshape(written, (-1, projections.output.out_features), "flat") if two_axes else written
+        b.write(shaped, projections.result, elem_type)
+        return b.replacement(projections.result)
     dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
     shaped = as_before(b, dropped, b.fragment.tensor(projections.query.data), projections)
     b.write(shaped, projections.result, elem_type)
@@ -107,6 +117,18 @@ def with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Variab
     shape = b.concat([batch, b.integers(layout.bias_tokens, layout.width)], 0, "bias_tokens_shape")
     bias_tokens = b.node("Expand", [b.numbers("bias_token", rows), shape], "bias_tokens")
     return b.concat([with_indicators, bias_tokens], 1, "stream"), count
+
+
+def carried_stream(b: Builder, data: Tensor, layout: Layout) -> tuple[Variable, Variable]:
+    """The same where the network carries the bias tokens: their indicators are read, and nothing else of their rows."""
+    count, rows, is_token, known = (b.fragment.tensor(name) for name in (COUNT, ROWS, IS_TOKEN, INDICATORS))
+    shape = b.concat([b.integers(-1), rows, b.integers(layout.model)], 0, "carried_shape")
+    carried = b.reshape(data, shape, "carried")
+    own = b.node("Where", [is_token, carried, b.numbers("no_data", 0.0)], "tokens")
+    indicators = b.node("Cast", [known], "indicator_columns", to=int(b.conversion.compute_type))
+    batch = b.sizes(carried, 0, 1, "batch")
+    shape = b.concat([batch, rows, b.integers(1 + layout.bias_tokens)], 0, "indicators_shape")
+    return b.concat([own, b.node("Expand", [indicators, shape], "indicators")], 2, "stream"), count
 
 
 def attend_block(

@@ -3,7 +3,7 @@
 Comes in: a model, the view of its main graph and a `Route`. Goes out: a new model that computes the same outputs; every
 tensor on the route has N + m rows, the last m of which are bias tokens. They are appended once (`bias_token/stream`),
 kept apart from the tokens in every softmax, and cut off where a node that is not on the route reads a carried tensor.
-Blocks that read the bias tokens find their number and place in the tensors that `Names` lists.
+Blocks that read the bias tokens know them by the tensors of `passes.network.names`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from passes.network.names import COUNT, IS_TOKEN, PREFIX, ROWS, STREAM
 from passes.network.route import Route
 from passes.network.rules import Pad, Step, Target, token_axes
 from passes.network.sizes import TOKENS
 from rewriter.graph.view import GraphView
-
-PREFIX = "bias_token"
-STREAM = f"{PREFIX}/stream"
-"""The residual stream behind the embeddings, with the bias tokens: [batch, N + m, d_model]."""
-COUNT = f"{PREFIX}/tokens"
-"""N, as int64 [1]."""
-ROWS = f"{PREFIX}/rows"
-"""N + m, as int64 [1]."""
-IS_TOKEN = f"{PREFIX}/is_token"
-"""Boolean [N + m, 1]: whether a row is a token."""
 
 _LAST = 2**62
 
@@ -135,6 +126,9 @@ class _Carrier:
         row = self._node("Less", [places, COUNT], "is_token_row")
         self._node("And", [IS_TOKEN, row], "tokens_alone")
         self._node("Equal", [column, places], "diagonal")
+        behind = self._node("Add", [self._node("Sub", [column, COUNT], "behind_last"), self._integers(1)], "behind")
+        which = self._node("Max", [behind, self._integers(0)], "which")
+        self._node("Equal", [which, self._integers(*range(1 + self._m))], "indicators")
 
     def _cut(self, tensor: str, output: str | None = None) -> str:
         """The tokens' rows of a carried tensor alone."""

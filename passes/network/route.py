@@ -15,6 +15,7 @@ import onnx
 
 from passes.find import Block
 from passes.linear import Miss
+from passes.network.names import PREFIX
 from passes.network.rules import Known, Step, apply_rule
 from passes.network.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
 from rewriter.graph.constants import Constants
@@ -53,6 +54,8 @@ def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
             f"opset {view.opsets.get('', 1)} is older than {SMALLEST_OPSET}; convert the model to a newer opset first",
             "",
         )
+    if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
+        return Miss("the model carries a bias token already; convert all of its blocks at once", "")
     constants = Constants(view)
     ends = tuple(_behind_residual(view, constants, block) for block in blocks)
     needed = _ancestors(view, ends)

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
-from passes.plan import apply, make_plan
+from passes.plan import apply, make_plan, sublayers_only
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
@@ -40,6 +40,7 @@ def rewrite(
     attention_op: bool = False,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     omega: float | None = None,
+    bias_token: str = "sublayer",
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -64,6 +65,8 @@ def rewrite(
         attention_op: use `ai.onnx.Attention` nodes (form `masked`, opset 23).
         max_tokens: longest sequence of forms with one-hot position columns (`maskless`, `staged`).
         omega: what form `maskless` lowers the logits of forbidden pairs by; default from program and type.
+        bias_token: `sublayer`: each sublayer of form `masked` appends its own; `network`: appended once behind the
+            embeddings, carried through the whole network and dropped in front of its head.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, `cpu` and `cuda`; default cpu, and cuda where it works.
@@ -83,7 +86,13 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    forms = FormOptions(max_pattern_mb=max_pattern_mb, attention_op=attention_op, max_tokens=max_tokens, omega=omega)
+    forms = FormOptions(
+        max_pattern_mb=max_pattern_mb,
+        attention_op=attention_op,
+        max_tokens=max_tokens,
+        omega=omega,
+        bias_token=bias_token,
+    )
     options = checked_options(form=form, scope=scope, inline=inline, only=only, skip=skip, forms=forms)
     settings = Settings(
         providers=_providers(providers) if validate and not dry_run else (),
@@ -107,7 +116,10 @@ def rewrite(
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion) for conversion in plan.conversions)
     proof = settings if validate else None
-    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten)
+    alone = None
+    if plan.route is not None and validate:
+        alone = replace(source, proto=apply(sublayers_only(plan)), path=None)
+    models = _Models(source, replace(source, proto=plan.model, path=None), rewritten, alone)
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, proof))
     return run.finish(_to_file(run, report, models, claims, proof, out, force=force))
@@ -115,11 +127,15 @@ def rewrite(
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form (often the same proto), and the result."""
+    """The model that came in, its lowered form (often the same proto), and the result.
+
+    `alone` is the result with blocks that stand by themselves, where those of the result share a bias token.
+    """
 
     source: LoadedModel
     lowered: LoadedModel
     rewritten: onnx.ModelProto
+    alone: LoadedModel | None = None
 
 
 def _providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -142,7 +158,7 @@ def _in_memory(
     report = replace(report, after=shape_of(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
-            report = _proved(report, validate(models.source, result, claims, settings, run.progress, models.lowered))
+            report = _proved(report, _validated(run, models, result, claims, settings))
     return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
 
 
@@ -165,11 +181,17 @@ def _to_file(
         if settings is not None:
             with run.step("validate", "proving"):
                 saved = load_model(staged.path)
-                report = _proved(report, validate(models.source, saved, claims, settings, run.progress, models.lowered))
+                report = _proved(report, _validated(run, models, saved, claims, settings))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()
             report = replace(report, output=str(out))
     return report
+
+
+def _validated(
+    run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
+) -> Validation:
+    return validate(models.source, result, claims, settings, run.progress, models.lowered, models.alone)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

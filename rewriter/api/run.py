@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.find import SCOPES
-from passes.formoptions import FormOptions
+from passes.formoptions import BIAS_TOKENS, FormOptions
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.errors import UsageError
@@ -79,4 +79,8 @@ def checked_options(
     ):
         if not 0.0 < value < float("inf"):
             raise UsageError(f"{name} is {value}, and must be a positive number")
+    if forms.bias_token not in BIAS_TOKENS:
+        raise UsageError(f"unknown bias token '{forms.bias_token}'; known are: {', '.join(BIAS_TOKENS)}")
+    if forms.bias_token == "network" and form != "masked":
+        raise UsageError(f"a bias token that is carried through the network is for form masked, not {form}")
     return Options(form=form, scope=scope, inline=inline, only=tuple(only), skip=tuple(skip), forms=forms)

@@ -81,10 +81,13 @@ def validate(
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
     lowered: LoadedModel | None = None,
+    alone: LoadedModel | None = None,
 ) -> Validation:
     """Prove `rewritten` against `original`.
 
     `lowered` is the form of the original that the claims name tensors of, where that is not the original itself.
+    `alone` is the rewritten model with blocks that can be cut out, where those of `rewritten` cannot: they are then
+    proved in it, and `rewritten` end to end.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
@@ -92,12 +95,13 @@ def validate(
         UsageError: the inputs do not fit the model.
     """
     old, new = Side.of(original), Side.of(rewritten)
+    apart = new if alone is None else Side.of(alone)
     named = old if lowered is None else Side.of(lowered)
     cases, taps, skipped = _real_inputs(named, claims, _cases(original, settings), settings, progress)
     blocks: list[BlockProof] = []
     for number, claim in enumerate(claims):
         progress(f"proving {claim.name}", number, len(claims))
-        blocks.append(prove_block(named, new, claim, taps[claim.name], settings.providers))
+        blocks.append(prove_block(named, apart, claim, taps[claim.name], settings.providers))
     reference, truth = _truth(old, new, cases, progress)
     certified = sum(claim.max_error + claim.rounding for claim in claims)
     providers: dict[str, ProviderProof] = {}
