@@ -85,6 +85,7 @@ class Projections:
         result: the output of the second operator.
         rank: axes of the block's input.
         result_rank: axes of its result: the same, or 2 where the operator works on tokens one below the other.
+        shapes: tensors that hold the shape of a tensor between the operators; it is computed from the input instead.
     """
 
     query: Projection
@@ -93,6 +94,7 @@ class Projections:
     result: str
     rank: int
     result_rank: int
+    shapes: tuple[str, ...] = ()
 
     @property
     def gated(self) -> bool:
@@ -140,7 +142,7 @@ class _Reader:
         rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             return Miss("the number of axes of its input or output is not known, or changes", block.output)
-        return Projections(query, value, output, result, rank, result_rank)
+        return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
     def _leaf(self, block: Block, leaf: str) -> Projection | Miss:
         """The operator and the steps behind it that make a leaf, followed backwards and then read forwards."""
@@ -252,6 +254,24 @@ class _Reader:
             operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
         )
 
+    def _same_rank(self, block: Block, tensor: str) -> bool:
+        """Whether a tensor surely has the leading axes of the block's input."""
+        ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
+        return len(ranks) == 1 and None not in ranks
+
+    def _shape_nodes(self, tensor: str) -> set[int]:
+        """Nodes that read nothing of a tensor but its whole shape."""
+        readers = self._view.consumers.get(tensor, ())
+        nodes = self._view.nodes
+        return {index for index in readers if nodes[index].op_type == "Shape" and not nodes[index].attribute}
+
+    def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
+        tensors = (block.output, block.gate, block.value)
+        nodes = {
+            index for tensor in tensors if self._view.type_of(tensor).rank == rank for index in self._shape_nodes(tensor)
+        }
+        return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
+
     def _quantised(self, weight: str) -> bool:
         """Whether a constant is more than an initializer in another layout: it is better left to its own operators."""
         while (node := self._view.made_by(weight)) is not None:
@@ -275,7 +295,9 @@ class _Reader:
         """Between the activation's output and the second operator only the layout may change, and nobody else reads."""
         tensor = block.second[0].data
         while True:
-            readers = self._view.consumers.get(tensor, ())
+            own = tensor == block.output and self._same_rank(block, tensor)
+            shapes = self._shape_nodes(tensor) if own else set()
+            readers = set(self._view.consumers.get(tensor, ())) - shapes
             if len(readers) != 1 or tensor in self._view.outputs:
                 return Miss("something else reads the activation's output", tensor)
             if tensor == block.output:

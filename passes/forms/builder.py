@@ -138,4 +138,21 @@ class Builder:
             nodes=tuple(self.fragment.nodes(metadata)),
             initializers=tuple(self.fragment.initializers()),
             functions=tuple(self._functions),
+            further=self._shapes(metadata),
         )
+
+    def _shapes(self, metadata: dict[str, str]) -> tuple[Replacement, ...]:
+        """The shape of the activation, which exporters read, computed from the block's input."""
+        projections = self.conversion.projections
+        if projections is None:
+            return ()
+        made = []
+        for number, name in enumerate(projections.shapes):
+            part = Fragment(self.fragment.qualified(f"shape_{number}"))
+            first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
+            neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
+            shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
+            leading = part.node("Slice", [shape, first, last], "leading")
+            part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
+            made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+        return tuple(made)

@@ -28,6 +28,7 @@ class Replacement:
         nodes: the new nodes, in topological order.
         initializers: their constants.
         functions: the model-local functions that they call.
+        further: replacements that belong to this one, elsewhere in the same graph.
     """
 
     output: str
@@ -35,6 +36,7 @@ class Replacement:
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
     functions: tuple[onnx.FunctionProto, ...] = ()
+    further: tuple[Replacement, ...] = ()
 
 
 def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Replacement]) -> None:
@@ -43,6 +45,7 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     A region node that something else reads (another consumer, a graph output, a subgraph) stays and keeps its value.
     """
     graph = graph_at(model, view.path)
+    replacements = [part for replacement in replacements for part in (replacement, *replacement.further)]
     places = {view.producer[replacement.output]: replacement for replacement in replacements}
     dead = _dead_nodes(view, replacements, frozenset(places))
     merged: list[onnx.NodeProto] = []
