@@ -122,16 +122,15 @@ def _through_network(plan: Plan) -> Plan:
         misses.update({id(conversion): route for conversion in fit})
         fit, route = [], None
     left = [
-        _left(conversion.block, miss)
-        for conversion in plan.conversions
-        if (miss := misses[id(conversion)]) is not None
+        _left(conversion.block, miss) for conversion in plan.conversions if (miss := misses[id(conversion)]) is not None
     ]
     notes = plan.notes
     if route is not None:
-        notes += (
+        note = (
             f"the bias tokens are appended to '{route.entry}' and carried through the network; blocks are proved one "
-            "by one with bias tokens of their own, the file end to end",
+            "by one with bias tokens of their own, the file end to end"
         )
+        notes = (*notes, note)
     return replace(plan, conversions=tuple(fit), left=(*left, *plan.left), route=route, notes=notes)
 
 

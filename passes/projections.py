@@ -69,9 +69,7 @@ class Projection:
             bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
             for bias in self.biases
         )
-        return replace(
-            self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop
-        )
+        return replace(self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop)
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,10 @@ class _Reader:
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
         tensors = (block.output, block.gate, block.value)
         nodes = {
-            index for tensor in tensors if self._view.type_of(tensor).rank == rank for index in self._shape_nodes(tensor)
+            index
+            for tensor in tensors
+            if self._view.type_of(tensor).rank == rank
+            for index in self._shape_nodes(tensor)
         }
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 

@@ -149,7 +149,9 @@ class Builder:
         made = []
         for number, name in enumerate(projections.shapes):
             part = Fragment(self.fragment.qualified(f"shape_{number}"))
-            first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
+            first, last = (
+                part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1))
+            )
             neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
             shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
             leading = part.node("Slice", [shape, first, last], "leading")

@@ -139,7 +139,11 @@ def attend_block(
     weights = Weights(b, layout, neurons, elem_type)
     dimension = max(group.dimension for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
-    z = weights.functional(projections.value, "W_V" if not _constants(groups) else "W_V_first") if projections.gated else y
+    z = (
+        weights.functional(projections.value, "W_V" if not _constants(groups) else "W_V_first")
+        if projections.gated
+        else y
+    )
     unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
     query = b.bounded(unbounded, "finite_q")
     terms: list[Tensor] = []
@@ -260,9 +264,7 @@ def _paired(b: Builder, query: Tensor, name: str) -> Variable:
     return b.concat([query, ones], 3, name)
 
 
-def _key(
-    b: Builder, query: Tensor, rows: Tensor, group: Group, m: int, dimension: int, suffix: str
-) -> Variable:
+def _key(b: Builder, query: Tensor, rows: Tensor, group: Group, m: int, dimension: int, suffix: str) -> Variable:
     """Keys [batch, 1, N + m, d_head], the same for all heads; [batch, heads, ...] where the self logit is quadratic."""
     head = group.head
     padding = [0.0] * (m - group.bias_tokens)

@@ -116,12 +116,14 @@ class Weights:
         return total
 
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
-        """stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
+        """Stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
 
         One product for all heads: their weights stand side by side in it.
         """
         b = self._b
-        flat = b.reshape(b.transpose(weight, (1, 0, 2), f"{name}_side_by_side"), (self._layout.width, -1), f"{name}_flat")
+        flat = b.reshape(
+            b.transpose(weight, (1, 0, 2), f"{name}_side_by_side"), (self._layout.width, -1), f"{name}_flat"
+        )
         made = b.node("MatMul", [stream, flat], f"{name}_all_heads")
         split = b.reshape(made, (0, 0, heads, dimension), f"{name}_by_head")
         return b.transpose(split, (0, 2, 1, 3), name)
@@ -130,9 +132,7 @@ class Weights:
         shape = self._b.integers(self._neurons, self._layout.width, 1)
         return self._b.concat([first, self._b.node("Expand", [second, shape], f"{name}_second")], 2, name)
 
-    def _matrix(
-        self, projection: Projection, name: str, *, heads_first: bool, rows_are_heads: bool = False
-    ) -> Tensor:
+    def _matrix(self, projection: Projection, name: str, *, heads_first: bool, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
         b = self._b
         matrix = b.read(projection.weight, self._elem_type, f"{name}_weight")

@@ -148,7 +148,9 @@ class _Carrier:
         if all(sizes[axis] == TOKENS for axis in axes):
             for number, axis in enumerate(axes):
                 last = number == len(axes) - 1
-                name = self._node("Slice", [name, zero, COUNT, self._integers(axis)], f"{label}_{axis}", output if last else None)
+                name = self._node(
+                    "Slice", [name, zero, COUNT, self._integers(axis)], f"{label}_{axis}", output if last else None
+                )
             return name
         # batch and tokens are one axis, the first
         shape = self._node("Shape", [name], f"{label}_shape")
@@ -162,7 +164,7 @@ class _Carrier:
     # -- edits -----------------------------------------------------------------------------------------------
 
     def _pad(self, pad: Pad) -> str:
-        """m more rows at the axes where the operand does not broadcast; what they hold is never used."""
+        """Append m rows at the axes where the operand does not broadcast; what they hold is never used."""
         key = ("pad", pad.tensor, pad.axes)
         if key not in self._made:
             name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
@@ -212,9 +214,9 @@ class _Carrier:
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
-    def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: object) -> str:
+    def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
         made = output or f"{PREFIX}/{name}"
-        self._nodes.append(helper.make_node(operator, list(inputs), [made], f"{PREFIX}/{name}", **given))
+        self._nodes.append(_node(operator, inputs, made, f"{PREFIX}/{name}", given))
         return made
 
     def _integers(self, *values: int) -> str:
@@ -227,6 +229,12 @@ class _Carrier:
 
 
 _FLOOR = {"own": 0.0, "other": -np.inf}
+
+
+def _node(operator: str, inputs: Sequence[str], output: str, name: str, given: dict[str, int]) -> onnx.NodeProto:
+    node = helper.make_node(operator, list(inputs), [output], name)
+    node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
+    return node
 
 
 def _wide(tensor: str) -> str:

@@ -1,8 +1,8 @@
 """Planning with a bias token that is carried through the network (`--bias-token network`).
 
-Comes in: what was planned for bias tokens of the sublayers' own. Goes out: the conversions that can read a carried one
-and the `Route`, or the reason why none can; and, to carry it out, the graph with the longer stream and the conversions as
-they lie in it.
+Comes in: what was planned for bias tokens of the sublayers' own. Goes out: the conversions that can read a carried
+one and the `Route`, or the reason why none can; and, to carry it out, the graph with the longer stream and the
+conversions as they lie in it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ def unfit(conversion: Conversion) -> Miss | None:
     """Why a block cannot read a carried bias token; None where it can."""
     block, projections = conversion.block, conversion.projections
     if block.path:
-        return Miss("it lies in the body of control flow, where the bias token of the network does not come", block.output)
+        return Miss(
+            "it lies in the body of control flow, where the bias token of the network does not come", block.output
+        )
     if projections is None:
         return Miss(
             f"it cannot read the bias token of the network, since {conversion.by_reference}; use --bias-token sublayer",
             block.output,
         )
     if max(projections.rank, projections.result_rank) > _MOST_AXES:
-        return Miss("its input has more than the axes batch, tokens and channels; use --bias-token sublayer", block.output)
+        return Miss(
+            "its input has more than the axes batch, tokens and channels; use --bias-token sublayer", block.output
+        )
     return None
 
 
@@ -49,7 +53,10 @@ def route_for(view: GraphView, conversions: Sequence[Conversion]) -> Route | Mis
     """The route of the bias token, or why there is none, with what to do."""
     found = find_route(view, [conversion.block for conversion in conversions])
     if isinstance(found, Miss):
-        return Miss(f"the bias token cannot be carried through the network: {found.reason}; use --bias-token sublayer", found.node)
+        return Miss(
+            f"the bias token cannot be carried through the network: {found.reason}; use --bias-token sublayer",
+            found.node,
+        )
     return found
 
 

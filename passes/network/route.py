@@ -1,7 +1,7 @@
 """The way of the bias token through a graph: where it gets on, what it passes, where it gets off.
 
-Comes in: the view of a graph and the blocks that will read the token. Goes out: `Route`, with a `Step` for every node on
-the way, or the `Miss` that stands in it. Nothing is changed. The token gets on at the last tensor [batch, N, d_model]
+Comes in: the view of a graph and the blocks that will read the token. Goes out: `Route`, with a `Step` for every node
+on the way, or the `Miss` that stands in it. Nothing is changed. The token gets on at the last tensor [batch, N, D]
 through which everything goes that the first attention and the first block read: the residual stream behind the
 embeddings. It gets off behind the residual addition of the last converted block.
 """
@@ -97,14 +97,12 @@ def _walk(view: GraphView, constants: Constants, entry: str, width: int, needed:
 def _symbols(view: GraphView, entry: str) -> dict[str, Size]:
     """What the names of dimensions stand for: those of the entry, and of inputs [batch, tokens] of integers."""
     shape = view.type_of(entry).shape or ()
-    symbols: dict[str, Size] = {}
     integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-    dims = [view.type_of(name).shape for name in view.inputs if view.type_of(name).elem_type in integers]
-    for pair in [*(dim for dim in dims if dim is not None and len(dim) == len((BATCH, TOKENS))), shape[:2]]:
-        for dim, size in zip(pair, (BATCH, TOKENS), strict=True):
-            if isinstance(dim, str):
-                symbols[dim] = size
-    return symbols
+    shapes = [view.type_of(name).shape for name in view.inputs if view.type_of(name).elem_type in integers]
+    pairs = [*(given for given in shapes if given is not None and len(given) == len((BATCH, TOKENS))), shape[:2]]
+    return {
+        dim: size for pair in pairs for dim, size in zip(pair, (BATCH, TOKENS), strict=True) if isinstance(dim, str)
+    }
 
 
 def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
@@ -114,11 +112,12 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
     while len(readers := view.consumers.get(tensor, ())) == 1:
         node = view.nodes[readers[0]]
         free = [name for name in node.input if name not in constants]
+        output = str(node.output[0])
         if node.op_type == "Add" and len(free) > 1:
-            return node.output[0]
+            return output
         if node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
             break
-        tensor = node.output[0]
+        tensor = output
     return start
 
 
@@ -143,9 +142,7 @@ def _entry(
     ]
     for name in reversed(candidates):
         below = _descendants(view, name) & needed
-        if all(block.region.nodes[0] in below for block in blocks) and not _passed(
-            view, constants, below, name, width
-        ):
+        if all(block.region.nodes[0] in below for block in blocks) and not _passed(view, constants, below, name, width):
             return name
     return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from passes.linear import Miss
-from passes.network.sizes import REST, TOKENS, Size, ShapeReader, Sizes, attributes, product
+from passes.network.sizes import REST, TOKENS, ShapeReader, Size, Sizes, attributes, product
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
@@ -141,11 +141,13 @@ def _at(sizes: Sizes, axis: int) -> Size | None:
 
 
 def _broadcast(sizes: list[Size | None]) -> Size | None:
+    """The size that sizes which fit each other broadcast to; one that is unknown is 1 or the same as another."""
     known = {size for size in sizes if size != Size(1)}
     with_tokens = [size for size in known if size is not None and size.tokens]
     if with_tokens:
         return with_tokens[0]
-    return known.pop() if len(known) == 1 else (Size(1) if not known else None)
+    told = [size for size in known if size is not None]
+    return told[0] if told else (None if known else Size(1))
 
 
 def _unary(known: Known, node: onnx.NodeProto) -> Step | Miss:
@@ -334,12 +336,22 @@ def _slice(known: Known, node: onnx.NodeProto) -> Step | Miss:
     places = {axis % len(sizes) for axis in axes}
     if places & {axis % len(sizes) for axis in token_axes(sizes)}:
         return Miss(f"{label(node)}: it picks tokens before the last converted block", label(node))
-    shape = known.view.type_of(node.output[0]).shape
     out = list(sizes)
-    for axis in places:
-        dim = shape[axis] if shape is not None else None
-        out[axis] = Size(dim) if isinstance(dim, int) else None
+    for number, axis in enumerate(axes):
+        out[axis % len(sizes)] = _part(known, node, number, sizes[axis])
     return Step((tuple(out),))
+
+
+def _part(known: Known, node: onnx.NodeProto, number: int, size: Size | None) -> Size | None:
+    """What a Slice leaves of one axis, None where that cannot be told."""
+    bounds = []
+    for name in [*node.input[1:3], *node.input[4:5]]:
+        elements = known.shapes.elements(name)
+        element = elements[number] if elements is not None and number < len(elements) else None
+        bounds.append(element.number if isinstance(element, Size) and element.constant else element)
+    if size is None or not size.constant or not all(isinstance(bound, int) for bound in bounds):
+        return None
+    return Size(len(range(*slice(*bounds).indices(size.number))))
 
 
 def _gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
@@ -378,8 +390,6 @@ def _shape(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((), correct=tuple(size == TOKENS for size in part))
 
 
-
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "And", "Or", "Equal", "Less", "Greater", "PRelu"),
@@ -387,7 +397,20 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            *("Cast", "Identity", "Dropout", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Erf", "Tanh", "Sigmoid"),
+            *(
+                "Cast",
+                "Identity",
+                "Dropout",
+                "Neg",
+                "Abs",
+                "Sqrt",
+                "Reciprocal",
+                "Exp",
+                "Log",
+                "Erf",
+                "Tanh",
+                "Sigmoid",
+            ),
             *("Relu", "LeakyRelu", "Elu", "Selu", "Gelu", "Swish", "Mish", "Softplus", "HardSigmoid", "HardSwish"),
             *("IsNaN", "Not", "Clip", "Sin", "Cos"),
         ),

@@ -65,11 +65,12 @@ class ShapeReader:
     """Reads tensors that hold shapes.
 
     Attributes:
+        view: the graph.
         carried: sizes of the tensors that the bias token goes through; the rules add to it.
     """
 
     def __init__(self, view: GraphView, constants: Constants, symbols: Mapping[str, Size]) -> None:
-        self._view = view
+        self.view = view
         self._constants = constants
         self._symbols = symbols
         self.carried: dict[str, Sizes] = {}
@@ -78,7 +79,7 @@ class ShapeReader:
         """The shape of a tensor of the graph, None where its rank is unknown."""
         if tensor in self.carried:
             return self.carried[tensor]
-        shape = self._view.type_of(tensor).shape
+        shape = self.view.type_of(tensor).shape
         if shape is None:
             return None
         return tuple(Size(dim) if isinstance(dim, int) else self._symbols.get(dim or "") for dim in shape)
@@ -93,11 +94,14 @@ class ShapeReader:
         known = self.integers(tensor)
         if known is not None:
             return [Size(number) if number > 0 else number for number in known]
-        node = self._view.made_by(tensor)
+        node = self.view.made_by(tensor)
         if node is None or depth > _DEPTH:
             return None
         read = _READERS.get(node.op_type)
         return None if read is None else read(self, node, depth + 1)
+
+
+Reader = Callable[[ShapeReader, onnx.NodeProto, int], list[Element] | None]
 
 
 def _shape(reader: ShapeReader, node: onnx.NodeProto, _depth: int) -> list[Element] | None:
@@ -106,7 +110,8 @@ def _shape(reader: ShapeReader, node: onnx.NodeProto, _depth: int) -> list[Eleme
         return None
     given = attributes(node)
     start, end = given.get("start", 0), given.get("end", len(sizes))
-    return list(sizes)[start:end] if isinstance(start, int) and isinstance(end, int) else None
+    every: list[Element] = list(sizes)
+    return every[start:end] if isinstance(start, int) and isinstance(end, int) else None
 
 
 def _same(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
@@ -135,38 +140,47 @@ def _slice(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Elemen
     return data[slice(start, end, rest[1] if len(rest) > 1 else 1)]
 
 
-def _mul(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    left, right = (reader.elements(name, depth) for name in node.input)
-    if left is None or right is None or len(left) != len(right):
-        return None
-    pairs = zip(left, right, strict=True)
-    return [a * b if isinstance(a, Size) and isinstance(b, Size) else None for a, b in pairs]
+def _arithmetic(combine: Callable[[Size, Size], Size | None]) -> Reader:
+    """Element by element, where both are sizes."""
+
+    def read(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+        left, right = (reader.elements(name, depth) for name in node.input)
+        if left is None or right is None or len(left) != len(right):
+            return None
+        pairs = zip(left, right, strict=True)
+        return [combine(a, b) if isinstance(a, Size) and isinstance(b, Size) else None for a, b in pairs]
+
+    return read
 
 
-def _div(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    left, right = (reader.elements(name, depth) for name in node.input)
-    if left is None or right is None or len(left) != len(right):
-        return None
-    pairs = zip(left, right, strict=True)
-    return [a.over(b) if isinstance(a, Size) and isinstance(b, Size) else None for a, b in pairs]
+def _sum(left: Size, right: Size) -> Size | None:
+    return Size(left.number + right.number) if left.constant and right.constant else None
+
+
+def _quotient(left: Size, right: Size) -> Size | None:
+    """Of integers, so rounded down."""
+    if left.constant and right.constant and right.number > 0:
+        return Size(left.number // right.number)
+    return left.over(right)
 
 
 def _where(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
     """`Where(s == -1, ones, s)`, which exporters put in front of Expand: s, where it holds no -1."""
-    test = reader._view.made_by(node.input[0])
+    test = reader.view.made_by(node.input[0])
     elements = reader.elements(node.input[2], depth)
     if test is None or test.op_type != "Equal" or node.input[2] not in test.input or elements is None:
         return None
     return [element if isinstance(element, Size) else None for element in elements]
 
 
-_READERS: dict[str, Callable[[ShapeReader, onnx.NodeProto, int], list[Element] | None]] = {
+_READERS: dict[str, Reader] = {
     "Shape": _shape,
     "Concat": _concat,
     "Gather": _gather,
     "Slice": _slice,
-    "Mul": _mul,
-    "Div": _div,
+    "Add": _arithmetic(_sum),
+    "Mul": _arithmetic(Size.__mul__),
+    "Div": _arithmetic(_quotient),
     "Where": _where,
     **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"), _same),
 }

@@ -73,9 +73,7 @@ def prove_heads(
     return RegionProof(exact, error, worst, tuple(dict.fromkeys(failures)))
 
 
-def _exact(
-    original: Side, rewritten: Side, claim: Claim, cases: Sequence[Feeds]
-) -> tuple[float | None, list[str]]:
+def _exact(original: Side, rewritten: Side, claim: Claim, cases: Sequence[Feeds]) -> tuple[float | None, list[str]]:
     """How far the heads are from the truth in float64, and what is wrong with that or with what follows them."""
     view = rewritten.views[claim.path]
     rest = cut(view, [claim.heads], claim.block_outputs)
