@@ -17,8 +17,8 @@ from onnx import helper, numpy_helper
 
 from passes.network.names import COUNT, IS_TOKEN, PREFIX, ROWS, STREAM
 from passes.network.route import Route
-from passes.network.rules import Pad, Step, Target, token_axes
 from passes.network.sizes import TOKENS
+from passes.network.step import Pad, Step, Target, token_axes
 from rewriter.graph.view import GraphView
 
 _LAST = 2**62

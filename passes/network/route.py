@@ -16,8 +16,9 @@ import onnx
 from passes.find import Block
 from passes.linear import Miss
 from passes.network.names import PREFIX
-from passes.network.rules import Known, Step, apply_rule
+from passes.network.rules import apply_rule
 from passes.network.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
+from passes.network.step import Known, Step
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names, label
 
