@@ -12,7 +12,7 @@ import onnx
 
 from passes.activations import Arithmetic
 from passes.find import Block
-from passes.formoptions import FormOptions
+from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.identify import IDENTICAL
 from passes.linear import Miss
 from passes.programs import Program
@@ -59,7 +59,7 @@ class Conversion:
     form: str
     inline: bool
     compute_type: int
-    options: FormOptions = FormOptions()
+    options: FormOptions = DEFAULT_OPTIONS
     projections: Projections | None = None
     by_reference: str = ""
     carried: int = 0
@@ -78,8 +78,15 @@ class Conversion:
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that what is replaced ends in, linear operators included."""
+        if self.projections is not None:
+            return (self.projections.result,)
+        return tuple(operator.output for operator in self.block.second) or (self.block.output,)
+
+    @property
     def heads_tensor(self) -> str:
-        """The tensor [batch, tokens + bias tokens, neurons] of the heads' outputs, where the whole block is replaced."""
+        """The tensor [batch, tokens + bias tokens, neurons] that the heads write, where the whole block is replaced."""
         return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property

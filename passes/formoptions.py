@@ -36,3 +36,7 @@ class FormOptions:
     max_tokens: int = DEFAULT_MAX_TOKENS
     omega: float | None = None
     bias_token: str = "sublayer"
+
+
+DEFAULT_OPTIONS = FormOptions()
+"""What holds where nothing was chosen."""

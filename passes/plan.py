@@ -15,7 +15,7 @@ import onnx
 
 from passes.conversion import Conversion, decide
 from passes.find import Block, Left, find, kinds
-from passes.formoptions import FormOptions
+from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
 from passes.linear import Miss
 from passes.lower import Lowered, lower
@@ -52,7 +52,7 @@ class Options:
     inline: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
-    forms: FormOptions = FormOptions()
+    forms: FormOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True)

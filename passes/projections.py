@@ -1,8 +1,8 @@
 """A block's linear operators as plain projections: y = x W1 + b1 and W2, by the names of their constants.
 
-Comes in: a block and the view it was found in. Goes out: `Projections`, or the `Miss` that stands in the way; nothing is
-read. The forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) write their W_Q, W_V and
-W_O in terms of these names, so that no weight is stored twice. Where weights cannot be had so (quantised, a
+Comes in: a block and the view it was found in. Goes out: `Projections`, or the `Miss` that stands in the way. No weight
+is read. The forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) write their W_Q, W_V
+and W_O in terms of these names, so that no weight is stored twice. Where weights cannot be had so (quantised, a
 convolution, several operators added up) those forms leave the operators where they are, and use them as projections.
 """
 
@@ -117,12 +117,10 @@ class _Reader:
         query = self._leaf(block, block.gate)
         value = query if block.value == block.gate else self._leaf(block, block.value)
         output = self._matrix(block.second[0])
-        parts = (query, value, output)
-        miss = next((part for part in parts if isinstance(part, Miss)), None) or self._way_out(block)
-        if miss is not None:
-            return miss
-        assert isinstance(query, Projection) and isinstance(value, Projection) and isinstance(output, Projection)
-        return self._joined(block, query, value, output)
+        miss = next((part for part in (query, value, output) if isinstance(part, Miss)), None) or self._way_out(block)
+        if isinstance(query, Projection) and isinstance(value, Projection) and isinstance(output, Projection):
+            return miss or self._joined(block, query, value, output)
+        return miss or Miss("its projections cannot be read", block.output)
 
     def _joined(self, block: Block, query: Projection, value: Projection, output: Projection) -> Projections | Miss:
         if value.data != query.data:
@@ -134,7 +132,7 @@ class _Reader:
         types |= {block.elem_type, block.gate_type, block.value_type}
         if len(types) != 1:
             return Miss("its tensors have several element types", block.output)
-        result = block.second[0].output
+        result, output = self._with_bias(block.second[0].output, output)
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
         rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
@@ -251,6 +249,17 @@ class _Reader:
         return Projection(
             operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
         )
+
+    def _with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
+        """The sum of the second operator's output and a bias, where nothing else reads the former."""
+        readers = self._view.consumers.get(result, ())
+        node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
+        if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
+            return result, output
+        step = self._step(output, node, node.output[0])
+        if isinstance(step, Miss) or len(step.biases) == len(output.biases):
+            return result, output
+        return node.output[0], step
 
     def _same_rank(self, block: Block, tensor: str) -> bool:
         """Whether a tensor surely has the leading axes of the block's input."""

@@ -3,9 +3,11 @@
 Comes in: which spelling. Goes out: a `FunctionProto` of domain `attnonly`, written in ONNX's text syntax below.
 The forms `masked`, `maskless` and `staged` call it with
 
-    query [batch, heads, tokens, d_head], value [batch, heads or 1, tokens, 1], key [batch, heads or 1, tokens, d_head]
+    query [batch, heads, tokens, d_head]
+    key   [batch, heads or 1, tokens, d_head]
+    value [batch, heads or 1, tokens, d_v]
 
-where 1 stands for a projection that all heads share, and get [batch, heads, tokens, 1]. The pattern of all d_ff heads
+where 1 stands for a projection that all heads share, and get [batch, heads, tokens, d_v]. The pattern of all d_ff heads
 would have batch * d_ff * tokens^2 entries. So a Loop takes as many heads at a time, and where one head is too large
 as many queries, as let the chunk's pattern have at most `pattern_size` entries; both numbers are computed from the
 runtime shapes. Softmax is over one query's row, so chunks change nothing.
@@ -89,6 +91,8 @@ _TEXT = """
   last_key_head = Sub(key_heads, one)
   value_shape = Shape(value)
   value_heads = Gather(value_shape, index_1)
+  index_3 = Constant<value = int64[1] {{3}}>()
+  value_size = Gather(value_shape, index_3)
   last_value_head = Sub(value_heads, one)
 
   entries = Mul(batch, keys)
@@ -144,12 +148,12 @@ _TEXT = """
     pads = Concat<axis = 0>(zero, zero, zero, zero, zero, missing_heads, missing_rows, zero)
     part = Pad(chunk_output, pads)
   }}>
-  part_shape = Concat<axis = 0>(head_steps, row_steps, batch, head_chunk, row_chunk)
+  part_shape = Concat<axis = 0>(head_steps, row_steps, batch, head_chunk, row_chunk, value_size)
   in_steps = Reshape(parts, part_shape)
-  by_batch = Transpose<perm = [2, 0, 3, 1, 4]>(in_steps)
+  by_batch = Transpose<perm = [2, 0, 3, 1, 4, 5]>(in_steps)
   padded_heads = Mul(head_steps, head_chunk)
   padded_rows = Mul(row_steps, row_chunk)
-  padded_shape = Concat<axis = 0>(batch, padded_heads, padded_rows, one)
+  padded_shape = Concat<axis = 0>(batch, padded_heads, padded_rows, value_size)
   padded = Reshape(by_batch, padded_shape)
   end = Concat<axis = 0>(heads, keys)
   start = Concat<axis = 0>(zero, zero)

@@ -1,6 +1,7 @@
 """What the forms with square patterns build with: nodes in the arithmetic of one conversion.
 
-Comes in: a view and a conversion. Goes out: `Builder`, with one method per kind of node, and at the end a `Replacement`.
+Comes in: a name, an arithmetic and options. Goes out: `Builder`, with one method per kind of node; `replacement` makes
+what was built take a block's place.
 Shapes are computed at run time, so any batch and any number of tokens pass. Operators are those of opset 11; where a
 later opset moved an attribute to an input, the method knows.
 """
@@ -14,8 +15,10 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
+from passes.formoptions import FormOptions
 from passes.forms.attention import Pattern, function_of
 from passes.marks import BLOCK_KEY, DOMAIN
+from passes.projections import Projections
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -25,21 +28,36 @@ _MEGABYTE = 2**20
 
 
 class Builder:
-    """Nodes of one block under `<block>/heads/`.
+    """Nodes under `<name>/heads/`.
 
     Attributes:
-        conversion: what is being built.
         fragment: the nodes so far.
-        dtype: numpy type of the arithmetic.
+        functions: the model-local functions that they call.
+        compute_type: element type of the arithmetic.
+        dtype: its numpy type.
+        options: the user's choices.
     """
 
-    def __init__(self, view: GraphView, conversion: Conversion) -> None:
-        self.conversion = conversion
-        self.fragment = Fragment(f"{conversion.block.name}/heads")
-        self.dtype: DTypeLike = np.float64 if conversion.compute_type == onnx.TensorProto.DOUBLE else np.float32
-        self._opset = view.opsets.get("", 1)
-        self._functions: list[onnx.FunctionProto] = []
+    def __init__(self, name: str, *, opset: int, compute_type: int, options: FormOptions, inline: bool = False) -> None:
+        self.fragment = Fragment(f"{name}/heads")
+        self.functions: list[onnx.FunctionProto] = []
+        self.compute_type = compute_type
+        self.dtype: DTypeLike = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
+        self.options = options
+        self._opset = opset
+        self._inline = inline
         self._integers: dict[tuple[int, ...], Constant] = {}
+
+    @classmethod
+    def of(cls, view: GraphView, conversion: Conversion) -> Builder:
+        """The builder of one block."""
+        return cls(
+            conversion.block.name,
+            opset=view.opsets.get("", 1),
+            compute_type=conversion.compute_type,
+            options=conversion.options,
+            inline=conversion.inline,
+        )
 
     # -- constants -----------------------------------------------------------------------------------------
 
@@ -56,20 +74,22 @@ class Builder:
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
-    def node(self, operator: str, inputs: Sequence[Tensor], name: str, **attributes: object) -> Variable:
+    def node(
+        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: object
+    ) -> Variable:
         """Any node."""
-        return self.fragment.node(operator, inputs, name, **attributes)
+        return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         """An existing tensor, cast to the arithmetic's type where it has another."""
         existing = self.fragment.tensor(tensor)
-        if elem_type == self.conversion.compute_type:
+        if elem_type == self.compute_type:
             return existing
-        return self.node("Cast", [existing], name, to=int(self.conversion.compute_type))
+        return self.node("Cast", [existing], name, to=int(self.compute_type))
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
         """Give `tensor` an existing name, in the type that it had."""
-        if elem_type == self.conversion.compute_type:
+        if elem_type == self.compute_type:
             self.fragment.node("Identity", [tensor], "result", output=output)
         else:
             self.fragment.node("Cast", [tensor], "result", output=output, to=int(elem_type))
@@ -102,59 +122,56 @@ class Builder:
         return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
 
     def bounded(self, tensor: Tensor, name: str) -> Variable:
-        """A query within +-2^60 (float64: 2^500), far beyond where all weights are 0 or 1: no logit is infinite then."""
+        """A query within +-2^60 (float64: 2^500), far beyond where weights are 0 or 1: so no logit is infinite."""
         limit = 2.0**500 if self.dtype == np.float64 else 2.0**60
         low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
         return self.node("Clip", [tensor, low, high], name)
 
     def attend(self, pattern: Pattern, inputs: dict[str, Tensor], name: str) -> Variable:
         """Attention in chunks: a call of the model-local function, or its nodes."""
-        size = int(self.conversion.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
+        size = int(self.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
         given = {"pattern_size": self.integers(max(1, size)), **inputs}
         if pattern.mask and not pattern.operator:
             given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
         function = function_of(pattern, self._opset)
         ordered = [given[formal] for formal in pattern.inputs]
-        if self.conversion.inline:
+        if self._inline:
             return self.fragment.inlined(function, ordered, name)
-        self._functions.append(function)
+        self.functions.append(function)
         return self.node(pattern.name, ordered, name, domain=DOMAIN)
 
-    def replacement(self, output: str) -> Replacement:
-        """The nodes, in place of what made `output`."""
-        block, conversion = self.conversion.block, self.conversion
-        how = "W_Q, W_V, W_O" if conversion.projections is not None else f"by reference: {conversion.by_reference}"
-        metadata = {
-            BLOCK_KEY: block.name,
-            f"{DOMAIN}.form": conversion.form,
-            f"{DOMAIN}.activation": block.identified.label,
-            f"{DOMAIN}.program": conversion.program.name,
-            f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
-            f"{DOMAIN}.projections": how,
-        }
-        return Replacement(
-            output=output,
-            region=block.region.nodes,
-            nodes=tuple(self.fragment.nodes(metadata)),
-            initializers=tuple(self.fragment.initializers()),
-            functions=tuple(self._functions),
-            further=self._shapes(metadata),
-        )
 
-    def _shapes(self, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-        """The shape of the activation, which exporters read, computed from the block's input."""
-        projections = self.conversion.projections
-        if projections is None:
-            return ()
-        made = []
-        for number, name in enumerate(projections.shapes):
-            part = Fragment(self.fragment.qualified(f"shape_{number}"))
-            first, last = (
-                part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1))
-            )
-            neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
-            shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
-            leading = part.node("Slice", [shape, first, last], "leading")
-            part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
-            made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
-        return tuple(made)
+def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
+    """What was built, in place of what made `output`."""
+    block = conversion.block
+    how = "W_Q, W_V, W_O" if conversion.projections is not None else f"by reference: {conversion.by_reference}"
+    metadata = {
+        BLOCK_KEY: block.name,
+        f"{DOMAIN}.form": conversion.form,
+        f"{DOMAIN}.activation": block.identified.label,
+        f"{DOMAIN}.program": conversion.program.name,
+        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
+        f"{DOMAIN}.projections": how,
+    }
+    return Replacement(
+        output=output,
+        region=block.region.nodes,
+        nodes=tuple(b.fragment.nodes(metadata)),
+        initializers=tuple(b.fragment.initializers()),
+        functions=tuple(b.functions),
+        further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
+    )
+
+
+def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
+    """The shape of the activation, which exporters read, computed from the block's input."""
+    made = []
+    for number, name in enumerate(projections.shapes):
+        part = Fragment(b.fragment.qualified(f"shape_{number}"))
+        first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
+        neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
+        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
+        leading = part.node("Slice", [shape, first, last], "leading")
+        part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
+        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+    return tuple(made)

@@ -78,11 +78,15 @@ class Weights:
         one = self._b.numbers("W_Q_one", self._layout.column(1.0, [1.0] * self._layout.bias_tokens)[None, :, None])
         return self._with_column(functional, one, "W_Q")
 
-    def key(self, functional: Tensor, group: Group, dimension: int, name: str) -> Tensor:
-        """W_K [1, width, d_head], one for all heads; [neurons, ...] where the self logit is quadratic."""
+    def key(self, functional: Tensor, group: Group, dimension: int, name: str, unused: float = 0.0) -> Tensor:
+        """W_K [1, width, d_head], one for all heads; [neurons, ...] where the self logit is quadratic.
+
+        Bias tokens of other groups get the self logit plus `unused`.
+        """
         head, column = group.head, self._layout.column
-        slopes = column(head.beta, [token.slope for token in head.bias_tokens])
-        offsets = column(head.gamma, [token.offset for token in head.bias_tokens])
+        others = self._layout.bias_tokens - group.bias_tokens
+        slopes = column(head.beta, [*(token.slope for token in head.bias_tokens), *[head.beta] * others])
+        offsets = column(head.gamma, [*(token.offset for token in head.bias_tokens), *[head.gamma + unused] * others])
         columns = [slopes, offsets][:dimension]
         if head.alpha == 0.0:
             return self._b.numbers(name, np.stack(columns, axis=-1)[None])
@@ -116,7 +120,7 @@ class Weights:
         return total
 
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
-        """Stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
+        """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
 
         One product for all heads: their weights stand side by side in it.
         """

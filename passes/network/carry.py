@@ -208,13 +208,18 @@ class _Carrier:
     def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
         """Take m off again, so that what is computed from shapes is what it was."""
         shape = node.output[0]
-        node.output[0] = f"{PREFIX}/{shape}/rows"
+        node.output[0] = raw_shape(shape)
         more = self._constant(f"{shape}/more", self._m * np.asarray(places, np.int64))
         self._node("Sub", [node.output[0], more], f"{shape}/less", shape)
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
-    def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
+    def raw_shape(tensor: str) -> str:
+    """What a shape is called before m is taken off it."""
+    return f"{PREFIX}/{tensor}/rows"
+
+
+def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
         made = output or f"{PREFIX}/{name}"
         self._nodes.append(_node(operator, inputs, made, f"{PREFIX}/{name}", given))
         return made

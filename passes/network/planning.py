@@ -14,7 +14,7 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.linear import Miss
-from passes.network.carry import carry
+from passes.network.carry import carry, raw_shape
 from passes.network.route import Route, find_route
 from rewriter.graph.view import GraphView, all_views
 
@@ -72,5 +72,10 @@ def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions
 def _moved(conversion: Conversion, old: GraphView, new: GraphView) -> Conversion:
     """The conversion with the nodes of its region where they are now."""
     block = conversion.block
+    projections = conversion.projections
+    if projections is not None:
+        # Shapes were given another name where m is taken off them again (`passes.network.carry`).
+        shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
+        projections = replace(projections, shapes=tuple(shapes))
     nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
-    return replace(conversion, block=replace(block, region=replace(block.region, nodes=nodes)))
+    return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))

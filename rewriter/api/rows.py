@@ -46,7 +46,7 @@ def claim_of(conversion: Conversion) -> Claim:
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
         block_inputs=conversion.inputs,
-        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        block_outputs=conversion.outputs,
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.find import SCOPES
-from passes.formoptions import BIAS_TOKENS, FormOptions
+from passes.formoptions import BIAS_TOKENS, DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.errors import UsageError
@@ -61,7 +61,7 @@ def checked_options(
     inline: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
-    forms: FormOptions = FormOptions(),  # noqa: B008 - frozen
+    forms: FormOptions = DEFAULT_OPTIONS,
 ) -> Options:
     """The options, with unknown names and impossible numbers refused.
 

@@ -1,6 +1,6 @@
 """Proof of the heads of a block that was replaced as a whole: there is no region left to try by itself.
 
-Comes in: a claim with `heads`, the two models, and values that the block really sees. Goes out: `RegionProof`, like that
+Comes in: a claim with `heads`, the two models, and values that the block really sees. Goes out: `RegionProof`, as
 of a region, against a float64 evaluation of the original:
 
 1. from the block's inputs to the heads' outputs: in float64 within the certified error of the activation; in the

@@ -1,0 +1,111 @@
+"""Steps of an attention sublayer that takes a whole block's place, shared by the forms.
+
+Comes in: a builder, the block's plain projections, a stream of tokens and bias tokens. Goes out: tensors, step by
+step: X as [batch, tokens, width]; queries, keys and values of all heads; their attention, by whatever keeps tokens
+apart (`Attend`); W_O; the result in the shape that the block's output had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from passes.forms.builder import Builder
+from passes.forms.groups import Group
+from passes.forms.weights import Weights
+from passes.projections import Projections
+from rewriter.graph.surgeon import Tensor, Variable
+
+Attend = Callable[[Group, dict[str, Tensor], str], Variable]
+"""Attention of one group: from query, key and value, and a suffix for names, to [batch, heads, rows, 1]."""
+
+
+def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
+    """[..., tokens, width] as [batch, tokens, width]."""
+    if rank == 3:
+        return tensor
+    if rank == 2:
+        return b.unsqueeze(tensor, 0, "one_batch")
+    last_two = b.sizes(tensor, rank - 2, rank, "last_two")
+    return b.reshape(tensor, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
+
+
+def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections) -> Tensor:
+    """[batch, tokens, width] in the shape that the second operator's result had."""
+    width = projections.output.out_features
+    if projections.result_rank == 2:
+        return b.reshape(tensor, (-1, width), "one_below_the_other")
+    if projections.rank == 3:
+        return tensor
+    leading = b.sizes(data, 0, projections.rank - 1, "leading")
+    return b.reshape(tensor, b.concat([leading, b.integers(width)], 0, "result_shape"), "shaped")
+
+
+def attend_block(
+    b: Builder,
+    weights: Weights,
+    stream: Tensor,
+    projections: Projections,
+    groups: tuple[Group, ...],
+    attend: Attend,
+    unused: float | None = None,
+) -> Variable:
+    """All heads on the stream [batch, rows, width]: [batch, heads, rows, 1], groups added up.
+
+    `unused` is added to the self logit to make that of bias tokens that a group does not attend to; None where a mask
+    hides them.
+    """
+    neurons = projections.query.out_features
+    dimension = max(group.dimension for group in groups)
+    if unused is not None and len({group.bias_tokens for group in groups}) > 1:
+        dimension = 2
+    y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
+    z = (
+        weights.functional(projections.value, "W_V" if not _constants(groups) else "W_V_first")
+        if projections.gated
+        else y
+    )
+    unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
+    query = b.bounded(unbounded, "finite_q")
+    terms: list[Variable] = []
+    for number, group in enumerate(groups):
+        suffix = f"_{number}" if len(groups) > 1 else ""
+        key_weight = weights.key(y, group, dimension, f"W_K{suffix}", unused or 0.0)
+        key = weights.project(stream, key_weight, neurons if group.head.alpha else 1, dimension, f"k{suffix}")
+        value_weight = weights.value(z, group, f"W_V{suffix}")
+        if value_weight is y and dimension == 1:
+            value = unbounded
+        else:
+            heads = 1 if group.head.c == 0.0 else neurons
+            value = weights.project(stream, value_weight, heads, 1, f"v{suffix}")
+        inputs: dict[str, Tensor] = {"query": query, "key": key, "value": value}
+        terms.append(attend(group, inputs, suffix))
+    return add_groups(b, terms, groups)
+
+
+def _constants(groups: tuple[Group, ...]) -> bool:
+    """Whether some W_V is more than the projection of the values."""
+    return any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
+
+
+def add_groups(b: Builder, terms: list[Variable], groups: tuple[Group, ...]) -> Variable:
+    """The groups' outputs, each times its factor, added up: the heads of all groups write along the same rows of W2."""
+    scaled = [
+        term
+        if group.factor == 1.0
+        else b.node("Mul", [term, b.numbers(f"factor_{number}", group.factor)], f"scaled_{number}")
+        for number, (term, group) in enumerate(zip(terms, groups, strict=True))
+    ]
+    total = scaled[0]
+    for number, term in enumerate(scaled[1:], start=1):
+        total = b.node("Add", [total, term], f"z_sum_{number}")
+    return total
+
+
+def write_output(b: Builder, weights: Weights, attended: Tensor, projections: Projections) -> Variable:
+    """W_O on [batch, heads, tokens, 1]: [batch, tokens, d_model]."""
+    neurons, width = projections.output.in_features, projections.output.out_features
+    side_by_side = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_side_by_side")
+    flat = b.reshape(weights.output(projections.output), (neurons, width), "W_O_flat")
+    written = b.node("MatMul", [side_by_side, flat], "attn_out")
+    bias = weights.bias(projections.output, "b_O")
+    return written if bias is None else b.node("Add", [written, bias], "attn_out_biased")
