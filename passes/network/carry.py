@@ -214,12 +214,7 @@ class _Carrier:
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
-    def raw_shape(tensor: str) -> str:
-    """What a shape is called before m is taken off it."""
-    return f"{PREFIX}/{tensor}/rows"
-
-
-def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
+    def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
         made = output or f"{PREFIX}/{name}"
         self._nodes.append(_node(operator, inputs, made, f"{PREFIX}/{name}", given))
         return made
@@ -240,6 +235,11 @@ def _node(operator: str, inputs: Sequence[str], output: str, name: str, given: d
     node = helper.make_node(operator, list(inputs), [output], name)
     node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
     return node
+
+
+def raw_shape(tensor: str) -> str:
+    """What a shape is called before m is taken off it."""
+    return f"{PREFIX}/{tensor}/rows"
 
 
 def _wide(tensor: str) -> str:
