@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from passes.conversion import Conversion
 from passes.forms.local import emit_local
 from passes.forms.masked import emit_masked, prepare_masked
+from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.linear import Miss
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
@@ -33,5 +34,6 @@ class Form:
 FORMS: dict[str, Form] = {
     "local": Form(emit_local),
     "masked": Form(emit_masked, prepare_masked),
+    "maskless": Form(emit_maskless, prepare_maskless),
 }
 """Form name to form."""

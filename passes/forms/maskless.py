@@ -1,0 +1,138 @@
+"""Form `maskless`: the sublayer of form `masked` without a mask (Theorem 9).
+
+Comes in: a conversion. Goes out: one attention sublayer over N + m tokens whose stream is widened by one-hot position
+columns; W_QK puts -omega on the pairs that a mask would forbid (`passes.forms.positions`). b1 and the constants of self
+keys and values ride on the tokens' position columns. A sequence of more than `max_tokens` tokens ends in a run-time
+error of the node `sequence_longer_than_max_tokens_N`: two tensors that do not fit each other; never in wrong numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from passes.conversion import Conversion
+from passes.forms.attention import Pattern
+from passes.forms.builder import Builder, replacement
+from passes.forms.groups import Group, groups_of
+from passes.forms.masked import prepare_masked
+from passes.forms.positions import Positions, default_omega
+from passes.forms.reference import emit_by_reference
+from passes.forms.sublayer import Attend, as_batches, as_before, attend_block, write_output
+from passes.forms.weights import Layout, Weights
+from passes.linear import Miss
+from passes.projections import Projections
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Tensor, Variable
+from rewriter.graph.view import GraphView
+
+_MEGABYTE = 2**20
+
+
+def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """As for form `masked`; a Miss where positions cannot do what the mask does, or would not fit."""
+    block, options = conversion.block, conversion.options
+    groups = groups_of(conversion.program)
+    if any(group.head.alpha != 0.0 for group in groups):
+        return Miss(
+            f"its program {conversion.program.name} has a quadratic self logit, so that a forbidden score is not the "
+            "self logit less omega; use form masked",
+            block.output,
+        )
+    if options.attention_op:
+        return Miss("--attention-op goes with form masked: the operator adds no scores of positions", block.output)
+    slots = options.max_tokens + max(group.bias_tokens for group in groups)
+    itemsize = 8 if conversion.compute_type != 1 else 4
+    size = slots * slots * itemsize / _MEGABYTE
+    if size > options.max_pattern_mb:
+        return Miss(
+            f"W_QK of {slots} positions takes {size:.0f} MB, more than --max-pattern-mb {options.max_pattern_mb:g}; "
+            "lower --max-tokens or raise --max-pattern-mb",
+            block.output,
+        )
+    prepared = prepare_masked(view, replace(conversion, options=replace(options, attention_op=False)))
+    if isinstance(prepared, Miss):
+        return prepared
+    return _too_long(view, prepared) or prepared
+
+
+def _too_long(view: GraphView, conversion: Conversion) -> Miss | None:
+    """A model whose number of tokens is fixed, and larger than the slots."""
+    data = conversion.projections.query.data if conversion.projections is not None else conversion.block.gate
+    shape = view.type_of(data).shape
+    length = shape[-2] if shape is not None and len(shape) > 1 else None
+    limit = conversion.options.max_tokens
+    if not isinstance(length, int) or length <= limit:
+        return None
+    return Miss(
+        f"its sequences have {length} tokens; raise --max-tokens, now {limit}, to that", conversion.block.output
+    )
+
+
+def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion; reads no weights."""
+    b = Builder.of(view, conversion)
+    groups = groups_of(conversion.program)
+    omega = conversion.options.omega or default_omega(groups, conversion.compute_type)
+    positions = Positions(b, max(group.bias_tokens for group in groups), conversion.options.max_tokens, omega)
+    if conversion.projections is not None:
+        return _sublayer(b, conversion, conversion.projections, groups, positions, omega)
+
+    def attend_with(count: Tensor) -> Attend:
+        return partial(attend_maskless, b, _scores(b, positions, count))
+
+    return emit_by_reference(b, view, conversion, attend_with, unused=-omega)
+
+
+def attend_maskless(b: Builder, scores: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
+    """One group; `scores` [1, 1, rows, rows] is the positions' part of query times key."""
+    del group  # its bias tokens are told apart by their keys
+    return b.attend(Pattern(mask=False), {**inputs, "position_scores": scores}, f"z{suffix}")
+
+
+def _scores(b: Builder, positions: Positions, count: Tensor) -> Variable:
+    """Scores of N tokens and the bias tokens, where the stream itself is not at hand."""
+    one = b.node("Expand", [b.numbers("one", 1.0), b.concat([b.integers(1), count, b.integers(1)], 0, "n")], "ones")
+    rows = positions.checked([positions.of_tokens(count), one], 2, "positions")
+    columns = b.rows(rows, b.integers(0), b.integers(positions.slots), 2, "token_columns")
+    return positions.scores(
+        b.concat([columns, positions.of_bias_tokens()], 1, "rows"), "position_scores", bias_tokens=True
+    )
+
+
+def _sublayer(
+    b: Builder,
+    conversion: Conversion,
+    projections: Projections,
+    groups: tuple[Group, ...],
+    positions: Positions,
+    omega: float,
+) -> Replacement:
+    elem_type = conversion.block.elem_type
+    model, m = projections.query.in_features, max(group.bias_tokens for group in groups)
+    layout = Layout(model, m, tokens=conversion.options.max_tokens, bias_first=True)
+    data = b.read(projections.query.data, elem_type, "input")
+    stream, count = with_positions(b, as_batches(b, data, projections.rank), model, positions)
+    one_batch = b.rows(stream, b.integers(0), b.integers(1), 0, "one_stream")
+    columns = b.rows(one_batch, b.integers(model), b.integers(layout.width), 2, "position_columns")
+    scores = positions.scores(columns, "position_scores", bias_tokens=True)
+    weights = Weights(b, layout, projections.query.out_features, elem_type)
+    attend = partial(attend_maskless, b, scores)
+    attended = attend_block(b, weights, stream, projections, groups, attend, unused=-omega)
+    written = write_output(b, weights, attended, projections)
+    dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
+    b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
+    return replacement(b, conversion, projections.result)
+
+
+def with_positions(b: Builder, tokens: Tensor, model: int, positions: Positions) -> tuple[Variable, Variable]:
+    """The stream [batch, N + m, model + slots], and N as a 1-D tensor; `tokens` is [batch, N, model]."""
+    batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
+    each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
+    own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
+    with_own = positions.checked([tokens, own], 2, "tokens")
+    empty = b.concat([batch, b.integers(positions.bias_tokens, model)], 0, "bias_tokens_shape")
+    zeros = b.node("Expand", [b.numbers("empty", 0.0), empty], "bias_tokens_empty")
+    bias_positions = b.node("Expand", [positions.of_bias_tokens(), each], "bias_positions_each")
+    bias_tokens = b.concat([zeros, bias_positions], 2, "bias_tokens")
+    return b.concat([with_own, bias_tokens], 1, "stream"), count
