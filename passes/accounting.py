@@ -44,7 +44,8 @@ class BlockAccount:
         share: its part of the multiply-adds that the model's linear operators need for one token.
         heads: heads of the chosen form; None for a block that is left.
         staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
-        forms: what each form would cost; empty where a size is unknown or the block is left.
+        forms: what each form would cost; forms that do not take the block are left out, all of
+            them where a size is unknown or the block is left.
     """
 
     name: str
@@ -112,16 +113,16 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
                 share=work / total if total else 0.0,
                 heads=None if conversion is None else conversion.heads,
                 staged=None if conversion is None else _staged(conversion, d_model, width),
-                forms=() if conversion is None else _forms(conversion, setting),
+                forms=() if conversion is None else _forms(view, conversion, setting),
             )
         )
     return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan), setting)
 
 
-def _forms(conversion: Conversion, setting: Setting) -> tuple[FormCost, ...]:
-    """The cost of the block in every form, where its sizes are known."""
-    costs = (cost(conversion, form, setting) for form in FORMS)
-    return tuple(found for found in costs if found is not None)
+def _forms(view: GraphView, conversion: Conversion, setting: Setting) -> tuple[FormCost, ...]:
+    """The cost of the block in every form that takes it, where its sizes are known."""
+    costs = (cost(view, conversion, form, setting) for form in FORMS)
+    return tuple(found for found in costs if isinstance(found, FormCost))
 
 
 def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> tuple[int, int, int] | None:

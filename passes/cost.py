@@ -1,27 +1,34 @@
-"""What a block costs in each form, before anything is built: heads, widths, parameters, peak memory.
+"""What a block costs in each form, before the model is built: heads, widths, parameters, peak memory.
 
 Comes in: a conversion and a `Setting` (how many tokens, which limits). Goes out: `FormCost`, printed by `rewrite
-inspect` and read by the forms that refuse what would need too much memory. Pure arithmetic on sizes: no weight is
-read. Peak memory is that of the block's new tensors alive at one time, beside the model's weights and without what an
-allocator adds; the factors are checked against measured runs by `python -m benchmarks.forms --memory`.
+inspect`. Pure arithmetic on sizes: no weight is read. Peak memory is that of the block's new tensors alive at one time
+in one run, beside the loaded model and without what an allocator adds. It is measured for form `local`, and an estimate
+for the others that errs on the high side; `python -m benchmarks.forms` measures both again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import onnx
 
 from passes.conversion import Conversion
+from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
+from passes.forms import FORMS
+from passes.forms.groups import Group, groups_of
 from passes.heads import spelling_of, takes_linear
+from passes.linear import Miss
 from passes.programs import Head, Program
+from rewriter.graph.view import GraphView
 
 TOKENS = 128
 """Tokens that costs are stated for unless told otherwise."""
 
-PATTERN_MB = 256.0
-"""Largest pattern tensor of the forms with square patterns, in MB (10^6 bytes), unless told otherwise."""
+_MEGABYTE = 2**20
+_USUAL_HEAD_DIMENSION = 64
+"""d_head of the linear sublayers of form `staged` where the model's own is unknown."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +38,16 @@ class Setting:
     Attributes:
         tokens: N, the length of the sequence.
         batch: sequences at a time.
-        max_tokens: one-hot positions of the forms that have them; None: as many as tokens.
-        max_pattern_mb: bound of the largest pattern tensor, in MB (10^6 bytes).
+        max_tokens: one-hot positions of the forms that have them.
+        max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes.
         head_dimension: d_head by which form `staged` splits its linear maps; None: unknown.
     """
 
     tokens: int = TOKENS
     batch: int = 1
-    max_tokens: int | None = None
-    max_pattern_mb: float = PATTERN_MB
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_pattern_mb: float = DEFAULT_PATTERN_MB
     head_dimension: int | None = None
-
-    @property
-    def positions(self) -> int:
-        """N_max: one-hot positions."""
-        return max(self.tokens, self.max_tokens or 0)
 
 
 @dataclass(frozen=True)
@@ -86,26 +88,49 @@ class _Sizes:
     program: Program
     width: int
     neurons: int
-    weights: int
+    projections: int
     bytes: int
     setting: Setting
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return groups_of(self.program)
 
     @property
     def bias_tokens(self) -> int:
         return self.program.bias_tokens
 
     @property
-    def heads(self) -> int:
-        return self.neurons * len(self.program.heads)
+    def rows(self) -> int:
+        """N + m."""
+        return self.setting.tokens + self.bias_tokens
 
     @property
-    def per_tensor(self) -> int:
-        """Bytes of one tensor [batch, N, d_ff]."""
-        return self.setting.batch * self.setting.tokens * self.neurons * self.bytes
+    def slots(self) -> int:
+        """One-hot position columns, those of the bias tokens included."""
+        return self.setting.max_tokens + self.bias_tokens
+
+    def tensor(self, rows: int, columns: int) -> int:
+        """Bytes of one tensor [batch, rows, columns]."""
+        return self.setting.batch * rows * columns * self.bytes
 
 
-def cost(conversion: Conversion, form: str, setting: Setting) -> FormCost | None:
-    """The cost of the block in `form`; None where the weights' shapes do not say enough.
+@dataclass(frozen=True)
+class _Shape:
+    """What differs from form to form; the attributes are those of `FormCost`."""
+
+    heads: tuple[int, ...]
+    head_dimension: int
+    rows: int
+    keys: int
+    width: int
+    pattern_bytes: int
+    whole_pattern_bytes: int
+    peak_bytes: int
+
+
+def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -> FormCost | Miss | None:
+    """The cost of the block in `form`, or why the form does not take it; None where its sizes are unknown.
 
     Raises:
         KeyError: `form` is no key of `COSTS`.
@@ -114,39 +139,56 @@ def cost(conversion: Conversion, form: str, setting: Setting) -> FormCost | None
     width = next((op.in_features for op in block.first if op.in_features), None)
     if width is None or block.neurons is None:
         return None
+    options = replace(conversion.options, max_tokens=setting.max_tokens, max_pattern_mb=setting.max_pattern_mb)
+    prepared = FORMS[form].prepare(view, replace(conversion, form=form, options=options, projections=None))
+    if isinstance(prepared, Miss):
+        return prepared
     sizes = _Sizes(
         program=conversion.program,
         width=width,
         neurons=block.neurons,
-        weights=sum((op.in_features or 0) * (op.out_features or 0) for op in (*block.first, *block.second)),
+        projections=1 if block.gate == block.value else 2,
         bytes=8 if conversion.compute_type == onnx.TensorProto.DOUBLE else 4,
         setting=setting,
     )
-    return COSTS[form](sizes)
+    shape = COSTS[form](sizes)
+    return FormCost(
+        form=form,
+        **vars(shape),
+        parameters_reused=sum((op.in_features or 0) * (op.out_features or 0) for op in (*block.first, *block.second)),
+        parameters_added=_added(view, prepared),
+    )
 
 
-def _local(sizes: _Sizes) -> FormCost:
+def _added(view: GraphView, conversion: Conversion) -> int:
+    """Elements of the constants of floats among the nodes that the form emits for the block."""
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    made = FORMS[conversion.form].emit(view, conversion).initializers
+    total = 0
+    for tensor in made:
+        count = 1
+        for dim in tensor.dims:
+            count *= dim
+        total += count if tensor.data_type in floats else 0
+    return total
+
+
+def _local(sizes: _Sizes) -> _Shape:
     """Each query meets its own key and m bias keys: nothing grows with the square of N."""
     program = sizes.program
-    alone = len(program.heads) == 1
-    taken = alone and program.linear != 0.0 and takes_linear(program.heads[0])
+    taken = len(program.heads) == 1 and program.linear != 0.0 and takes_linear(program.heads[0])
     live = max(_live_tensors(head, program.linear if taken else 0.0) for head in program.heads)
-    live += len(program.heads) - 1
-    keys = sizes.bias_tokens + 1
-    return FormCost(
-        form="local",
-        heads=(sizes.heads,),
-        head_dimension=_head_dimension(program),
+    each = sizes.tensor(sizes.setting.tokens, sizes.neurons)
+    heads = sizes.neurons * len(program.heads)
+    return _Shape(
+        heads=(heads,),
+        head_dimension=max(group.dimension for group in sizes.groups),
         rows=sizes.setting.tokens,
-        keys=keys,
+        keys=sizes.bias_tokens + 1,
         width=sizes.width,
-        parameters_reused=sizes.weights,
-        parameters_added=sum(_local_constants(head, program.linear if taken else 0.0) for head in program.heads)
-        + (program.constant != 0.0)
-        + (program.linear not in (0.0, 1.0) and not taken),
-        pattern_bytes=sizes.per_tensor,
-        whole_pattern_bytes=keys * len(program.heads) * sizes.per_tensor,
-        peak_bytes=live * sizes.per_tensor,
+        pattern_bytes=each,
+        whole_pattern_bytes=(sizes.bias_tokens + 1) * len(program.heads) * each,
+        peak_bytes=(live + len(program.heads) - 1) * each,
     )
 
 
@@ -162,25 +204,61 @@ def _live_tensors(head: Head, linear: float) -> int:
     return m + 5 if spelling.proportional else 2 * m + 5
 
 
-def _local_constants(head: Head, linear: float) -> int:
-    """Elements of the constants that form `local` adds for one head."""
-    spelling = spelling_of(head, linear, double=False)
-    count = 1 if head.alpha == 0.0 else (head.alpha != 1.0) + (head.beta != 0.0)
-    if head.c not in (0.0, 1.0) and linear == 0.0:
-        count += 1
-    if not spelling.proportional and (head.d != 0.0 or head.c == 0.0):
-        count += 1
-    if not spelling.zero_bias:
-        count += 1 + 3 * len(head.bias_tokens) + spelling.proportional
-    return count
+def _square(sizes: _Sizes) -> _Shape:
+    """Form `masked`: N + m queries and keys; the pattern in chunks.
+
+    Alive at one time: queries as they are and bounded, the parts so far, what becomes of them, and three patterns
+    (scores, masked scores, weights).
+    """
+    dimension = max(group.dimension for group in sizes.groups)
+    chunk = _chunk(sizes)
+    live = 4 + dimension + (len(sizes.groups) > 1)
+    heads = sizes.neurons * len(sizes.groups)
+    return _Shape(
+        heads=(heads,),
+        head_dimension=dimension,
+        rows=sizes.rows,
+        keys=sizes.rows,
+        width=sizes.width + 1 + sizes.bias_tokens,
+        pattern_bytes=chunk,
+        whole_pattern_bytes=sizes.tensor(sizes.rows, sizes.rows) * heads,
+        peak_bytes=live * sizes.tensor(sizes.rows, sizes.neurons) + 3 * chunk,
+    )
 
 
-def _head_dimension(program: Program) -> int:
-    """1, or 2 where the logits of some head differ by a constant, so that query and key need one more dimension."""
-    return 2 if any(token.offset != head.gamma for head in program.heads for token in head.bias_tokens) else 1
+def _chunk(sizes: _Sizes) -> int:
+    """Bytes of the pattern of one chunk: whole heads as long as one fits, else some queries of one head."""
+    one_row = sizes.tensor(1, sizes.rows)
+    rows = max(1, int(sizes.setting.max_pattern_mb * _MEGABYTE) // one_row)
+    if rows < sizes.rows:
+        return ceil(sizes.rows / ceil(sizes.rows / rows)) * one_row
+    heads = min(sizes.neurons, rows // sizes.rows)
+    return ceil(sizes.neurons / ceil(sizes.neurons / heads)) * sizes.rows * one_row
 
 
-Cost = Callable[[_Sizes], FormCost]
+def _maskless(sizes: _Sizes) -> _Shape:
+    """As `masked`, with one-hot positions in the stream and their scores beside the heads'."""
+    shape = _square(sizes)
+    width = sizes.width + sizes.slots
+    more = 3 * sizes.tensor(sizes.rows, width) + 2 * sizes.tensor(sizes.rows, sizes.rows)
+    return replace(shape, width=width, peak_bytes=shape.peak_bytes + more)
 
-COSTS: dict[str, Cost] = {"local": _local}
-"""Form name to its cost; the keys are those of `passes.forms.FORMS`."""
+
+def _staged(sizes: _Sizes) -> _Shape:
+    """Three sublayers on a stream of D + hidden columns + positions: W1 by rank, activation, W2 by rank."""
+    shape = _maskless(sizes)
+    d_head = sizes.setting.head_dimension or _USUAL_HEAD_DIMENSION
+    hidden = sizes.projections * sizes.neurons
+    width = sizes.width + hidden + sizes.slots
+    more = 3 * sizes.tensor(sizes.rows, hidden)
+    heads = (ceil(hidden / d_head), *shape.heads, ceil(sizes.neurons / d_head))
+    return replace(shape, heads=heads, width=width, peak_bytes=shape.peak_bytes + more)
+
+
+COSTS: dict[str, Callable[[_Sizes], _Shape]] = {
+    "local": _local,
+    "masked": _square,
+    "maskless": _maskless,
+    "staged": _staged,
+}
+"""Form name to its cost; the keys of `passes.forms.FORMS` are among these."""

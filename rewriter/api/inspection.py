@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 
 from passes.accounting import Accounting, account
-from passes.cost import PATTERN_MB, TOKENS, Setting
+from passes.cost import TOKENS, Setting
+from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -43,7 +44,8 @@ def inspect(
     scope: str = "mlp",
     head_dimension: int | None = None,
     tokens: int = TOKENS,
-    max_pattern_mb: float = PATTERN_MB,
+    max_pattern_mb: float = DEFAULT_PATTERN_MB,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
@@ -52,7 +54,8 @@ def inspect(
         scope: `mlp` or `all`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
         tokens: length of the sequence that the costs of the forms are stated for.
-        max_pattern_mb: bound of the largest pattern tensor, in MB (10^6 bytes), in the costs of the forms.
+        max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes, in the costs of the forms.
+        max_tokens: one-hot positions, in the costs of the forms that have them.
 
     Raises:
         UsageError: an option cannot be followed.
@@ -64,5 +67,7 @@ def inspect(
     options = checked_options(scope=scope)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
-    accounting = account(plan, head_dimension, Setting(tokens=tokens, max_pattern_mb=max_pattern_mb))
+    accounting = account(
+        plan, head_dimension, Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max_tokens)
+    )
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

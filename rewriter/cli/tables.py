@@ -121,7 +121,7 @@ def forms_table(accounting: Accounting) -> Table:
     """What a block would cost in each form; blocks of equal cost share a row."""
     setting = accounting.setting
     table = _table(
-        f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MB"
+        f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
     )
     _columns(table, text=("form",))
     _columns(table, numbers=("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added"))
