@@ -252,9 +252,9 @@ python -m benchmarks.error_propagation
 
 A decoder of {layers} layers, width {width}, {hidden} neurons per MLP, random weights (`benchmarks/decoder.py`), once
 per activation; {sequences} sequences of {tokens} tokens. Its residual stream is read behind every layer, in float32,
-and compared with an evaluation of the *original* in float64: largest error, over the largest value of the stream. The rows
-`original` are the model before rewriting, whose own rounding propagates in the same way. *growth* is the exponent p of
-layers^p that fits best.
+and compared with an evaluation of the *original* in float64: largest error, over the largest value of the stream. The
+rows `original` are the model before rewriting, whose own rounding propagates in the same way. *growth* is the exponent
+p of layers^p that fits best.
 
 {table}
 

@@ -42,7 +42,7 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One form at one length: peak of one run in MiB, what `inspect` says of it, and the pattern of all heads at once."""
+    """One form at one length: peak of one run in MiB, what `inspect` says of it, and the pattern of all heads."""
 
     activation: str
     form: str

@@ -71,6 +71,11 @@ class Conversion:
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
 
     @property
+    def dtype(self) -> type[np.floating]:
+        """The numpy type of the heads' arithmetic."""
+        return np.float64 if self.compute_type == _DOUBLE else np.float32
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors that what is replaced is a function of, from its linear operators' inputs on."""
         if self.projections is not None:

@@ -27,6 +27,7 @@ class FormOptions:
         max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
         attention_op: use `ai.onnx.Attention` nodes (form `masked`; needs opset 23).
         max_tokens: longest sequence of the forms with one-hot position columns.
+        head_dimension: of the linear sublayers of form `staged`, over whose heads the rank of a weight is split.
         omega: what forbidden pairs' logits are lowered by in form `maskless`; None: from program and element type.
         bias_token: a member of `BIAS_TOKENS`.
     """
@@ -36,6 +37,7 @@ class FormOptions:
     max_tokens: int = DEFAULT_MAX_TOKENS
     omega: float | None = None
     bias_token: str = "sublayer"
+    head_dimension: int = 64
 
 
 DEFAULT_OPTIONS = FormOptions()

@@ -9,6 +9,7 @@ from passes.conversion import Conversion
 from passes.forms.local import emit_local
 from passes.forms.masked import emit_masked, prepare_masked
 from passes.forms.maskless import emit_maskless, prepare_maskless
+from passes.forms.staged import emit_staged
 from passes.linear import Miss
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
@@ -35,5 +36,6 @@ FORMS: dict[str, Form] = {
     "local": Form(emit_local),
     "masked": Form(emit_masked, prepare_masked),
     "maskless": Form(emit_maskless, prepare_maskless),
+    "staged": Form(emit_staged, prepare_maskless),
 }
 """Form name to form."""

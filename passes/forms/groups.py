@@ -7,13 +7,16 @@ else. Terms outside the program's heads become heads too:
   one, so l z = sum over keys of l z p_key; each p_key with a key other than self is the self weight of another head,
   in which the two have changed places. So y minus something close to y never cancels: Mish becomes the two heads
   y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). A bias token cannot do this by itself: its
-  value is the same for every query.
+  value is the same for every query. The sums of coefficients round once more, which `spread_error` bounds.
 - Otherwise `linear z + constant` is a head that attends to itself alone (Theorem 7): no bias tokens, weight 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 from passes.programs import BiasToken, Head, Program
 
@@ -45,11 +48,24 @@ class Group:
 def groups_of(program: Program) -> tuple[Group, ...]:
     """The groups of a program, in order; at least one."""
     heads = list(program.heads)
-    if program.linear != 0.0 and program.constant == 0.0 and len(heads) == 1 and _multiples(heads[0]):
+    if program.linear != 0.0 and spreads(program):
         heads = _spread(heads[0], program.linear)
     elif program.linear != 0.0 or program.constant != 0.0:
         heads.append(Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant))
     return tuple(_group(head) for head in heads)
+
+
+def spreads(program: Program) -> bool:
+    """Whether a linear term of the program can be spread over the keys of its only head."""
+    return len(program.heads) == 1 and program.constant == 0.0 and _multiples(program.heads[0])
+
+
+def spread_error(program: Program, dtype: DTypeLike) -> float:
+    """The largest relative change that rounding the spread coefficients to a type makes."""
+    if program.linear == 0.0 or not spreads(program):
+        return 0.0
+    sums = np.asarray([value for value in (program.heads[0].c + program.linear, program.linear) if value != 0.0])
+    return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
 
 
 def _multiples(head: Head) -> bool:

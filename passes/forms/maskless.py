@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from passes.conversion import Conversion
 from passes.forms.attention import Pattern
 from passes.forms.builder import Builder, replacement
@@ -19,7 +21,7 @@ from passes.forms.masked import prepare_masked
 from passes.forms.positions import Positions, default_omega
 from passes.forms.reference import emit_by_reference
 from passes.forms.sublayer import Attend, as_batches, as_before, attend_block, write_output
-from passes.forms.weights import Layout, Weights
+from passes.forms.weights import Weights
 from passes.linear import Miss
 from passes.projections import Projections
 from rewriter.graph.edit import Replacement
@@ -42,8 +44,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
     if options.attention_op:
         return Miss("--attention-op goes with form masked: the operator adds no scores of positions", block.output)
     slots = options.max_tokens + max(group.bias_tokens for group in groups)
-    itemsize = 8 if conversion.compute_type != 1 else 4
-    size = slots * slots * itemsize / _MEGABYTE
+    size = slots * slots * np.dtype(conversion.dtype).itemsize / _MEGABYTE
     if size > options.max_pattern_mb:
         return Miss(
             f"W_QK of {slots} positions takes {size:.0f} MB, more than --max-pattern-mb {options.max_pattern_mb:g}; "
@@ -109,8 +110,8 @@ def _sublayer(
     omega: float,
 ) -> Replacement:
     elem_type = conversion.block.elem_type
-    model, m = projections.query.in_features, max(group.bias_tokens for group in groups)
-    layout = Layout(model, m, tokens=conversion.options.max_tokens, bias_first=True)
+    model = projections.query.in_features
+    layout = positions.layout(model)
     data = b.read(projections.query.data, elem_type, "input")
     stream, count = with_positions(b, as_batches(b, data, projections.rank), model, positions)
     one_batch = b.rows(stream, b.integers(0), b.integers(1), 0, "one_stream")

@@ -26,6 +26,7 @@ import onnx
 
 from passes.forms.builder import Builder
 from passes.forms.groups import Group
+from passes.forms.weights import Layout
 from rewriter.graph.surgeon import Tensor, Variable
 
 _QUERY_BITS: dict[int, int] = {onnx.TensorProto.FLOAT: 60, onnx.TensorProto.DOUBLE: 500}
@@ -55,6 +56,10 @@ class Positions:
         self._omega = omega
         self.slots = bias_tokens + max_tokens
         self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
+
+    def layout(self, model: int) -> Layout:
+        """A stream of `model` columns and the positions."""
+        return Layout(model, self.bias_tokens, tokens=self._max_tokens, bias_first=True)
 
     def of_tokens(self, count: Tensor) -> Variable:
         """One-hot rows [1, N, slots] of N tokens; fewer rows than N where N exceeds the slots."""

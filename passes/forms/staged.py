@@ -1,0 +1,113 @@
+"""Form `staged`: three attention sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8).
+
+Comes in: a conversion. Goes out: the sublayers on a stream of D + hidden + positions columns and N + m rows:
+
+1. linear: heads that attend to themselves alone write x W1 + b1 to the hidden columns; the rank is split over
+   ceil(d_ff / d_head) heads.
+2. activation: d_ff heads read the hidden columns and write f(y) - y to them, so that the skip connection leaves f(y).
+   A gated block has 2 d_ff hidden columns, y and u; heads write f(y) u - u to those of u. This is exact to the last
+   digits where f(y) - y is again an average of multiples of y, as for SiLU, whose heads write -y sigma(-y). Of other
+   programs, such as GELU or tanh, it would lose what y has more digits before the point than f: those write f(y) to
+   d_ff columns of their own.
+3. linear: heads write z W2 + b2 to the model's columns, and minus the hidden columns to the hidden ones, which clears
+   them.
+
+b1 and b2 ride on the ones of the tokens' positions, and one-hot positions keep tokens apart, as in form `maskless`. The
+skip connection of the third sublayer is the model's own: its normalised input is what the first one reads, and the Add
+that follows the block adds the block's output to the stream before normalisation; so the block's output is what the
+third sublayer's heads write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from passes.conversion import Conversion
+from passes.forms.builder import Builder, replacement
+from passes.forms.groups import groups_of, spread_error, spreads
+from passes.forms.maskless import emit_maskless
+from passes.forms.positions import Positions, default_omega
+from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
+from passes.forms.sublayer import as_batches, as_before
+from passes.forms.weights import Weights
+from passes.programs import Program
+from passes.projections import Projection, Projections
+from rewriter.graph.edit import Replacement
+from rewriter.graph.surgeon import Tensor, Variable
+from rewriter.graph.view import GraphView
+
+
+def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion; reads no weights.
+
+    Where the linear operators cannot be read as plain matrices, only the second sublayer is made, by reference.
+    """
+    if conversion.projections is None:
+        return emit_maskless(view, conversion)
+    return _three(Builder.of(view, conversion), conversion, conversion.projections)
+
+
+def skipped(program: Program) -> Program:
+    """The program of f(y) - z, which with a skip connection from z gives f."""
+    return replace(program, linear=program.linear - 1.0)
+
+
+def linear_values(
+    b: Builder, source: Tensor, projections: list[Projection], positions: Positions, elem_type: int, name: str
+) -> Variable:
+    """The values of heads that attend to themselves: x W + b of every row of `source` [batch, rows, in + slots]."""
+    layout = positions.layout(projections[0].in_features)
+    made: list[Variable] = []
+    for number, projection in enumerate(projections):
+        suffix = f"_{number}" if len(projections) > 1 else ""
+        weights = Weights(b, layout, projection.out_features, elem_type)
+        by_neuron = weights.functional(projection, f"W_V_{name}{suffix}")
+        flat = b.reshape(
+            b.transpose(by_neuron, (1, 0, 2), f"W_V_{name}{suffix}_turned"),
+            (layout.width, -1),
+            f"W_V_{name}{suffix}_flat",
+        )
+        made.append(b.node("MatMul", [source, flat], f"{name}_values{suffix}"))
+    return b.concat(made, 2, f"{name}_values") if len(made) > 1 else made[0]
+
+
+def _three(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
+    elem_type, options = conversion.block.elem_type, conversion.options
+    minus = skipped(conversion.program)
+    in_place = spreads(minus) and spread_error(minus, b.dtype) == 0.0
+    groups = groups_of(minus if in_place else conversion.program)
+    query, width = projections.query, projections.output.out_features
+    model, neurons = query.in_features, query.out_features
+    first = [query, projections.value] if projections.gated else [query]
+    made = neurons * len(first)
+    hidden = made if in_place else made + neurons
+    m = max([1, *(group.bias_tokens for group in groups)])
+    omega = options.omega or default_omega(groups, conversion.compute_type)
+    positions = Positions(b, m, options.max_tokens, omega)
+    data = b.read(projections.query.data, elem_type, "input")
+    stream = open_stream(b, as_batches(b, data, projections.rank), model, hidden, positions)
+    alone = position_scores(b, stream, "self_scores", bias_tokens=False)
+
+    read = [stream.columns(b, 0, model, "model_columns"), stream.ones(b, "linear_1_positions")]
+    values = linear_values(b, b.concat(read, 2, "linear_1_reads"), first, positions, elem_type, "linear_1")
+    stream = stream.plus(b, attend_to_self(b, values, made, options.head_dimension, alone, "linear_1"), model, made)
+
+    scores = position_scores(b, stream, "activation_scores", bias_tokens=True)
+    y = stream.columns(b, model, model + neurons, "y_columns")
+    z = stream.columns(b, model + neurons, model + made, "u_columns") if projections.gated else y
+    ones = stream.ones(b, "activation_positions")
+    target = model + hidden - neurons
+    stream = stream.plus(b, attend_with_activation(b, y, z, ones, scores, groups, positions, omega), target, neurons)
+
+    activated = stream.columns(b, target, target + neurons, "z_side_by_side")
+    read = [activated, stream.ones(b, "linear_2_positions")]
+    written = linear_values(
+        b, b.concat(read, 2, "linear_2_reads"), [projections.output], positions, elem_type, "linear_2"
+    )
+    cleared = b.node("Neg", [stream.columns(b, model, model + hidden, "hidden_columns")], "cleared_columns")
+    every = b.concat([written, cleared], 2, "linear_2_and_clear")
+    last = attend_to_self(b, every, width + hidden, options.head_dimension, alone, "linear_2")
+    result = b.rows(last, b.integers(0), b.integers(width), 2, "model_columns_written")
+    dropped = b.rows(result, b.integers(0), stream.count, 1, "tokens_only")
+    b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
+    return replacement(b, conversion, projections.result)

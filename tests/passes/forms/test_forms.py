@@ -1,0 +1,463 @@
+"""Every form with every kind of program: the whole way, with the proof; forms agree; planted bugs are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+import rewriter.api.rewriting
+from passes.conversion import Conversion
+from passes.formoptions import FormOptions
+from passes.forms import FORMS
+from passes.plan import Options, Plan, apply, make_plan
+from passes.programs import BiasToken, Head, Program
+from rewriter import ExitStatus, Report, ValidationError, rewrite
+from rewriter.proof.sessions import open_session
+from tests.spellings import FIRSTS, GATES
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+
+TOKENS = 80
+SQUARE = ("masked", "maskless", "staged")
+RANK_2 = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
+GLU = {"first": "m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)", "opset": 13}
+
+EXACT: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("silu", SILU, {}),
+    ("silu-rank-2", SILU, RANK_2),
+    ("relu", "h = Relu(y)", {}),
+    ("quick-gelu", "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)", {}),
+    ("tanh", "h = Tanh(y)", {}),
+    ("glu", "s = Sigmoid(y) h = Mul(s, u)", GLU),
+)
+FITTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("mish", "p = Softplus(y) t = Tanh(p) h = Mul(y, t)", {}),
+    ("leaky", "h = LeakyRelu<alpha = 0.1>(y)", {}),
+    ("gelu", ERF_GELU, {}),
+)
+EACH_FORM = pytest.mark.parametrize("form", SQUARE)
+
+
+def proved(model: onnx.ModelProto, form: str, **options: Any) -> Report:
+    report = rewrite(model, form=form, max_tokens=TOKENS, **options)
+    assert [row.reason for row in report.left] == []
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    assert report.exit_status is ExitStatus.CONVERTED
+    return report
+
+
+def planned(model: onnx.ModelProto, form: str, **options: Any) -> Plan:
+    plan = make_plan(model, Options(form=form, forms=FormOptions(**{"max_tokens": TOKENS, **options})))
+    assert [left.miss.reason for left in plan.left] == []
+    return plan
+
+
+def run(model: onnx.ModelProto, x: NDArray[Any]) -> NDArray[Any]:
+    return open_session(model, optimise=False).run({"x": x})["out"]
+
+
+def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(*shape, 4)).astype(np.float32)
+
+
+def operators(model: onnx.ModelProto) -> set[str]:
+    return {node.op_type for node in model.graph.node}
+
+
+# -- the whole way --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "options"), [case[1:] for case in EXACT], ids=[case[0] for case in EXACT])
+@EACH_FORM
+def test_exact_programs_are_proved(form: str, text: str, options: dict[str, Any]) -> None:
+    report = proved(mlp(text, **options), form)
+    assert report.validation is not None
+    ratio = report.validation.providers["cpu"].error_ratio
+    assert ratio is not None
+    assert ratio <= 1.5
+    assert report.rewritten is not None
+    assert not operators(report.rewritten) & {"Sigmoid", "Relu", "Tanh"}
+    onnx.checker.check_model(report.rewritten, full_check=True)
+
+
+@pytest.mark.parametrize(("text", "options"), [case[1:] for case in FITTED], ids=[case[0] for case in FITTED])
+@EACH_FORM
+def test_other_programs_are_proved(form: str, text: str, options: dict[str, Any]) -> None:
+    proved(mlp(text, **options), form)
+
+
+@pytest.mark.parametrize("form", ["local", "masked"])
+@pytest.mark.parametrize("text", [SILU, "h = Relu(y)"], ids=["silu", "relu"])
+def test_float16_is_proved(form: str, text: str) -> None:
+    report = proved(mlp(text, elem="float16"), form)
+    assert report.validation is not None
+    ratio = report.validation.providers["cpu"].error_ratio
+    assert ratio is not None
+    assert ratio <= 1.5
+
+
+@pytest.mark.parametrize("elem", ["float16", "double"])
+@EACH_FORM
+def test_types_are_kept(form: str, elem: str) -> None:
+    model = mlp("h = Relu(y)", elem=elem)
+    result = apply(planned(model, form))
+    assert result.graph.output == model.graph.output
+    proved(model, form)
+
+
+@EACH_FORM
+def test_opset_11_without_functions(form: str) -> None:
+    model = mlp(SILU, opset=11, ir=6)
+    report = proved(model, form)
+    assert report.rewritten is not None
+    assert "Loop" in operators(report.rewritten)
+    assert not report.rewritten.functions
+
+
+def test_attention_operator() -> None:
+    model = mlp(SILU, opset=23, ir=10)
+    report = proved(model, "masked", attention_op=True)
+    assert report.rewritten is not None
+    assert [function.name for function in report.rewritten.functions] == ["MaskedAttentionOperator"]
+
+
+# -- agreement ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "options"), [case[1:] for case in (*EXACT, *FITTED)], ids=[case[0] for case in (*EXACT, *FITTED)]
+)
+def test_forms_agree_at_every_length(text: str, options: dict[str, Any]) -> None:
+    model = mlp(text, **options)
+    results = {form: apply(planned(model, form)) for form in FORMS}
+    shapes = [(1,), (7,), (80,)] if "inputs" in options else [(1, 1), (1, 2), (3, 17), (2, 80)]
+    for shape in shapes:
+        x = tokens(*shape)
+        expected = run(results["local"], x)
+        for form in SQUARE:
+            np.testing.assert_allclose(run(results[form], x), expected, rtol=0, atol=2e-5, err_msg=f"{form} {shape}")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (2, 80)])
+@EACH_FORM
+def test_chunks_change_nothing(form: str, shape: tuple[int, int]) -> None:
+    model = mlp(ERF_GELU)
+    x = tokens(*shape)
+    whole = run(apply(planned(model, form)), x)
+    for entries in (40_000, 3_000, 150, 1):
+        plan = planned(model, form)
+        small = replace(plan.conversions[0], options=FormOptions(max_pattern_mb=entries * 4 / 2**20, max_tokens=TOKENS))
+        np.testing.assert_allclose(run(apply(replace(plan, conversions=(small,))), x), whole, rtol=0, atol=1e-5)
+
+
+HEADS = (
+    Head(beta=1.0, c=3.0, gamma=0.3, bias_tokens=(BiasToken(), BiasToken(slope=0.5, offset=-1.0))),
+    Head(beta=-0.7, c=-2.0, d=0.25, bias_tokens=(BiasToken(slope=0.2, value=0.5),)),
+)
+GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
+SQUARED = Program("squared", (Head(beta=0.5, alpha=-0.25, gamma=0.1, bias_tokens=(BiasToken(offset=0.2),)),))
+
+
+def with_program(plan: Plan, program: Program) -> onnx.ModelProto:
+    return apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
+
+
+@pytest.mark.parametrize("first", [GLU["first"], "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"])
+@EACH_FORM
+def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
+    """A gate of two heads with one and two bias tokens, offsets, constants, a linear term: as in float64."""
+    model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
+    x = tokens(2, 9)
+    wide = x.astype(np.float64)
+    if "Split" in first:
+        y, u = np.split(wide @ values("W1wide"), 2, axis=-1)
+    else:
+        y, u = wide @ values("W1") - values("b1"), wide @ values("V1") + values("c1")
+    expected = GATE.evaluate(y, u) @ values("W2") + values("b2")
+    result = run(with_program(planned(model, form), GATE), x)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])
+def test_quadratic_self_logit(first: str) -> None:
+    x = tokens(2, 9)
+    sign = -1.0 if "Sub" in first else 1.0
+    expected = SQUARED.evaluate(x.astype(np.float64) @ values("W1") + sign * values("b1")) @ values("W2") + values("b2")
+    result = run(with_program(planned(mlp(SILU, first=first), "masked"), SQUARED), x)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+
+
+# -- ways to make the projections -----------------------------------------------------------------------------------
+
+BY_REFERENCE = {
+    "bias-sub": "is part of a projection",
+    "per-channel-scale": "is part of a projection",
+    "dequantised": "its weight is quantised",
+    "lora": "not one linear operator alone",
+    "lora-scaled-and-biased": "not one linear operator alone",
+    "two-sum": "not one linear operator alone",
+    "two-sum-biased": "not one linear operator alone",
+}
+
+
+@pytest.mark.parametrize(("name", "first", "options"), [(n, t, o) for n, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
+def test_projections_explicit_or_by_reference(name: str, first: str, options: dict[str, Any]) -> None:
+    report = proved(mlp(SILU, first=first, **options), "masked")
+    if name in BY_REFERENCE:
+        assert BY_REFERENCE[name] in report.notes[0]
+    else:
+        assert report.notes == ()
+
+
+@pytest.mark.parametrize("first", [gate[1] for gate in GATES], ids=[gate[0] for gate in GATES])
+def test_gates_have_projections_of_their_own(first: str) -> None:
+    report = proved(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), "masked")
+    assert report.notes == ()
+
+
+CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
+OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **CHANNELS}, "does not hold a plain matrix"),
+    ("wx", {"first": "y = MatMul(W1t, x)", "second": "out = MatMul(W2t, h)", **CHANNELS}, "not hold a plain matrix"),
+    ("h-is-output", {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] h"}, "something else reads"),
+    (
+        "two-seconds",
+        {
+            "second": "second = MatMul(h, W2) third = MatMul(h, V2) out = Add(second, third)",
+            "constants": {"V2": values("W2")[::-1]},
+        },
+        "several linear operators read",
+    ),
+)
+
+
+@pytest.mark.parametrize(("options", "reason"), [case[1:] for case in OTHERS], ids=[case[0] for case in OTHERS])
+@EACH_FORM
+def test_operators_that_stay(form: str, options: dict[str, Any], reason: str) -> None:
+    report = proved(mlp(SILU, **options), form)
+    assert f"form {form} keeps the linear operators of 1 blocks as projections by reference" in report.notes[0]
+    assert reason in report.notes[0]
+
+
+@EACH_FORM
+def test_four_axes(form: str) -> None:
+    shape = "float[batch, windows, tokens, 4]"
+    assert proved(mlp(SILU, inputs=f"{shape} x", outputs=f"{shape} out"), form).notes == ()
+
+
+@EACH_FORM
+def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
+    """TorchScript's Conv1D reads the shape of the activation; that must not keep the activation alive."""
+    constants = {
+        name: onnx.numpy_helper.from_array(np.array(number), name)
+        for name, number in (
+            ("flat", [-1, 4]),
+            ("flat8", [-1, 8]),
+            ("zero", [0]),
+            ("two", [2]),
+            ("eight", [8]),
+            ("four", [4]),
+        )
+    }
+    model = mlp(
+        SILU,
+        first=(
+            "i = Shape(x) j = Slice(i, zero, two) k = Concat<axis = 0>(j, eight) "
+            "f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, k)"
+        ),
+        second=(
+            "i2 = Shape(h) j2 = Slice(i2, zero, two) k2 = Concat<axis = 0>(j2, four) "
+            "f2 = Reshape(h, flat8) g2 = Gemm(f2, W2, b2) out = Reshape(g2, k2)"
+        ),
+        constants=constants,
+    )
+    report = proved(model, form)
+    assert report.notes == ()
+    assert report.rewritten is not None
+    assert not operators(report.rewritten) & {"Sigmoid", "Gemm"}
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_stand_in_the_model_once() -> None:
+    model = mlp(SILU)
+    result = apply(planned(model, "masked"))
+    shapes = [tuple(tensor.dims) for tensor in result.graph.initializer]
+    assert shapes.count((4, 8)) == shapes.count((8, 4)) == 1
+    assert sum(np.prod(shape) for shape in shapes) < 2 * 32 + 200
+
+
+def test_names_and_shapes_of_the_projections() -> None:
+    """W_Q, W_V and W_O are those of TransformerLens: [n_heads, d_model, d_head] and [n_heads, d_head, d_model]."""
+    result = apply(planned(mlp(ERF_GELU), "masked"))
+    wanted = ["mlp/heads/W_Q", "mlp/heads/W_K", "mlp/heads/W_V", "mlp/heads/W_O", "mlp/heads/b_O_bias_0"]
+    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    made = open_session(result, optimise=False).run({"x": tokens(1, 3)})
+    width = 4 + 1 + 8
+    assert [made[name].shape for name in wanted] == [(8, width, 2), (1, width, 2), (8, width, 1), (8, 1, 4), (4,)]
+    np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))
+    np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, 4, 0], values("b1").astype(np.float32))
+    np.testing.assert_array_equal(made["mlp/heads/W_O"][:, 0], values("W2").astype(np.float32))
+
+
+# -- planted bugs ---------------------------------------------------------------------------------------------------
+
+
+def rewritten_with(change: Callable[[onnx.ModelProto], None], form: str, monkeypatch: pytest.MonkeyPatch) -> Report:
+    def planted(plan: Plan) -> onnx.ModelProto:
+        model = apply(plan)
+        change(model)
+        return model
+
+    monkeypatch.setattr(rewriter.api.rewriting, "apply", planted)
+    return rewrite(mlp(SILU), form=form, max_tokens=TOKENS)
+
+
+def drop_the_mask(model: onnx.ModelProto) -> None:
+    chunk = next(node for node in model.functions[0].node if node.op_type == "Loop").attribute[0].g
+    where = next(node for node in chunk.node if node.op_type == "Where" and node.output[0] == "attn_scores")
+    where.op_type = "Identity"
+    where.input[:] = [where.input[1]]
+
+
+def shift_a_constant(name: str, by: float) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = next(entry for entry in model.graph.initializer if entry.name.endswith(f"heads/{name}"))
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        array[np.unravel_index(np.argmax(np.abs(array)), array.shape)] += by
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+    return change
+
+
+def wrong_output_weight(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.name.endswith("heads/W_O"))
+    scaled = onnx.helper.make_node("Mul", [node.input[0], "mlp/heads/wrong"], ["mlp/heads/W2_wrong"])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(1.001, dtype=np.float32), "mlp/heads/wrong"))
+    model.graph.node.insert(list(model.graph.node).index(node), scaled)
+    node.input[0] = "mlp/heads/W2_wrong"
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("masked", drop_the_mask),
+        ("masked", shift_a_constant("W_K", 1e-3)),
+        ("masked", wrong_output_weight),
+        ("maskless", shift_a_constant("position_scores_minus_omega", 2.0**61)),
+        ("maskless", shift_a_constant("W_K", 1e-3)),
+        ("staged", shift_a_constant("W_K", 1e-3)),
+        ("staged", shift_a_constant("self_scores_minus_omega", 2.0**60)),
+    ],
+    ids=["mask", "key", "output", "omega", "key-maskless", "key-staged", "omega-staged"],
+)
+def test_planted_bugs_are_found(
+    form: str, change: Callable[[onnx.ModelProto], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = rewritten_with(change, form, monkeypatch)
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.rewritten is None
+
+
+def test_an_exact_program_off_by_a_little_is_found_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = rewritten_with(wrong_output_weight, "masked", monkeypatch)
+    assert report.validation is not None
+    assert any("projected to something else" in failure for failure in report.validation.failures)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def refusal(model: onnx.ModelProto, form: str, **options: Any) -> str:
+    plan = make_plan(model, Options(form=form, forms=FormOptions(**options)))
+    assert plan.conversions == ()
+    return plan.left[0].miss.reason
+
+
+@EACH_FORM
+def test_old_opsets_are_refused(form: str) -> None:
+    reason = refusal(mlp("h = Relu(y)", opset=10, ir=5), form)
+    assert f"form {form} needs opset 11, and the model has 10; convert the model to a newer opset first" in reason
+
+
+def test_attention_operator_needs_its_opset() -> None:
+    reason = refusal(mlp(SILU), "masked", attention_op=True)
+    assert "came with opset 23, and the model has 17" in reason
+    assert "leave --attention-op away" in reason
+
+
+@pytest.mark.parametrize("form", ["maskless", "staged"])
+def test_position_forms_state_their_memory(form: str) -> None:
+    reason = refusal(mlp(SILU), form, max_tokens=8192)
+    assert "W_QK of 8193 positions takes 256 MB, more than --max-pattern-mb 64; lower --max-tokens" in reason
+
+
+@pytest.mark.parametrize("form", ["maskless", "staged"])
+def test_a_fixed_length_beyond_the_positions(form: str) -> None:
+    model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
+    assert "its sequences have 9 tokens; raise --max-tokens, now 8" in refusal(model, form, max_tokens=8)
+    assert make_plan(model, Options(form=form, forms=FormOptions(max_tokens=9))).conversions
+
+
+@pytest.mark.parametrize("form", ["maskless", "staged"])
+def test_quadratic_logits_need_a_mask(form: str) -> None:
+    plan = planned(mlp(SILU), "masked")
+    conversion: Conversion = replace(plan.conversions[0], program=SQUARED)
+    found = FORMS[form].prepare(plan.views[0], conversion)
+    assert not isinstance(found, Conversion)
+    assert "has a quadratic self logit" in found.reason
+    assert "use form masked" in found.reason
+
+
+@pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])
+@pytest.mark.parametrize("form", ["maskless", "staged"])
+def test_a_sequence_beyond_the_positions_fails_at_run_time(form: str, first: str) -> None:
+    result = apply(planned(mlp(SILU, first=first), form, max_tokens=8))
+    assert run(result, tokens(2, 8)).shape == (2, 8, 4)
+    for optimise in (True, False):
+        for length in (9, 10, 40):
+            with pytest.raises(ValidationError, match="sequence_longer_than_max_tokens_8"):
+                open_session(result, optimise=optimise).run({"x": tokens(2, length)})
+
+
+# -- omega ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [SILU, "h = Relu(y)", ERF_GELU], ids=["silu", "relu", "gelu"])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
+def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
+    """A token's output does not depend on the others at all, however large its pre-activations."""
+    result = apply(planned(mlp(text), "maskless"))
+    x = tokens(1, 12) * np.float32(scale)
+    other = x.copy()
+    other[:, 1:] = tokens(1, 11, seed=1) * 3
+    np.testing.assert_array_equal(run(result, x)[:, 0], run(result, other)[:, 0])
+
+
+def test_a_small_omega_lets_tokens_see_each_other() -> None:
+    x = tokens(1, 20)
+    expected = run(mlp(SILU), x)
+    results = [run(apply(planned(mlp(SILU), "maskless", omega=omega)), x) for omega in (2.0, 8.0, 14.0, 1000.0)]
+    errors = [float(np.max(np.abs(result - expected))) for result in results]
+    assert errors[0] > 1e-1 > errors[1] > errors[2] > 1e-5 > errors[3]
+
+
+def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:
+    """Two blocks: one function for both, names apart."""
+    model = text_model(
+        f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
+        "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
+    )
+    report = proved(model, "masked")
+    assert report.rewritten is not None
+    assert len(report.rewritten.functions) == 1
+    again = make_plan(report.rewritten, Options(form="masked"))
+    assert again.conversions == ()
+    assert {left.miss.reason for left in again.left} == {"it is attention heads already"}
