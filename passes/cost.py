@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
+import numpy as np
 import onnx
 
 from passes.conversion import Conversion
 from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.forms import FORMS
-from passes.forms.groups import Group, groups_of
+from passes.forms.groups import Group, groups_of, spread_error, spreads
 from passes.heads import spelling_of, takes_linear
 from passes.linear import Miss
 from passes.programs import Head, Program
@@ -139,7 +140,12 @@ def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -
     width = next((op.in_features for op in block.first if op.in_features), None)
     if width is None or block.neurons is None:
         return None
-    options = replace(conversion.options, max_tokens=setting.max_tokens, max_pattern_mb=setting.max_pattern_mb)
+    options = replace(
+        conversion.options,
+        max_tokens=setting.max_tokens,
+        max_pattern_mb=setting.max_pattern_mb,
+        head_dimension=setting.head_dimension or _USUAL_HEAD_DIMENSION,
+    )
     prepared = FORMS[form].prepare(view, replace(conversion, form=form, options=options, projections=None))
     if isinstance(prepared, Miss):
         return prepared
@@ -245,13 +251,21 @@ def _maskless(sizes: _Sizes) -> _Shape:
 
 
 def _staged(sizes: _Sizes) -> _Shape:
-    """Three sublayers on a stream of D + hidden columns + positions: W1 by rank, activation, W2 by rank."""
+    """Three sublayers on a stream of D + hidden columns + positions: W1, activation, W2 with the clearing.
+
+    Hidden columns take what W1 makes, and what the activation makes where that cannot take its place.
+    """
+    minus = replace(sizes.program, linear=sizes.program.linear - 1.0)
+    dtype = np.float64 if sizes.bytes == np.dtype(np.float64).itemsize else np.float32
+    in_place = spreads(minus) and spread_error(minus, dtype) == 0.0
+    sizes = replace(sizes, program=minus) if in_place else sizes
     shape = _maskless(sizes)
     d_head = sizes.setting.head_dimension or _USUAL_HEAD_DIMENSION
-    hidden = sizes.projections * sizes.neurons
+    made = sizes.projections * sizes.neurons
+    hidden = made if in_place else made + sizes.neurons
     width = sizes.width + hidden + sizes.slots
-    more = 3 * sizes.tensor(sizes.rows, hidden)
-    heads = (ceil(hidden / d_head), *shape.heads, ceil(sizes.neurons / d_head))
+    heads = (ceil(made / d_head), *shape.heads, ceil((sizes.width + hidden) / d_head))
+    more = 3 * sizes.tensor(sizes.rows, width)
     return replace(shape, heads=heads, width=width, peak_bytes=shape.peak_bytes + more)
 
 

@@ -94,6 +94,15 @@ def test_chunks_bound_the_pattern_at_the_size_of_gpt_2() -> None:
     assert few.pattern_bytes <= 2**20
 
 
+def test_staged_counts_heads_by_rank() -> None:
+    plan = make_plan(wide(SILU, 768, 3072), Options())
+    found = cost(plan.views[0], plan.conversions[0], "staged", Setting(head_dimension=64, max_tokens=512))
+    assert isinstance(found, FormCost)
+    # W1, one per neuron, and W2 together with the clearing of the hidden columns
+    assert found.heads == (48, 3072, (768 + 3072) // 64)
+    assert found.width == 768 + 3072 + 513
+
+
 def wide(text: str, width: int, neurons: int) -> onnx.ModelProto:
     """An MLP of any size."""
     weights = {"W1": (width, neurons), "V1": (width, neurons), "b1": (neurons,), "c1": (neurons,)}
