@@ -269,7 +269,9 @@ errors on, which is why errors grow with depth in the original too.
 ## Omega, in form maskless
 
 One MLP alone, omega set by `--omega`: forbidden pairs get minus omega. Too small, and other tokens leak in with weight
-e^-omega; the allowed logits stay as they are whatever omega is. Smallest error: {best}.
+e^-omega; the allowed logits stay as they are whatever omega is.
+
+Smallest error: {best}.
 
 {omega_table}
 
