@@ -58,7 +58,7 @@ def plot(title: str, x_label: str, y_label: str, series: Mapping[str, Points], t
 
 
 def _series(number: int, name: str, points: Points) -> list[str]:
-    colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+    colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
     y = _TOP + 8 + 20 * number
