@@ -84,7 +84,7 @@ def _dead_nodes(view: GraphView, replacements: Sequence[Replacement], replaced: 
         uses[name] += 1
     for replacement in replacements:
         for node in replacement.nodes:
-            uses.update(name for name in node.input if name)
+            uses.update(name for name in (*node.input, *captured_names(node)) if name)
     dead: set[int] = set()
     pending: list[int] = []
 

@@ -190,14 +190,17 @@ def _holds_graphs(node: onnx.NodeProto) -> bool:
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the subgraphs of `node` may read from the scopes around them."""
     names: set[str] = set()
+    made: set[str] = set()  # a name is made once in a graph and those around it, so these are never captured
     pending = [graph for _, graph in subgraphs(node)]
     while pending:
         graph = pending.pop()
+        made.update(entry.name for entry in (*graph.input, *graph.initializer))
         for inner in graph.node:
             names.update(inner.input)
+            made.update(inner.output)
             pending.extend(body for _, body in subgraphs(inner))
         names.update(value.name for value in graph.output)
-    return frozenset(names)
+    return frozenset(names - made)
 
 
 def _index(
