@@ -16,6 +16,7 @@ from passes.cost import FormCost, Setting, cost
 from passes.dataflow import analyse
 from passes.find import Block
 from passes.forms import FORMS
+from passes.linear import Miss
 from passes.plan import Plan
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
@@ -46,6 +47,7 @@ class BlockAccount:
         staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
         forms: what each form would cost; forms that do not take the block are left out, all of
             them where a size is unknown or the block is left.
+        refused: those forms, each with the reason and its figures.
     """
 
     name: str
@@ -56,6 +58,7 @@ class BlockAccount:
     heads: int | None
     staged: tuple[int, int, int] | None
     forms: tuple[FormCost, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
         weights = [op.weight for op in (*block.first, *block.second)]
         work = sum(_work(view, weight) for weight in weights)
         d_model = next((op.in_features for op in block.first), None)
+        forms, refused = ((), ()) if conversion is None else _forms(view, conversion, setting)
         blocks.append(
             BlockAccount(
                 name=block.name,
@@ -113,16 +117,20 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
                 share=work / total if total else 0.0,
                 heads=None if conversion is None else conversion.heads,
                 staged=None if conversion is None else _staged(conversion, d_model, width),
-                forms=() if conversion is None else _forms(view, conversion, setting),
+                forms=forms,
+                refused=refused,
             )
         )
     return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan), setting)
 
 
-def _forms(view: GraphView, conversion: Conversion, setting: Setting) -> tuple[FormCost, ...]:
-    """The cost of the block in every form that takes it, where its sizes are known."""
-    costs = (cost(view, conversion, form, setting) for form in FORMS)
-    return tuple(found for found in costs if isinstance(found, FormCost))
+def _forms(
+    view: GraphView, conversion: Conversion, setting: Setting
+) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
+    """The cost of the block in every form that takes it, where its sizes are known; why the others do not."""
+    costs = {form: cost(view, conversion, form, setting) for form in FORMS}
+    taken = tuple(found for found in costs.values() if isinstance(found, FormCost))
+    return taken, tuple((form, found.reason) for form, found in costs.items() if isinstance(found, Miss))
 
 
 def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> tuple[int, int, int] | None:

@@ -259,13 +259,13 @@ def _staged(sizes: _Sizes) -> _Shape:
     dtype = np.float64 if sizes.bytes == np.dtype(np.float64).itemsize else np.float32
     in_place = spreads(minus) and spread_error(minus, dtype) == 0.0
     sizes = replace(sizes, program=minus) if in_place else sizes
-    shape = _maskless(sizes)
+    shape = _square(sizes)
     d_head = sizes.setting.head_dimension or _USUAL_HEAD_DIMENSION
     made = sizes.projections * sizes.neurons
     hidden = made if in_place else made + sizes.neurons
     width = sizes.width + hidden + sizes.slots
     heads = (ceil(made / d_head), *shape.heads, ceil((sizes.width + hidden) / d_head))
-    more = 3 * sizes.tensor(sizes.rows, width)
+    more = 2 * (sizes.tensor(sizes.rows, width) + sizes.tensor(sizes.rows, sizes.rows))
     return replace(shape, heads=heads, width=width, peak_bytes=shape.peak_bytes + more)
 
 

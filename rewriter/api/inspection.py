@@ -55,7 +55,7 @@ def inspect(
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
         tokens: length of the sequence that the costs of the forms are stated for.
         max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes, in the costs of the forms.
-        max_tokens: one-hot positions, in the costs of the forms that have them.
+        max_tokens: one-hot positions, in the costs of the forms that have them; at least `tokens`.
 
     Raises:
         UsageError: an option cannot be followed.
@@ -67,7 +67,6 @@ def inspect(
     options = checked_options(scope=scope)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
-    accounting = account(
-        plan, head_dimension, Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max_tokens)
-    )
+    setting = Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens, max_tokens))
+    accounting = account(plan, head_dimension, setting)
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

@@ -136,6 +136,15 @@ def forms_table(accounting: Accounting) -> Table:
     return table
 
 
+def refusals(accounting: Accounting) -> list[Text]:
+    """Forms that do not take some blocks at that length, with the figures."""
+    reasons = Counter(reason for block in accounting.blocks for reason in block.refused)
+    return [
+        plain(f"form {form} does not take {count} of the blocks: {reason}", "yellow")
+        for (form, reason), count in reasons.items()
+    ]
+
+
 def remarks(report: Report) -> list[Text]:
     """The lines below the proof: inputs, what was left out, the ratio of errors."""
     validation = report.validation

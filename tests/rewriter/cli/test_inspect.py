@@ -57,6 +57,13 @@ def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixtur
         assert block["forms"][0]["peak_bytes"] == 3 * 1000 * 128 * 4
 
 
+def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "form maskless does not take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
+    assert "--max-pattern-mb 64" in text
+
+
 def test_scope_all_leaves_nothing() -> None:
     assert inspect(MODELS / "conformer-encoder.onnx", scope="all").accounting.remaining == {}
     assert inspect(MODELS / "gelu-encoder.onnx", scope="all").accounting.remaining == {}
