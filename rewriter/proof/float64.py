@@ -42,7 +42,7 @@ _DOUBLE_KERNELS = frozenset(
     Abs Add And ArgMax ArgMin BatchNormalization Cast CastLike Ceil Clip Concat Constant
     ConstantOfShape Cos CumSum DepthToSpace Div Dropout Einsum Equal Exp Expand Flatten Floor Gather
     GatherElements GatherND Gemm Greater GreaterOrEqual Identity If IsInf IsNaN LayerNormalization
-    Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg NonZero Not Or Pad Pow
+    Less LessOrEqual Log LogSoftmax Loop MatMul Max MaxPool Min Mod Mul Neg NonZero Not Or Pad Pow
     RMSNormalization Range Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape
     Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax SpaceToDepth Split
     Sqrt Squeeze Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where Xor

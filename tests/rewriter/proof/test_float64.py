@@ -240,6 +240,18 @@ def test_subgraphs_and_functions() -> None:
     np.testing.assert_array_equal(run(model, x=x, c=np.array(False)), [0.5, 1.5])
 
 
+def test_loops() -> None:
+    body = (
+        "t = Constant<value = int64 {3}>() c = Constant<value = bool {1}>() "
+        "y = Loop(t, c, x) <body = step (int64 i, bool go, float[2] a) => (bool on, float[2] b) { "
+        "on = Identity(go) k = Constant<value_floats = [0.1, 0.2]>() b = Add(a, k) }>"
+    )
+    model = parse("(float[2] x) => (float[2] y)", body)
+    assert open_reference(model).how == float64.ONNXRUNTIME
+    step = np.array([0.1, 0.2], np.float32).astype(float)
+    np.testing.assert_allclose(run(model, x=np.zeros(2, np.float32)), 3 * step, rtol=1e-15)
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
