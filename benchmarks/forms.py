@@ -56,7 +56,7 @@ class MemoryRow:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=(16, 64, 256), help="Sequence length.")
+@click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=(16, 64, 128), help="Sequence length.")
 @click.option("--width", type=click.IntRange(min=8), default=128)
 @click.option("--hidden", type=click.IntRange(min=8), default=512)
 @click.option("--repeats", type=click.IntRange(min=3), default=9, help="Rounds per row.")
