@@ -2,18 +2,21 @@
 
 Comes in: a plan. Goes out: `Accounting`, printed by `rewrite inspect`. The head counts are those of the sources for the
 three-sublayer construction (W1 split by rank over ceil(d_ff / d_head) heads, one head per neuron for the activation, W2
-over ceil(d_model / d_head)), beside the heads of the form that the plan chose.
+over ceil(d_model / d_head)), beside the heads of the form that the plan chose and what each form would cost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from passes.conversion import Conversion
+from passes.cost import FormCost, Setting, cost
 from passes.dataflow import analyse
 from passes.find import Block
+from passes.forms import FORMS
+from passes.linear import Miss
 from passes.plan import Plan
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
@@ -45,6 +48,9 @@ class BlockAccount:
         share: its part of the multiply-adds that the model's linear operators need for one token.
         heads: heads of the chosen form; None for a block that is left.
         staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
+        forms: what each form would cost; forms that do not take the block are left out, all of
+            them where a size is unknown or the block is left.
+        refused: those forms, each with the reason and its figures.
     """
 
     name: str
@@ -54,6 +60,8 @@ class BlockAccount:
     share: float
     heads: int | None
     staged: tuple[int, int, int] | None
+    forms: tuple[FormCost, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Accounting:
         share: what all blocks together take of the multiply-adds of linear operators.
         remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, with their number;
             among them the elementwise products of gates that `--gate product` keeps.
+        setting: what the costs of the forms are stated for.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -74,6 +83,7 @@ class Accounting:
     attention_heads: int | None
     share: float
     remaining: dict[str, int]
+    setting: Setting
 
     @property
     def purity(self) -> str:
@@ -83,10 +93,14 @@ class Accounting:
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
 
 
-def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
-    """Weigh the plan. `head_dimension` overrides what is found in the model's own attention."""
+def account(plan: Plan, head_dimension: int | None = None, setting: Setting | None = None) -> Accounting:
+    """Weigh the plan. `head_dimension` overrides what is found in the model's own attention.
+
+    The costs of the forms are stated for `setting`, default `Setting()`, with that head dimension.
+    """
     heads, found = _own_attention(plan.views)
     width = head_dimension or found
+    setting = replace(setting or Setting(), head_dimension=width)
     operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
     total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
     entries: list[tuple[Block, Conversion | None]] = [(conversion.block, conversion) for conversion in plan.conversions]
@@ -97,6 +111,7 @@ def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
         weights = [op.weight for op in (*block.first, *block.second)]
         work = sum(_work(view, weight) for weight in weights)
         d_model = next((op.in_features for op in block.first), None)
+        forms, refused = ((), ()) if conversion is None else _forms(view, conversion, setting)
         blocks.append(
             BlockAccount(
                 name=block.name,
@@ -106,9 +121,20 @@ def account(plan: Plan, head_dimension: int | None = None) -> Accounting:
                 share=work / total if total else 0.0,
                 heads=None if conversion is None else conversion.heads,
                 staged=None if conversion is None else _staged(conversion, d_model, width),
+                forms=forms,
+                refused=refused,
             )
         )
-    return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan))
+    return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan), setting)
+
+
+def _forms(
+    view: GraphView, conversion: Conversion, setting: Setting
+) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
+    """The cost of the block in every form that takes it, where its sizes are known; why the others do not."""
+    costs = {form: cost(view, conversion, form, setting) for form in FORMS}
+    taken = tuple(found for found in costs.values() if isinstance(found, FormCost))
+    return taken, tuple((form, found.reason) for form, found in costs.items() if isinstance(found, Miss))
 
 
 def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> tuple[int, int, int] | None:

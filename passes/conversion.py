@@ -42,6 +42,7 @@ class Conversion:
         options: the user's choices about the form.
         projections: the linear operators as plain matrices, where the form replaces the whole block; None where it
             replaces the activation and the operators stay as they are.
+        carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         by_reference: why they stay, in forms that would rather replace the whole block.
     """
 
@@ -53,6 +54,7 @@ class Conversion:
     options: FormOptions = DEFAULT_OPTIONS
     projections: Projections | None = None
     by_reference: str = ""
+    carried: int = 0
 
     @property
     def max_error(self) -> float:

@@ -15,6 +15,9 @@ beside the weights of a model that has many heads."""
 DEFAULT_MAX_TOKENS = 512
 """Positions of the forms with one-hot position columns, by default."""
 
+BIAS_TOKENS = ("sublayer", "network")
+"""Where bias tokens live: each sublayer appends its own, or they are carried through the whole network (Theorem 6)."""
+
 
 @dataclass(frozen=True)
 class FormOptions:
@@ -26,12 +29,14 @@ class FormOptions:
         max_tokens: longest sequence of the forms with one-hot position columns.
         head_dimension: of the linear sublayers of form `staged`, over whose heads the rank of a weight is split.
         omega: what forbidden pairs' logits are lowered by in form `maskless`; None: from program and element type.
+        bias_token: a member of `BIAS_TOKENS`.
     """
 
     max_pattern_mb: float = DEFAULT_PATTERN_MB
     attention_op: bool = False
     max_tokens: int = DEFAULT_MAX_TOKENS
     omega: float | None = None
+    bias_token: str = "sublayer"
     head_dimension: int = 64
 
 

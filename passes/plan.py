@@ -22,6 +22,8 @@ from passes.lower import Lowered, lower
 from passes.marks import made_for
 from passes.merge import Record, merge
 from passes.names import Namer
+from passes.network.planning import carry_out, route_for, unfit
+from passes.network.route import Route
 from passes.operands import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
@@ -76,6 +78,7 @@ class Plan:
         unmerged: the same model before neurons were merged, None where none were: what the heads are proved against.
         merged: what merging did to each block to convert, where it was asked for.
         ends: outputs of second operators that merging added a constant behind, to the tensor that is again what it was.
+        route: the way of the bias token, where it is carried through the network.
     """
 
     model: onnx.ModelProto
@@ -86,6 +89,7 @@ class Plan:
     unmerged: onnx.ModelProto | None = None
     merged: tuple[Record, ...] = ()
     ends: Mapping[str, str] = field(default_factory=dict)
+    route: Route | None = None
 
     @property
     def reference(self) -> onnx.ModelProto:
@@ -135,6 +139,42 @@ def _merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
 
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model with the plan carried out; `plan.model` stays as it is."""
+    return _apply(plan if plan.route is None else _carried(plan, plan.route))
+
+
+def sublayers_only(plan: Plan) -> Plan:
+    """The same plan with bias tokens of the sublayers' own: what blocks are proved by, one at a time."""
+    return replace(plan, route=None)
+
+
+def _carried(plan: Plan, route: Route) -> Plan:
+    """The plan on the graph that carries the bias tokens."""
+    carried = carry_out(plan.model, plan.views[0], route, plan.conversions)
+    return replace(plan, model=carried.model, views=carried.views, conversions=carried.conversions, route=None)
+
+
+def _through_network(plan: Plan) -> Plan:
+    """The plan with a bias token that is carried through the network; what cannot read it is left."""
+    misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
+    fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
+    route = route_for(plan.views[0], fit) if fit else None
+    if isinstance(route, Miss):
+        misses.update({id(conversion): route for conversion in fit})
+        fit, route = [], None
+    left = [
+        _left(conversion.block, miss) for conversion in plan.conversions if (miss := misses[id(conversion)]) is not None
+    ]
+    notes = plan.notes
+    if route is not None:
+        note = (
+            f"the bias tokens are appended to '{route.entry}' and carried through the network; blocks are proved one "
+            "by one with bias tokens of their own, the file end to end"
+        )
+        notes = (*notes, note)
+    return replace(plan, conversions=tuple(fit), left=(*left, *plan.left), route=route, notes=notes)
+
+
+def _apply(plan: Plan) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
     replacements = [_emit(plan, conversion) for conversion in plan.conversions]
@@ -184,7 +224,8 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
     notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
-    return Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+    plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+    return _through_network(plan) if conversions and options.forms.bias_token == "network" else plan
 
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:

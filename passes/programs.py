@@ -62,6 +62,11 @@ class Head:
             total = np.sum(weights, axis=0)
             return np.asarray(sum(weight * value for weight, value in zip(weights, values, strict=True)) / total)
 
+    @property
+    def zero_bias(self) -> bool:
+        """Whether there is one bias token, with key and value zero: Theorem 3 as it stands."""
+        return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
+
     def shifted(self, slope: float, offset: float) -> Head:
         """The same head with `slope y + offset` added to every logit, which softmax does not see."""
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)

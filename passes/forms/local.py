@@ -110,7 +110,7 @@ class _Emitter:
             (Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens), key=lambda key: key.slope
         )
         steep = any(key.offset != 0.0 for key in keys)
-        zero_bias = len(keys) == 1 and keys[0] == Key(0.0, 0.0, 1.0, 0.0)
+        zero_bias = plain.zero_bias
         spelling = Spelling(len(keys) + 1, zero_bias=zero_bias, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {
             "query": query,

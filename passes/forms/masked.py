@@ -21,6 +21,7 @@ from passes.forms.reference import emit_by_reference
 from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Layout, Weights
 from passes.linear import Miss
+from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.projections import Projections, projections_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -70,10 +71,19 @@ def _sublayer(b: Builder, conversion: Conversion, projections: Projections) -> R
     groups = groups_of(conversion.program)
     layout = Layout(projections.query.in_features, max(group.bias_tokens for group in groups))
     data = b.read(projections.query.data, elem_type, "input")
-    stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
+    if conversion.carried:
+        layout = replace(layout, bias_tokens=conversion.carried)
+        stream, count = carried_stream(b, conversion, data, layout)
+    else:
+        stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
     weights = Weights(b, layout, projections.query.out_features, elem_type)
     attended = attend_block(b, weights, stream, projections, groups, lambda *given: attend_masked(b, count, *given))
     written = write_output(b, weights, attended, projections)
+    if conversion.carried:
+        two_axes = 2 in (projections.rank, projections.result_rank)
+        shaped: Tensor = b.reshape(written, (-1, projections.output.out_features), "flat") if two_axes else written
+        b.write(shaped, projections.result, elem_type)
+        return replacement(b, conversion, projections.result)
     dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
     b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
@@ -92,3 +102,15 @@ def with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Variab
     shape = b.concat([batch, b.integers(layout.bias_tokens, layout.width)], 0, "bias_tokens_shape")
     bias_tokens = b.node("Expand", [b.numbers("bias_token", rows), shape], "bias_tokens")
     return b.concat([with_indicators, bias_tokens], 1, "stream"), count
+
+
+def carried_stream(b: Builder, conversion: Conversion, data: Tensor, layout: Layout) -> tuple[Variable, Variable]:
+    """The same where the network carries the bias tokens: their indicators are read, and nothing else of their rows."""
+    count, rows, is_token, known = (b.fragment.tensor(name) for name in (COUNT, ROWS, IS_TOKEN, INDICATORS))
+    shape = b.concat([b.integers(-1), rows, b.integers(layout.model)], 0, "carried_shape")
+    carried = b.reshape(data, shape, "carried")
+    own = b.node("Where", [is_token, carried, b.numbers("no_data", 0.0)], "tokens")
+    indicators = b.node("Cast", [known], "indicator_columns", to=int(conversion.compute_type))
+    batch = b.sizes(carried, 0, 1, "batch")
+    shape = b.concat([batch, rows, b.integers(1 + layout.bias_tokens)], 0, "indicators_shape")
+    return b.concat([own, b.node("Expand", [indicators, shape], "indicators")], 2, "stream"), count

@@ -12,6 +12,8 @@ from typing import Any
 import onnx
 
 from passes.accounting import Accounting, account
+from passes.cost import TOKENS, Setting
+from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -42,6 +44,9 @@ def inspect(
     scope: str = "mlp",
     gate: str = "heads",
     head_dimension: int | None = None,
+    tokens: int = TOKENS,
+    max_pattern_mb: float = DEFAULT_PATTERN_MB,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
@@ -50,6 +55,9 @@ def inspect(
         scope: `mlp` or `all`, as for `rewrite`.
         gate: `heads` or `product`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
+        tokens: length of the sequence that the costs of the forms are stated for.
+        max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes, in the costs of the forms.
+        max_tokens: one-hot positions, in the costs of the forms that have them; at least `tokens`.
 
     Raises:
         UsageError: an option cannot be followed.
@@ -61,4 +69,6 @@ def inspect(
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)
-    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), account(plan, head_dimension))
+    setting = Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens, max_tokens))
+    accounting = account(plan, head_dimension, setting)
+    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

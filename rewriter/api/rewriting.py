@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 
 from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
-from passes.plan import Options, Plan, apply, make_plan
+from passes.plan import Options, Plan, apply, make_plan, sublayers_only
 from rewriter.api.details import details_of
 from rewriter.api.rows import claim_of, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -24,7 +24,7 @@ from rewriter.errors import ExitStatus, ValidationError
 from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
-from rewriter.proof.claims import Claim
+from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress, Validation, validate
 from rewriter.report import Report
@@ -48,6 +48,7 @@ def rewrite(
     attention_op: bool = False,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     omega: float | None = None,
+    bias_token: str = "sublayer",
     dry_run: bool = False,
     validate: bool = True,
     providers: Sequence[str] | None = None,
@@ -86,6 +87,8 @@ def rewrite(
         attention_op: use `ai.onnx.Attention` nodes (form `masked`, opset 23).
         max_tokens: longest sequence of forms with one-hot position columns (`maskless`, `staged`).
         omega: what form `maskless` lowers the logits of forbidden pairs by; default from program and type.
+        bias_token: `sublayer`: each sublayer of form `masked` appends its own; `network`: appended once behind the
+            embeddings, carried through the whole network and dropped in front of its head.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
@@ -114,7 +117,13 @@ def rewrite(
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example since the original does not run.
     """
-    forms = FormOptions(max_pattern_mb=max_pattern_mb, attention_op=attention_op, max_tokens=max_tokens, omega=omega)
+    forms = FormOptions(
+        max_pattern_mb=max_pattern_mb,
+        attention_op=attention_op,
+        max_tokens=max_tokens,
+        omega=omega,
+        bias_token=bias_token,
+    )
     options = checked_options(
         form=form,
         scope=scope,
@@ -163,9 +172,12 @@ def rewrite(
     _check_signature(source.proto, rewritten)
     claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
     wanted = settings if validate else None
-    lowered = replace(source, proto=plan.reference, path=None)
-    merged = None if plan.unmerged is None else replace(source, proto=plan.model, path=None)
-    models = _Models(source, lowered, merged, rewritten)
+    variants = Variants(
+        lowered=replace(source, proto=plan.reference, path=None),
+        reweighted=None if plan.unmerged is None else replace(source, proto=plan.model, path=None),
+        alone=None if plan.route is None else replace(source, proto=apply(sublayers_only(plan)), path=None),
+    )
+    models = _Models(source, rewritten, variants)
     if out is None:
         return run.finish(_in_memory(run, report, models, claims, wanted))
     return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
@@ -188,12 +200,11 @@ def _calibrated(run: Run, source: LoadedModel, plan: Plan, options: Options, set
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, its lowered form (often the same proto), that with neurons merged, and the result."""
+    """The model that came in, the result, and other forms of both that the proof needs."""
 
     source: LoadedModel
-    lowered: LoadedModel
-    merged: LoadedModel | None
     rewritten: onnx.ModelProto
+    variants: Variants
 
 
 def _in_memory(
@@ -204,7 +215,7 @@ def _in_memory(
     settings: Settings | None,
 ) -> Report:
     rewritten = models.rewritten
-    result = replace(models.lowered, proto=rewritten)
+    result = replace(models.source, proto=rewritten, path=None)
     report = replace(report, after=shape_of(rewritten, 0))
     if settings is not None:
         with run.step("validate", "proving"):
@@ -241,7 +252,7 @@ def _to_file(
 def _validated(
     run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
 ) -> Validation:
-    return validate(models.source, result, claims, settings, run.progress, models.lowered, models.merged)
+    return validate(models.source, result, claims, settings, run.progress, models.variants)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

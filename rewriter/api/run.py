@@ -16,7 +16,7 @@ import onnx
 
 from passes.conversion import Accuracy
 from passes.find import GATES, SCOPES
-from passes.formoptions import DEFAULT_OPTIONS, FormOptions
+from passes.formoptions import BIAS_TOKENS, DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
 from passes.plan import Options
 from rewriter.environment import environment
@@ -96,6 +96,10 @@ def checked_options(
     ):
         if not 0.0 < value < math.inf:
             raise UsageError(f"{name} is {value}, and must be a positive number")
+    if forms.bias_token not in BIAS_TOKENS:
+        raise UsageError(f"unknown bias token '{forms.bias_token}'; known are: {', '.join(BIAS_TOKENS)}")
+    if forms.bias_token == "network" and form != "masked":
+        raise UsageError(f"a bias token that is carried through the network is for form masked, not {form}")
     return Options(
         form=form,
         scope=scope,

@@ -92,6 +92,9 @@ class Console:
         if accounting.blocks:
             self._out.print(tables.account_table(accounting))
             share = f"{100 * accounting.share:.1f} %"
+            self._out.print(tables.forms_table(accounting))
+            for line in tables.refusals(accounting):
+                self._out.print(line)
             self._out.print(plain(f"these blocks take {share} of the multiply-adds of linear operators per token"))
         if accounting.head_dimension is not None:
             heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "

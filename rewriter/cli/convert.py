@@ -87,6 +87,13 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     help="Longest sequence of the forms with one-hot positions (maskless, staged).",
 )
 @click.option(
+    "--bias-token",
+    type=click.Choice(["sublayer", "network"]),
+    default="sublayer",
+    show_default=True,
+    help="Each sublayer appends its own, or it is carried through the whole network (form masked).",
+)
+@click.option(
     "--omega",
     type=click.FloatRange(min=0, min_open=True),
     help="What form maskless lowers forbidden logits by. Default: so that their weights are exactly 0.",
@@ -179,6 +186,7 @@ def convert(
             attention_op=options["attention_op"],
             max_tokens=options["max_tokens"],
             omega=options["omega"],
+            bias_token=options["bias_token"],
             dry_run=dry_run,
             validate=not no_validate,
             force=options["force"],

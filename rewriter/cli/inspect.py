@@ -28,15 +28,22 @@ import click
     help="What becomes of gated blocks, as for rewrite.",
 )
 @click.option("--head-dim", type=click.IntRange(1), help="d_head for the head accounting; default: the model's own.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Length of the sequence that heads, widths and peak memory of each form are given for.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, as_json: bool) -> int:
+def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, tokens: int, as_json: bool) -> int:
     """Print the MLP blocks of MODEL, what they weigh, and the heads that they would become; write nothing.
 
     Exit status: 0 when blocks can be converted, 3 when there are none, 2, 4 as for `rewrite`.
     """
     from rewriter.api import inspect as look
 
-    found = look(model, scope=scope, gate=gate, head_dimension=head_dim)
+    found = look(model, scope=scope, gate=gate, head_dimension=head_dim, tokens=tokens)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -6,6 +6,7 @@ as markup or control characters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,34 @@ def account_table(accounting: Accounting) -> Table:
         sizes = (_count(block.d_model), _count(block.d_ff), f"{block.parameters:,}", f"{100 * block.share:.1f} %")
         table.add_row(plain(block.name), *sizes, heads, staged)
     return table
+
+
+def forms_table(accounting: Accounting) -> Table:
+    """What a block would cost in each form; blocks of equal cost share a row."""
+    setting = accounting.setting
+    table = _table(
+        f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
+    )
+    _columns(table, text=("form",))
+    _columns(table, numbers=("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added"))
+    _columns(table, numbers=("largest pattern", "peak memory"))
+    rows = Counter(form for block in accounting.blocks for form in block.forms)
+    for form, blocks in rows.items():
+        heads = " + ".join(f"{count:,}" for count in form.heads)
+        counts = (f"{form.keys:,}", f"{form.parameters_reused:,}", f"{form.parameters_added:,}")
+        memory = (_size(form.pattern_bytes), _size(form.peak_bytes))
+        size = f"{form.rows:,} x {form.width:,}"
+        table.add_row(form.form, str(blocks), heads, str(form.head_dimension), size, *counts, *memory)
+    return table
+
+
+def refusals(accounting: Accounting) -> list[Text]:
+    """Forms that do not take some blocks at that length, with the figures."""
+    reasons = Counter(reason for block in accounting.blocks for reason in block.refused)
+    return [
+        plain(f"form {form} does not take {count} of the blocks: {reason}", "yellow")
+        for (form, reason), count in reasons.items()
+    ]
 
 
 def remarks(report: Report) -> list[Text]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.claims import Claim
+from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.messages import one_line
 from rewriter.proof.settings import Settings
 
@@ -33,8 +33,7 @@ class Request:
     rewritten: LoadedModel
     claims: tuple[Claim, ...]
     settings: Settings
-    lowered: LoadedModel | None
-    reweighted: LoadedModel | None
+    variants: Variants
 
 
 def main() -> None:
@@ -64,8 +63,7 @@ def _outcome(request: Request, tell: Tell) -> dict[str, Any]:
             request.claims,
             settings,
             lambda what, done, total: tell({"progress": [what, done, total]}),
-            request.lowered,
-            request.reweighted,
+            request.variants,
         )
     except MemoryError:
         return {"error": "MemoryError", "message": ""}

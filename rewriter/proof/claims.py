@@ -59,6 +59,26 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Variants:
+    """Other forms of the two models, where claims are about these.
+
+    Attributes:
+        lowered: the form of the original that the claims name tensors of, where that is not the original itself.
+        reweighted: that form with the weights of the rewritten model, where some of them are others: these must make no
+            difference, and the certified errors of the heads are measured from there.
+        alone: the rewritten model with blocks that can be cut out, where its own cannot: they are then proved in it,
+            and the rewritten model end to end.
+    """
+
+    lowered: LoadedModel | None = None
+    reweighted: LoadedModel | None = None
+    alone: LoadedModel | None = None
+
+
+NO_VARIANTS = Variants()
+
+
+@dataclass(frozen=True)
 class Side:
     """One of the two models: where its bytes are, and the indices of its graphs."""
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from rewriter.errors import ModelError, ProviderError, RewriteError, UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.child import Request
-from rewriter.proof.claims import Claim
+from rewriter.proof.claims import NO_VARIANTS, Claim, Variants
 from rewriter.proof.messages import one_line
 from rewriter.proof.plain import from_plain
 from rewriter.proof.runs import Progress
@@ -42,8 +42,7 @@ def validate_isolated(
     claims: Sequence[Claim],
     settings: Settings,
     progress: Progress,
-    lowered: LoadedModel | None = None,
-    reweighted: LoadedModel | None = None,
+    variants: Variants = NO_VARIANTS,
 ) -> Validation:
     """`validate`, in a child process.
 
@@ -52,7 +51,7 @@ def validate_isolated(
         ProviderError: as `validate`.
         UsageError: as `validate`.
     """
-    request = Request(original, rewritten, tuple(claims), settings, lowered, reweighted)
+    request = Request(original, rewritten, tuple(claims), settings, variants)
     with _child() as child, _deadline(child, settings.time_limit) as late:
         stdin, stdout = child.stdin, child.stdout
         if stdin is None or stdout is None:

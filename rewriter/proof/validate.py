@@ -18,7 +18,7 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.blocks import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
 from rewriter.proof.cases import Case
-from rewriter.proof.claims import Claim, Side
+from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.distance import Array
 from rewriter.proof.endtoend import CPU, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs import load_cases, make_cases
@@ -75,14 +75,9 @@ def validate(
     claims: Sequence[Claim],
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
-    lowered: LoadedModel | None = None,
-    reweighted: LoadedModel | None = None,
+    variants: Variants = NO_VARIANTS,
 ) -> Validation:
-    """Prove `rewritten` against `original`.
-
-    `lowered` is the form of the original that the claims name tensors of, where that is not the original itself.
-    `reweighted` is that form with the weights of `rewritten`, where some of them are others: these must make no
-    difference, and the certified errors of the heads are measured from there.
+    """Prove `rewritten` against `original`; `variants` are other forms of the two that the claims are about.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
@@ -92,12 +87,14 @@ def validate(
     if settings.isolate:
         from rewriter.proof.isolated import validate_isolated
 
-        return validate_isolated(original, rewritten, claims, settings, progress, lowered, reweighted)
+        return validate_isolated(original, rewritten, claims, settings, progress, variants)
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     run = run_in_segments if by_blocks else run_whole
     old, new = Side.of(original), Side.of(rewritten)
+    lowered, reweighted = variants.lowered, variants.reweighted
     named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
     between = None if reweighted is None else Side.of(reweighted)
+    apart = new if variants.alone is None else Side.of(variants.alone)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
     needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
     before = _run_original(run, old, named, _cases(original, settings), _Asked(ways, needs), progress)
@@ -105,11 +102,15 @@ def validate(
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
             progress(f"proving {claim.name}", number, len(claims))
-            yield block_item(named, new, claim, _seen(named, claim, needs, before, settings), ways, between)
+            yield block_item(named, apart, claim, _seen(named, claim, needs, before, settings), ways, between)
 
     blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
     wanted = Wanted(ways, wide=before.truth is not None, what="the rewritten model")
     after = run(new, before.cases, wanted, progress)
+    if apart is not new and before.truth is not None:
+        # What certified errors amount to is taken from the model whose blocks were proved.
+        wanted = Wanted(wide=True, what="the rewritten model with blocks alone")
+        after = replace(after, truth=run(apart, before.cases, wanted, progress).truth)
     certain = None
     if between is not None and before.truth is not None:
         certain = run(between, before.cases, Wanted(wide=True, what="the original with fewer neurons"), progress).truth
@@ -118,7 +119,7 @@ def validate(
     for number, name in enumerate(settings.providers):
         progress(f"end to end on {name}", number, len(settings.providers))
         providers[name] = judge_end_to_end(original.proto, (before, after), certain, certified, name)
-    failures = unexplained_changes(between or named, new, claims) if claims else []
+    failures = unexplained_changes(between or named, apart, claims) if claims else []
     failures += [failure for block in blocks for failure in block.failures]
     failures += [failure for proof in providers.values() for failure in proof.failures]
     return Validation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import click
 import numpy as np
@@ -12,9 +13,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import large_model, latency, plan_scaling, validation
+from benchmarks import error_propagation, forms, large_model, latency, plan_scaling, validation
 from benchmarks.common import interleaved, ratio
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from benchmarks.memory import available
+from passes.forms import FORMS
 from rewriter.api import rewrite
 from rewriter.proof.sessions import open_session
 
@@ -169,3 +172,30 @@ def test_validation(tmp_path: Path) -> None:
     assert tasks == ["plain inference", "diff --graph-only", "validate", "validate --taps blocks"]
     assert [len(row["seconds"]) for row in content["rows"]] == [1, 1, 1, 1]
     assert {"float64", "outputs", "blocks", "taps"} <= set(content["rows"][-1]["steps"])
+
+
+def test_forms(tmp_path: Path) -> None:
+    sizes = ("--width", "8", "--hidden", "16", "--memory-width", "8", "--memory-hidden", "16", "--memory-tokens", "9")
+    content = run(forms.main, *sizes, "--tokens", "5", "--repeats", "3", json_path=tmp_path / "forms.json")
+    times = [row for row in content["rows"] if "milliseconds" in row]
+    assert [row["form"] for row in times] == ["control", *FORMS]
+    memory = [row for row in content["rows"] if "stated" in row]
+    assert [row["form"] for row in memory] == (["local", "masked"] if available() else [])
+
+
+def test_error_propagation(tmp_path: Path) -> None:
+    arguments = ["--layers", "3", "--tokens", "5", "--sequences", "1", "--activation", "silu", "--out", str(tmp_path)]
+    result = CliRunner().invoke(error_propagation.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "error-propagation.json").read_text(encoding="utf-8"))["rows"]
+    depths = [row for row in rows if "layer" in row]
+    assert [(row["form"], row["layer"]) for row in depths] == [
+        (form, layer) for form in ("original", *FORMS) for layer in (1, 2, 3)
+    ]
+    assert all(0.0 < row["largest"] < 1e-5 for row in depths), "an exact program: nothing but rounding"
+    curve = {row["omega"]: row["largest"] for row in rows if "omega" in row}
+    assert curve[2.0] > 1e3 * curve[64.0], "a small omega lets other tokens in"
+    for name in ("error-propagation", "error-omega"):
+        root = ET.fromstring((tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8"))  # noqa: S314 - our own file
+        assert root.tag.endswith("svg")
+    assert "| silu | masked |" in (tmp_path / "error-propagation.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from passes.accounting import account
+from passes.forms import FORMS
 from passes.plan import Options, make_plan
 from rewriter import inspect
 from rewriter.cli import run
@@ -39,6 +40,28 @@ def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> No
     assert sum(block["share"] for block in blocks) == pytest.approx(found["accounting"]["share"])
     assert found["accounting"]["remaining"] == {"Sigmoid": 4}
     assert found["purity"] == "4 Sigmoid"
+
+
+def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(MODELS / "silu-decoder.onnx")
+    assert run(["inspect", model, "--tokens", "1000"]) == 0
+    text = capsys.readouterr().out
+    assert "Forms: one block at 1,000 tokens" in text
+    assert "1.5 MB" in text  # three tensors of 1000 x 128 floats
+    assert run(["inspect", model, "--tokens", "1000", "--json"]) == 0
+    accounting = json.loads(capsys.readouterr().out)["accounting"]
+    assert accounting["setting"]["tokens"] == 1000
+    for block in accounting["blocks"]:
+        assert [form["form"] for form in block["forms"]] == list(FORMS)
+        assert block["forms"][0]["heads"] == [128]
+        assert block["forms"][0]["peak_bytes"] == 3 * 1000 * 128 * 4
+
+
+def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "form maskless does not take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
+    assert "--max-pattern-mb 64" in text
 
 
 def test_scope_all_leaves_nothing() -> None:

@@ -1,0 +1,176 @@
+"""`python -m benchmarks.forms`: what each form costs against the length of the sequence, in time and in memory.
+
+Comes in: options. Goes out: tables and a JSON file. Time: one MLP in every form beside the original, interleaved in one
+process (`benchmarks.common`), medians and ratios; a second session of the original gives the noise. Memory: the peak of
+one run in a process of its own (`benchmarks.memory`), beside what `rewrite inspect` says of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+
+from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
+from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
+from benchmarks.memory import available, peak_bytes
+from passes.formoptions import DEFAULT_PATTERN_MB
+from passes.forms import FORMS
+from rewriter.api import inspect, rewrite
+from rewriter.proof.sessions import open_session
+
+ORIGINAL, CONTROL = "original", "control"
+_MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class TimeRow:
+    """One form at one length: median milliseconds, and over the original."""
+
+    activation: str
+    form: str
+    tokens: int
+    milliseconds: float
+    over_original: Ratio
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One form at one length: peak of one run in MiB, what `inspect` says of it, and the pattern of all heads."""
+
+    activation: str
+    form: str
+    tokens: int
+    width: int
+    hidden: int
+    measured: float
+    stated: float
+    largest_pattern: float
+    whole_pattern: float
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=(16, 64, 128), help="Sequence length.")
+@click.option("--width", type=click.IntRange(min=8), default=128)
+@click.option("--hidden", type=click.IntRange(min=8), default=512)
+@click.option("--repeats", type=click.IntRange(min=3), default=9, help="Rounds per row.")
+@click.option("--activation", "activations", type=click.Choice(tuple(ACTIVATIONS)), multiple=True, default=("silu",))
+@click.option("--form", "forms", type=click.Choice(tuple(FORMS)), multiple=True, default=tuple(FORMS))
+@click.option("--memory-tokens", type=click.IntRange(min=1), multiple=True, default=(1024,), help="For the memory.")
+@click.option("--memory-width", type=click.IntRange(min=8), default=768)
+@click.option("--memory-hidden", type=click.IntRange(min=8), default=3072)
+@click.option(
+    "--memory-form", "memory_forms", type=click.Choice(tuple(FORMS)), multiple=True, default=("local", "masked")
+)
+@click.option("--max-pattern-mb", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_PATTERN_MB)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Default: benchmarks/results/forms-cpu.json")
+def main(
+    tokens: tuple[int, ...],
+    width: int,
+    hidden: int,
+    *,
+    repeats: int,
+    activations: tuple[str, ...],
+    forms: tuple[str, ...],
+    memory_tokens: tuple[int, ...],
+    memory_width: int,
+    memory_hidden: int,
+    memory_forms: tuple[str, ...],
+    max_pattern_mb: float,
+    json_path: Path | None,
+) -> None:
+    """Measure time and memory of one MLP in each form against the length of the sequence."""
+    times: list[TimeRow] = []
+    memories: list[MemoryRow] = []
+    for activation in activations:
+        small = Shape(width=width, hidden=hidden, activation=activation)
+        for row in time_rows(small, forms, tokens, repeats, max_pattern_mb):
+            click.echo(f"{activation}, {row.form}, {row.tokens} tokens: {row.over_original}", err=True)
+            times.append(row)
+        large = Shape(width=memory_width, hidden=memory_hidden, activation=activation)
+        if available():
+            memories += memory_rows(large, memory_forms, memory_tokens, max_pattern_mb)
+    settings = {"repeats": repeats, "width": width, "hidden": hidden, "max_pattern_mb": max_pattern_mb}
+    rows = [*map(asdict, times), *map(asdict, memories)]
+    write_json(json_path or RESULTS / "forms-cpu.json", "forms", settings, rows)
+    title = f"One MLP, width {width}, {hidden} neurons: ratio of medians (median of paired ratios, quartiles)"
+    cells = [
+        (row.activation, row.form, str(row.tokens), f"{row.milliseconds:.2f}", str(row.over_original)) for row in times
+    ]
+    print_table(title, ("activation", "form", "tokens", "ms", "over original"), cells)
+    title = "Memory of one run in MiB"
+    header = ("activation", "form", "tokens", "neurons", "measured", "stated", "largest pattern", "all at once")
+    print_table(title, header, [_memory_cells(row) for row in memories])
+
+
+def time_rows(
+    shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats: int, max_pattern_mb: float
+) -> Iterator[TimeRow]:
+    """Times of every form, of the original and of its second session, length by length."""
+    model = mlp(shape, random_weights())
+    sessions = {ORIGINAL: open_session(model, "cpu"), CONTROL: open_session(model, "cpu")}
+    for form in forms:
+        sessions[form] = open_session(_built(model, form, max(tokens), max_pattern_mb), "cpu")
+    for length in tokens:
+        x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
+        seconds: dict[str, list[float]] = {}
+        for form in (CONTROL, *forms):
+            pair = {name: _bind(sessions[name], x) for name in (ORIGINAL, form)}
+            measured = interleaved(pair, repeats=repeats, warmup=1)
+            seconds[form] = measured[form]
+            yield TimeRow(
+                shape.activation,
+                form,
+                length,
+                1e3 * float(np.median(measured[form])),
+                ratio(measured[form], measured[ORIGINAL]),
+            )
+
+
+def memory_rows(
+    shape: Shape, forms: Sequence[str], tokens: Sequence[int], max_pattern_mb: float
+) -> Iterator[MemoryRow]:
+    """Peak memory of every form, in a process of its own, and what is stated of it."""
+    model = mlp(shape, random_weights())
+    with tempfile.TemporaryDirectory(prefix="attnonly-forms-") as folder:
+        for form in forms:
+            path = Path(folder) / f"{form}.onnx"
+            onnx.save(_built(model, form, max(tokens), max_pattern_mb), path)
+            for length in tokens:
+                click.echo(f"memory: {shape.activation}, {form}, {length} tokens", err=True)
+                accounting = inspect(
+                    model, tokens=length, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens)
+                ).accounting
+                stated = next(cost for cost in accounting.blocks[0].forms if cost.form == form)
+                sizes = (stated.peak_bytes, stated.pattern_bytes, stated.whole_pattern_bytes)
+                peak, pattern, whole = (size / _MEGABYTE for size in sizes)
+                measured = peak_bytes(path, length) / _MEGABYTE
+                yield MemoryRow(
+                    shape.activation, form, length, shape.width, shape.hidden, measured, peak, pattern, whole
+                )
+
+
+def _built(model: onnx.ModelProto, form: str, tokens: int, max_pattern_mb: float) -> onnx.ModelProto:
+    report = rewrite(model, form=form, validate=False, max_tokens=tokens, max_pattern_mb=max_pattern_mb)
+    if report.rewritten is None:
+        raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
+    return report.rewritten
+
+
+def _bind(session: Any, x: Any) -> Any:
+    return lambda: session.run({"hidden_states": x})
+
+
+def _memory_cells(row: MemoryRow) -> tuple[str, ...]:
+    sizes = (row.measured, row.stated, row.largest_pattern, row.whole_pattern)
+    return (row.activation, row.form, str(row.tokens), str(row.hidden), *(f"{size:,.1f}" for size in sizes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The bias token carried through the whole network (Theorem 6)."""

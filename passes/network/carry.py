@@ -1,0 +1,246 @@
+"""Carrying it out: the graph with m more rows in its residual stream.
+
+Comes in: a model, the view of its main graph and a `Route`. Goes out: a new model that computes the same outputs; every
+tensor on the route has N + m rows, the last m of which are bias tokens. They are appended once (`bias_token/stream`),
+kept apart from the tokens in every softmax, and cut off where a node that is not on the route reads a carried tensor.
+Blocks that read the bias tokens know them by the tensors of `passes.network.names`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from passes.network.names import COUNT, IS_TOKEN, PREFIX, ROWS, STREAM
+from passes.network.route import Route
+from passes.network.sizes import TOKENS
+from passes.network.step import Pad, Step, Target, token_axes
+from rewriter.graph.view import GraphView
+
+_LAST = 2**62
+
+
+def carry(model: onnx.ModelProto, view: GraphView, route: Route, bias_tokens: int) -> onnx.ModelProto:
+    """A copy of `model` in which the bias tokens travel along `route`."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    carrier = _Carrier(view, route, bias_tokens)
+    nodes = carrier.run()
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(carrier.constants())
+    kept = [value for value in result.graph.value_info if value.name not in route.sizes]
+    del result.graph.value_info[:]
+    result.graph.value_info.extend(kept)
+    return result
+
+
+class _Carrier:
+    def __init__(self, view: GraphView, route: Route, bias_tokens: int) -> None:
+        self._view = view
+        self._route = route
+        self._m = bias_tokens
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._made: dict[tuple[object, ...], str] = {}
+
+    def run(self) -> list[onnx.NodeProto]:
+        """All nodes of the new graph, in topological order."""
+        entry = self._route.entry
+        if entry not in self._view.producer:
+            self._get_on()
+        for index, node in enumerate(self._view.nodes):
+            step = self._route.steps.get(index)
+            if step is None:
+                self._off_route(node)
+            else:
+                self._on_route(node, step)
+            if entry in node.output:
+                self._get_on()
+            for name in node.output:
+                if name in self._view.outputs and name in self._route.sizes and name != entry:
+                    self._nodes[-1].output[list(node.output).index(name)] = _wide(name)
+                    self._cut(name, output=name)
+        return self._nodes
+
+    def constants(self) -> list[onnx.TensorProto]:
+        """The initializers that the new nodes read."""
+        return list(self._constants.values())
+
+    # -- the nodes of the graph ------------------------------------------------------------------------------
+
+    def _off_route(self, node: onnx.NodeProto) -> None:
+        """A node that sees the tokens alone."""
+        inputs = [self._cut(name) if name in self._route.sizes else name for name in node.input]
+        self._copy(node, inputs)
+
+    def _on_route(self, node: onnx.NodeProto, step: Step) -> None:
+        inputs = [self._name(name) for name in node.input]
+        for pad in step.pads:
+            inputs = [self._pad(pad) if name == pad.tensor else name for name in inputs]
+        if step.target is not None:
+            inputs[1] = self._retarget(node.output[0], inputs[1], step.target)
+        if step.floor:
+            inputs[0] = self._floored(node.output[0], inputs[0], self._view.type_of(node.input[0]).elem_type)
+        copy = self._copy(node, inputs)
+        if any(step.correct):
+            self._corrected(copy, step.correct)
+
+    def _copy(self, node: onnx.NodeProto, inputs: Sequence[str]) -> onnx.NodeProto:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        del copy.input[:]
+        copy.input.extend(inputs)
+        self._nodes.append(copy)
+        return copy
+
+    def _name(self, tensor: str) -> str:
+        """What a carried tensor is called with its further rows; every other tensor as it is."""
+        if tensor == self._route.entry:
+            return STREAM
+        return _wide(tensor) if tensor in self._route.sizes and tensor in self._view.outputs else tensor
+
+    # -- getting on and off ----------------------------------------------------------------------------------
+
+    def _get_on(self) -> None:
+        """Append the bias tokens: rows of zeros, which every sublayer knows by their place."""
+        shape = self._node("Shape", [self._route.entry], "entry_shape")
+        batch = self._node("Gather", [shape, self._integers(0)], "batch", axis=0)
+        self._node("Gather", [shape, self._integers(1)], "tokens", axis=0)
+        m = self._integers(self._m)
+        self._node("Add", [COUNT, m], "rows")
+        size = self._node("Concat", [batch, m, self._integers(self._route.width)], "bias_tokens_shape", axis=0)
+        dtype = helper.tensor_dtype_to_np_dtype(self._route.elem_type)
+        bias_tokens = self._node("Expand", [self._constant("zero", np.zeros(1, dtype)), size], "bias_tokens")
+        self._node("Concat", [self._route.entry, bias_tokens], "stream", axis=1)
+        scalar = self._constant("scalar", np.zeros(0, np.int64))
+        last = self._node("Reshape", [ROWS, scalar], "last")
+        first, by_one = (self._constant(name, np.asarray(i, np.int64)) for i, name in enumerate(("first", "by_one")))
+        places = self._node("Range", [first, last, by_one], "places")
+        column = self._node("Reshape", [places, self._integers(-1, 1)], "places_column")
+        self._node("Less", [column, COUNT], "is_token")
+        row = self._node("Less", [places, COUNT], "is_token_row")
+        self._node("And", [IS_TOKEN, row], "tokens_alone")
+        self._node("Equal", [column, places], "diagonal")
+        behind = self._node("Add", [self._node("Sub", [column, COUNT], "behind_last"), self._integers(1)], "behind")
+        which = self._node("Max", [behind, self._integers(0)], "which")
+        self._node("Equal", [which, self._integers(*range(1 + self._m))], "indicators")
+
+    def _cut(self, tensor: str, output: str | None = None) -> str:
+        """The tokens' rows of a carried tensor alone."""
+        if tensor == self._route.entry:
+            return tensor
+        if tensor in self._view.outputs and output is None:
+            return tensor
+        key = ("cut", tensor)
+        if key not in self._made:
+            self._made[key] = self._cut_axes(tensor, output)
+        return self._made[key]
+
+    def _cut_axes(self, tensor: str, output: str | None) -> str:
+        sizes, name = self._route.sizes[tensor], self._name(tensor)
+        label, zero = f"{tensor}/tokens", self._integers(0)
+        axes = token_axes(sizes)
+        if all(sizes[axis] == TOKENS for axis in axes):
+            for number, axis in enumerate(axes):
+                last = number == len(axes) - 1
+                name = self._node(
+                    "Slice", [name, zero, COUNT, self._integers(axis)], f"{label}_{axis}", output if last else None
+                )
+            return name
+        # batch and tokens are one axis, the first
+        shape = self._node("Shape", [name], f"{label}_shape")
+        rest = self._node("Slice", [shape, self._integers(1), self._integers(_LAST), zero], f"{label}_rest")
+        apart = self._node("Concat", [self._integers(-1), ROWS, rest], f"{label}_apart_shape", axis=0)
+        split = self._node("Reshape", [name, apart], f"{label}_apart")
+        kept = self._node("Slice", [split, zero, COUNT, self._integers(1)], f"{label}_kept")
+        flat = self._node("Concat", [self._integers(-1), rest], f"{label}_flat_shape", axis=0)
+        return self._node("Reshape", [kept, flat], f"{label}_flat", output)
+
+    # -- edits -----------------------------------------------------------------------------------------------
+
+    def _pad(self, pad: Pad) -> str:
+        """Append m rows at the axes where the operand does not broadcast; what they hold is never used."""
+        key = ("pad", pad.tensor, pad.axes)
+        if key not in self._made:
+            name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
+            more = np.zeros(pad.rank, np.int64)
+            more[list(pad.axes)] = self._m
+            shape = self._node("Shape", [pad.tensor], f"{name}_shape")
+            one = self._node("Equal", [shape, self._integers(1)], f"{name}_broadcasts")
+            zeros = self._constant(f"zeros_{pad.rank}", np.zeros(pad.rank, np.int64))
+            grown = self._node("Where", [one, zeros, self._constant(f"{name}_more", more)], f"{name}_rows")
+            pads = self._node("Concat", [zeros, grown], f"{name}_pads", axis=0)
+            self._made[key] = self._node("Pad", [pad.tensor, pads], name)
+        return self._made[key]
+
+    def _retarget(self, output: str, shape: str, target: Target) -> str:
+        """The shape of a Reshape or Expand, with N + m for N."""
+        result = shape
+        if target.rows:
+            here = np.zeros(target.length, np.bool_)
+            here[list(target.rows)] = True
+            result = self._node(
+                "Where", [self._constant(f"{output}/is_rows", here), ROWS, result], f"{output}/with_rows"
+            )
+        if target.fixed:
+            here, value = np.zeros(target.length, np.bool_), np.zeros(target.length, np.int64)
+            for place, number in target.fixed:
+                here[place], value[place] = True, number
+            fixed = [self._constant(f"{output}/is_fixed", here), self._constant(f"{output}/fixed", value)]
+            result = self._node("Where", [*fixed, result], f"{output}/shape")
+        return result
+
+    def _floored(self, output: str, scores: str, elem_type: int) -> str:
+        """Scores [..., N + m, N + m] in which tokens see tokens only, and a bias token itself only."""
+        key = ("floor", elem_type)
+        if key not in self._made:
+            dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+            kind = onnx.TensorProto.DataType.Name(elem_type).lower()
+            own, other = (self._constant(f"{word}_{kind}", np.asarray(value, dtype)) for word, value in _FLOOR.items())
+            self._made[key] = self._node("Where", [f"{PREFIX}/diagonal", own, other], f"apart_{kind}")
+        return self._node("Where", [f"{PREFIX}/tokens_alone", scores, self._made[key]], f"{output}/scores_apart")
+
+    def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
+        """Take m off again, so that what is computed from shapes is what it was."""
+        shape = node.output[0]
+        node.output[0] = raw_shape(shape)
+        more = self._constant(f"{shape}/more", self._m * np.asarray(places, np.int64))
+        self._node("Sub", [node.output[0], more], f"{shape}/less", shape)
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def _node(self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int) -> str:
+        made = output or f"{PREFIX}/{name}"
+        self._nodes.append(_node(operator, inputs, made, f"{PREFIX}/{name}", given))
+        return made
+
+    def _integers(self, *values: int) -> str:
+        return self._constant("integers_" + "_".join(map(str, values)), np.asarray(values, np.int64))
+
+    def _constant(self, name: str, values: NDArray[np.generic]) -> str:
+        full = f"{PREFIX}/{name}"
+        self._constants.setdefault(full, numpy_helper.from_array(values, full))
+        return full
+
+
+_FLOOR = {"own": 0.0, "other": -np.inf}
+
+
+def _node(operator: str, inputs: Sequence[str], output: str, name: str, given: dict[str, int]) -> onnx.NodeProto:
+    node = helper.make_node(operator, list(inputs), [output], name)
+    node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
+    return node
+
+
+def raw_shape(tensor: str) -> str:
+    """What a shape is called before m is taken off it."""
+    return f"{PREFIX}/{tensor}/rows"
+
+
+def _wide(tensor: str) -> str:
+    return f"{PREFIX}/{tensor}"

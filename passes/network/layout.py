@@ -1,0 +1,189 @@
+"""Rules for the operators that move axes about: where the token axis is behind them.
+
+Comes in: a node that reads carried tensors. Goes out: a `Step`, or the `Miss` that says why the bias token cannot go
+through. The rules are entries of the table in `passes.network.rules`.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from passes.linear import Miss
+from passes.network.sizes import REST, TOKENS, Size, attributes, product
+from passes.network.step import Known, Step, Target, token_axes
+from rewriter.graph.view import label
+
+
+def transpose(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Axes in another order."""
+    sizes = known.carried(node.input[0]) or ()
+    perm = attributes(node).get("perm") or list(range(len(sizes)))[::-1]
+    return (
+        Step((tuple(sizes[axis] for axis in perm),))
+        if isinstance(perm, list)
+        else Miss(f"{label(node)}: its axes are unknown", label(node))
+    )
+
+
+def _axes(known: Known, node: onnx.NodeProto, rank: int) -> list[int] | None:
+    axes = known.shapes.integers(node.input[1]) if len(node.input) > 1 else attributes(node).get("axes")
+    return sorted(axis % rank for axis in axes) if isinstance(axes, list) else None
+
+
+def unsqueeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """New axes of size 1."""
+    sizes = list(known.carried(node.input[0]) or ())
+    count = len(known.shapes.integers(node.input[1]) or ()) if len(node.input) > 1 else 1
+    axes = _axes(known, node, len(sizes) + count)
+    if axes is None:
+        return Miss(f"{label(node)}: its axes are unknown", label(node))
+    for axis in axes:
+        sizes.insert(axis, Size(1))
+    return Step((tuple(sizes),))
+
+
+def squeeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Axes of size 1 go."""
+    sizes = known.carried(node.input[0]) or ()
+    axes = _axes(known, node, len(sizes))
+    if axes is None:
+        return Miss(f"{label(node)}: its axes are unknown", label(node))
+    return Step((tuple(size for axis, size in enumerate(sizes) if axis not in axes),))
+
+
+def reshape(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Sizes by number of elements; a size of N becomes N + m, one of several factors is left to the rest."""
+    sizes = known.carried(node.input[0])
+    total = None if sizes is None else product(sizes)
+    elements = known.shapes.elements(node.input[1])
+    unknown = Miss(f"{label(node)}: where tokens are in its shape cannot be told", label(node))
+    if sizes is None or total is None or elements is None:
+        return unknown
+    copied = [sizes[i] if element == 0 and i < len(sizes) else element for i, element in enumerate(elements)]
+    if copied.count(None) == 1 and REST not in copied:
+        copied[copied.index(None)] = REST
+    out = _filled(total, copied) or _filled(total, _with_tokens(copied, known.static_tokens))
+    target = None if out is None else _target(out)
+    if out is None or target is None:
+        return unknown
+    return Step((out,), target=target)
+
+
+def _filled(total: Size, elements: list[Size | int | None]) -> tuple[Size, ...] | None:
+    """The sizes, with the rest worked out; None where they do not multiply to `total`."""
+    sizes = [element for element in elements if isinstance(element, Size)]
+    given = product(tuple(sizes))
+    rest = None if given is None else total.over(given)
+    if rest is None or len(sizes) + elements.count(REST) != len(elements) or elements.count(REST) > 1:
+        return None
+    if REST not in elements and rest != Size():
+        return None
+    return tuple(element if isinstance(element, Size) else rest for element in elements)
+
+
+def _with_tokens(elements: list[Size | int | None], static: int | None) -> list[Size | int | None]:
+    """The elements with the number of tokens, where it is fixed, taken for what it is."""
+    return [TOKENS if isinstance(element, Size) and element == Size(static or 0) else element for element in elements]
+
+
+def _target(out: tuple[Size, ...]) -> Target | None:
+    """How the shape changes: what is batch stays as it was computed."""
+    rows = tuple(i for i, size in enumerate(out) if size == TOKENS)
+    mixed = [i for i, size in enumerate(out) if size.tokens and size != TOKENS]
+    if len(mixed) > 1 or (mixed and any(size.batch and not size.tokens for size in out)):
+        return None
+    fixed = [(i, size.number) for i, size in enumerate(out) if size.constant]
+    return Target(rows, tuple([(i, REST) for i in mixed] + fixed), len(out))
+
+
+def expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Axes of size 1 grow; N becomes N + m."""
+    sizes, elements = known.carried(node.input[0]), known.shapes.elements(node.input[1])
+    if sizes is None or elements is None or len(elements) < len(sizes):
+        return Miss(f"{label(node)}: where tokens are in its shape cannot be told", label(node))
+    lead = len(elements) - len(sizes)
+    rows = tuple(lead + axis for axis, size in enumerate(sizes) if size is not None and size.tokens)
+    out = [element if isinstance(element, Size) else None for element in elements]
+    for axis, size in enumerate(sizes):
+        out[lead + axis] = size if lead + axis in rows or size != Size(1) else out[lead + axis]
+    return Step((tuple(out),), target=Target(rows, (), len(elements)))
+
+
+def split(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Parts of an axis that holds no tokens."""
+    sizes = known.carried(node.input[0])
+    axis = attributes(node).get("axis", 0)
+    if sizes is None or not isinstance(axis, int) or axis % len(sizes) - len(sizes) in token_axes(sizes):
+        return Miss(f"{label(node)}: it splits the tokens", label(node))
+    outs = []
+    for name in node.output:
+        shape = known.view.type_of(name).shape
+        part = shape[axis] if shape is not None else None
+        out = list(sizes)
+        out[axis] = Size(part) if isinstance(part, int) else None
+        outs.append(tuple(out))
+    return Step(tuple(outs))
+
+
+def part(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Part of axes that hold no tokens."""
+    sizes = known.carried(node.input[0])
+    axes = known.shapes.integers(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+    if sizes is None or axes is None:
+        return Miss(f"{label(node)}: the axes that it slices are unknown", label(node))
+    places = {axis % len(sizes) for axis in axes}
+    if places & {axis % len(sizes) for axis in token_axes(sizes)}:
+        return Miss(f"{label(node)}: it picks tokens before the last converted block", label(node))
+    out = list(sizes)
+    for number, axis in enumerate(axes):
+        out[axis % len(sizes)] = _part(known, node, number, sizes[axis])
+    return Step((tuple(out),))
+
+
+def _part(known: Known, node: onnx.NodeProto, number: int, size: Size | None) -> Size | None:
+    """What a Slice leaves of one axis, None where that cannot be told."""
+    bounds = []
+    for name in [*node.input[1:3], *node.input[4:5]]:
+        elements = known.shapes.elements(name)
+        element = elements[number] if elements is not None and number < len(elements) else None
+        bounds.append(element.number if isinstance(element, Size) and element.constant else element)
+    if size is None or not size.constant or not all(isinstance(bound, int) for bound in bounds):
+        return None
+    return Size(len(range(*slice(*bounds).indices(size.number))))
+
+
+def gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """One entry of an axis that holds no tokens (the query of a stacked projection)."""
+    sizes, axis = known.carried(node.input[0]), attributes(node).get("axis", 0)
+    rows = known.constants.shape(node.input[1]) if node.input[1] in known.constants else None
+    if sizes is None or rows is None or not isinstance(axis, int):
+        return Miss(f"{label(node)}: the residual stream is not what it gathers from", label(node))
+    if axis % len(sizes) - len(sizes) in token_axes(sizes):
+        return Miss(f"{label(node)}: it picks tokens before the last converted block", label(node))
+    place = axis % len(sizes)
+    return Step(((*sizes[:place], *(Size(row) for row in rows), *sizes[place + 1 :]),))
+
+
+def concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Carried tensors side by side."""
+    parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
+    known_parts = [part for part in parts if part is not None]
+    first = known_parts[0]
+    if not isinstance(axis, int) or axis % len(first) - len(first) in token_axes(first):
+        return Miss(f"{label(node)}: it appends tokens (a cache of keys and values)", label(node))
+    if len(known_parts) < len(parts):
+        return Miss(f"{label(node)}: it joins the stream with something else", label(node))
+    numbers = [part[axis].number if part[axis] and part[axis].constant else None for part in known_parts]  # type: ignore[union-attr]
+    total = None if None in numbers else Size(sum(number or 0 for number in numbers))
+    return Step(((*first[: axis % len(first)], total, *first[axis % len(first) + 1 :]),))
+
+
+def shape(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """A shape keeps its original value: m is taken off again."""
+    sizes = known.carried(node.input[0]) or ()
+    given = attributes(node)
+    start, end = given.get("start", 0), given.get("end", len(sizes))
+    part = sizes[start:end] if isinstance(start, int) and isinstance(end, int) else sizes
+    if any(size is not None and size.tokens and size != TOKENS for size in part):
+        return Miss(f"{label(node)}: batch and tokens are one axis there", label(node))
+    return Step((), correct=tuple(size == TOKENS for size in part))

@@ -1,0 +1,21 @@
+"""Names of the tensors by which blocks know the bias tokens of a network that carries them."""
+
+from __future__ import annotations
+
+PREFIX = "bias_token"
+
+STREAM = f"{PREFIX}/stream"
+"""The residual stream behind the embeddings, with the bias tokens: [batch, N + m, d_model]."""
+
+COUNT = f"{PREFIX}/tokens"
+"""N, as int64 [1]."""
+
+ROWS = f"{PREFIX}/rows"
+"""N + m, as int64 [1]."""
+
+IS_TOKEN = f"{PREFIX}/is_token"
+"""Boolean [N + m, 1]: whether a row is a token."""
+
+INDICATORS = f"{PREFIX}/indicators"
+"""Boolean [N + m, 1 + m], the indicator columns: is a token, is bias token j. No sublayer writes to them, so that they
+stand beside the stream once instead of in it everywhere."""

@@ -1,0 +1,81 @@
+"""Planning with a bias token that is carried through the network (`--bias-token network`).
+
+Comes in: what was planned for bias tokens of the sublayers' own. Goes out: the conversions that can read a carried
+one and the `Route`, or the reason why none can; and, to carry it out, the graph with the longer stream and the
+conversions as they lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from passes.conversion import Conversion
+from passes.linear import Miss
+from passes.network.carry import carry, raw_shape
+from passes.network.route import Route, find_route
+from rewriter.graph.view import GraphView, all_views
+
+_MOST_AXES = 3
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A graph that carries the bias tokens, and what to convert in it."""
+
+    model: onnx.ModelProto
+    views: tuple[GraphView, ...]
+    conversions: tuple[Conversion, ...]
+
+
+def unfit(conversion: Conversion) -> Miss | None:
+    """Why a block cannot read a carried bias token; None where it can."""
+    block, projections = conversion.block, conversion.projections
+    if block.path:
+        return Miss(
+            "it lies in the body of control flow, where the bias token of the network does not come", block.output
+        )
+    if projections is None:
+        return Miss(
+            f"it cannot read the bias token of the network, since {conversion.by_reference}; use --bias-token sublayer",
+            block.output,
+        )
+    if max(projections.rank, projections.result_rank) > _MOST_AXES:
+        return Miss(
+            "its input has more than the axes batch, tokens and channels; use --bias-token sublayer", block.output
+        )
+    return None
+
+
+def route_for(view: GraphView, conversions: Sequence[Conversion]) -> Route | Miss:
+    """The route of the bias token, or why there is none, with what to do."""
+    found = find_route(view, [conversion.block for conversion in conversions])
+    if isinstance(found, Miss):
+        return Miss(
+            f"the bias token cannot be carried through the network: {found.reason}; use --bias-token sublayer",
+            found.node,
+        )
+    return found
+
+
+def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions: Sequence[Conversion]) -> Carried:
+    """The graph with the bias tokens that the conversions need, and the conversions in it."""
+    m = max(conversion.program.bias_tokens for conversion in conversions)
+    longer = carry(model, view, route, m)
+    views = all_views(longer)
+    moved = tuple(replace(_moved(conversion, view, views[0]), carried=m) for conversion in conversions)
+    return Carried(longer, views, moved)
+
+
+def _moved(conversion: Conversion, old: GraphView, new: GraphView) -> Conversion:
+    """The conversion with the nodes of its region where they are now."""
+    block = conversion.block
+    projections = conversion.projections
+    if projections is not None:
+        # Shapes were given another name where m is taken off them again (`passes.network.carry`).
+        shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
+        projections = replace(projections, shapes=tuple(shapes))
+    nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
+    return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))

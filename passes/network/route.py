@@ -1,0 +1,192 @@
+"""The way of the bias token through a graph: where it gets on, what it passes, where it gets off.
+
+Comes in: the view of a graph and the blocks that will read the token. Goes out: `Route`, with a `Step` for every node
+on the way, or the `Miss` that stands in it. Nothing is changed. The token gets on at the last tensor [batch, N, D]
+through which everything goes that the first attention and the first block read: the residual stream behind the
+embeddings. It gets off behind the residual addition of the last converted block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from passes.find import Block
+from passes.linear import Miss
+from passes.network.names import PREFIX
+from passes.network.rules import apply_rule
+from passes.network.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
+from passes.network.step import Known, Step
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, captured_names, label
+
+SMALLEST_OPSET = 13
+"""From here on Pad takes booleans, and Softmax and Squeeze mean what the rules say."""
+
+_TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
+_RANK = 3
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way.
+
+    Attributes:
+        entry: the residual stream behind the embeddings, [batch, N, width].
+        width: d_model.
+        elem_type: its element type.
+        steps: node index to what becomes of it.
+        sizes: sizes of every carried tensor, the entry among them.
+    """
+
+    entry: str
+    width: int
+    elem_type: int
+    steps: Mapping[int, Step]
+    sizes: Mapping[str, Sizes]
+
+
+def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
+    """The route that all `blocks`, which lie in `view`, can read the bias token on."""
+    if view.opsets.get("", 1) < SMALLEST_OPSET:
+        return Miss(
+            f"opset {view.opsets.get('', 1)} is older than {SMALLEST_OPSET}; convert the model to a newer opset first",
+            "",
+        )
+    if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
+        return Miss("the model carries a bias token already; convert all of its blocks at once", "")
+    constants = Constants(view)
+    ends = tuple(_behind_residual(view, constants, block) for block in blocks)
+    needed = _ancestors(view, ends)
+    width = blocks[0].first[0].in_features
+    entry = _entry(view, constants, needed, blocks, width)
+    if entry is None or width is None:
+        return Miss(
+            "no tensor [batch, tokens, d_model] was found through which the token embeddings go to every attention "
+            "and every block",
+            blocks[0].output,
+        )
+    return _walk(view, constants, entry, width, needed)
+
+
+def _walk(view: GraphView, constants: Constants, entry: str, width: int, needed: frozenset[int]) -> Route | Miss:
+    shape = view.type_of(entry).shape or ()
+    known = Known(view, constants, ShapeReader(view, constants, _symbols(view, entry)))
+    known.static_tokens = shape[1] if isinstance(shape[1], int) else None
+    known.shapes.carried[entry] = (BATCH, TOKENS, Size(width))
+    steps: dict[int, Step] = {}
+    for index, node in enumerate(view.nodes):
+        carried = [name for name in node.input if name in known.shapes.carried]
+        if any(name in known.shapes.carried for name in captured_names(node)):
+            return Miss(f"{label(node)}: the body of control flow reads the residual stream", label(node))
+        through = index in needed or (node.op_type == "Shape" and carried != [entry])
+        if not carried or not through:
+            continue
+        step = apply_rule(known, node)
+        if isinstance(step, Miss):
+            return step
+        steps[index] = step
+        for name, sizes in zip(node.output, step.outputs, strict=False):
+            known.shapes.carried[name] = sizes
+            if step.pattern:
+                known.patterns.add(name)
+    return Route(entry, width, view.type_of(entry).elem_type, steps, known.shapes.carried)
+
+
+def _symbols(view: GraphView, entry: str) -> dict[str, Size]:
+    """What the names of dimensions stand for: those of the entry, and of inputs [batch, tokens] of integers."""
+    shape = view.type_of(entry).shape or ()
+    integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+    shapes = [view.type_of(name).shape for name in view.inputs if view.type_of(name).elem_type in integers]
+    pairs = [*(given for given in shapes if given is not None and len(given) == len((BATCH, TOKENS))), shape[:2]]
+    return {
+        dim: size for pair in pairs for dim, size in zip(pair, (BATCH, TOKENS), strict=True) if isinstance(dim, str)
+    }
+
+
+def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
+    """The sum of a block's output and the residual stream; the block's output where there is none."""
+    start = block.second[0].output
+    tensor = start
+    while len(readers := view.consumers.get(tensor, ())) == 1:
+        node = view.nodes[readers[0]]
+        free = [name for name in node.input if name not in constants]
+        output = str(node.output[0])
+        if node.op_type == "Add" and len(free) > 1:
+            return output
+        if node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
+            break
+        tensor = output
+    return start
+
+
+def _entry(
+    view: GraphView,
+    constants: Constants,
+    needed: frozenset[int],
+    blocks: Sequence[Block],
+    width: int | None,
+) -> str | None:
+    """The last candidate that no other stream goes past on its way to a sublayer."""
+    first = min(min(block.region.nodes) for block in blocks)
+    softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index in needed]
+    stop = min([first, *softmaxes])
+    candidates = [name for name in view.inputs if _is_stream(view, name, width)]
+    candidates += [
+        name
+        for index in sorted(needed)
+        if index < stop
+        for name in view.nodes[index].output
+        if name not in constants and _is_stream(view, name, width)
+    ]
+    for name in reversed(candidates):
+        below = _descendants(view, name) & needed
+        if all(block.region.nodes[0] in below for block in blocks) and not _passed(view, constants, below, name, width):
+            return name
+    return None
+
+
+def _passed(view: GraphView, constants: Constants, below: frozenset[int], entry: str, width: int | None) -> bool:
+    """Whether a stream that does not come from `entry` reaches what lies below it."""
+    made = {name for index in below for name in view.nodes[index].output} | {entry}
+    return any(
+        name not in made and name not in constants and _is_stream(view, name, width)
+        for index in below
+        for name in view.nodes[index].input
+    )
+
+
+def _is_stream(view: GraphView, name: str, width: int | None) -> bool:
+    known = view.type_of(name)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    return known.rank == _RANK and known.elem_type in floats and known.shape is not None and known.shape[-1] == width
+
+
+def _ancestors(view: GraphView, tensors: Sequence[str]) -> frozenset[int]:
+    """The nodes that `tensors` are made by."""
+    return _closure([view.producer[name] for name in tensors], lambda index: _makers(view, index))
+
+
+def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
+    """The nodes that read `tensor`, or what is made of it."""
+    return _closure(
+        list(view.consumers.get(tensor, ())),
+        lambda index: (reader for name in view.nodes[index].output for reader in view.consumers.get(name, ())),
+    )
+
+
+def _makers(view: GraphView, index: int) -> Iterator[int]:
+    return (view.producer[name] for name in view.nodes[index].input if name in view.producer)
+
+
+def _closure(start: list[int], step: Callable[[int], Iterable[int]]) -> frozenset[int]:
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        index = pending.pop()
+        if index not in found:
+            found.add(index)
+            pending.extend(step(index))
+    return frozenset(found)

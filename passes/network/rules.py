@@ -1,0 +1,207 @@
+"""What each operator does to a stream with a further row: the token axis of its outputs, and what must change.
+
+Comes in: a node that reads carried tensors, which have N + m rows where the original has N. Goes out: `Step`: the sizes
+of its outputs and the edits, or the `Miss` that says why the bias token cannot go through. One table, `RULES`. Two
+invariants make the rules local: tensors that are not carried, shapes among them, keep the values that they have in the
+original, and a row of a carried tensor other than the last m is what it is in the original.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from passes.linear import Miss
+from passes.network import layout
+from passes.network.sizes import TOKENS, Size, Sizes, attributes
+from passes.network.step import Known, Pad, Rule, Step, token_axes
+from rewriter.graph.view import label
+
+
+def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """The rule for `node`."""
+    rule = RULES.get(node.op_type) if known.view.is_onnx(node) else None
+    if rule is None:
+        return Miss(f"{label(node)}: it is not known what it does to a further row of the residual stream", label(node))
+    return rule(known, node)
+
+
+def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """Operands broadcast; those that are not carried are padded at the token axes, unless they broadcast there."""
+    operands = [name for name in node.input if name]
+    carried = [sizes for name in operands if (sizes := known.carried(name)) is not None]
+    rank = max(len(sizes) for sizes in carried)
+    pads: list[Pad] = []
+    for name in operands:
+        if known.carried(name) is not None:
+            continue
+        sizes = known.shapes.sizes_of(name)
+        if sizes is None:
+            return Miss(f"{label(node)}: the rank of '{name}' is unknown", label(node))
+        rank = max(rank, len(sizes))
+        axes = {axis for other in carried for axis in token_axes(other)}
+        long = tuple(sorted(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != Size(1)))
+        if long:
+            pads.append(Pad(name, long, len(sizes)))
+    out = tuple(_broadcast([_at(sizes, axis) for sizes in carried]) for axis in range(-rank, 0))
+    if any(size is not None and size.tokens > 1 for size in out):
+        return Miss(f"{label(node)}: two axes of tokens in one", label(node))
+    wide = _others(known, operands, out)
+    if wide is None:
+        return Miss(f"{label(node)}: an operand that is no part of the stream brings an axis of tokens in", label(node))
+    kept = node.op_type == "Where" and _pattern_or_zero(known, operands[-2:])
+    return Step((wide,), tuple(pads), pattern=kept)
+
+
+def _pattern_or_zero(known: Known, operands: list[str]) -> bool:
+    """Whether a choice between them is an attention pattern still (exporters put 0 where softmax gives NaN)."""
+    patterns = [name for name in operands if name in known.patterns]
+    return bool(patterns) and all(name in patterns or known.constants.scalar(name) == 0.0 for name in operands)
+
+
+def _others(known: Known, operands: list[str], out: Sizes) -> Sizes | None:
+    """The sizes where carried operands have 1 and another operand has more; None where that would be tokens."""
+    sizes = list(out)
+    for name in operands:
+        other = None if known.carried(name) is not None else known.shapes.sizes_of(name)
+        for axis in range(-len(other or ()), 0):
+            size = None if other is None else other[axis]
+            if out[axis] == Size(1) and size != Size(1):
+                if size is not None and size.tokens:
+                    return None
+                sizes[axis] = size
+    return tuple(sizes)
+
+
+def _at(sizes: Sizes, axis: int) -> Size | None:
+    return sizes[axis] if -axis <= len(sizes) else Size(1)
+
+
+def _broadcast(sizes: list[Size | None]) -> Size | None:
+    """The size that sizes which fit each other broadcast to; one that is unknown is 1 or the same as another."""
+    known = {size for size in sizes if size != Size(1)}
+    with_tokens = [size for size in known if size is not None and size.tokens]
+    if with_tokens:
+        return with_tokens[0]
+    told = [size for size in known if size is not None]
+    return told[0] if told else (None if known else Size(1))
+
+
+def _unary(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    sizes = known.carried(node.input[0])
+    if sizes is None:
+        return Miss(f"{label(node)}: its first operand is not part of the residual stream", label(node))
+    keeps = node.op_type in ("Cast", "Identity", "Dropout") and node.input[0] in known.patterns
+    return Step((sizes,), pattern=keeps)
+
+
+def _normalised(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    """A normalisation over features: rows do not see each other."""
+    sizes = known.carried(node.input[0])
+    axis = attributes(node).get("axis", -1)
+    if sizes is None or not isinstance(axis, int):
+        return Miss(f"{label(node)}: the residual stream is not what it normalises", label(node))
+    first = axis % len(sizes) - len(sizes)
+    if any(place >= first for place in token_axes(sizes)):
+        return Miss(f"{label(node)}: it normalises over tokens", label(node))
+    return Step((sizes,))
+
+
+def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    sizes = known.carried(node.input[0])
+    axis = attributes(node).get("axis", -1)
+    if sizes is None or not isinstance(axis, int):
+        return Miss(f"{label(node)}: the residual stream is not what it reads", label(node))
+    if axis % len(sizes) - len(sizes) not in token_axes(sizes):
+        return Step((sizes,))
+    if axis % len(sizes) != len(sizes) - 1 or token_axes(sizes)[-2:] != (-2, -1) or sizes[-2:] != (TOKENS, TOKENS):
+        return Miss(f"{label(node)}: its scores are not tokens by tokens, so its mask cannot be extended", label(node))
+    return Step((sizes,), floor=True, pattern=True)
+
+
+def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    sizes, given = known.carried(node.input[0]), attributes(node)
+    axes = given.get("axes") or (known.shapes.integers(node.input[1]) if len(node.input) > 1 else None)
+    if sizes is None or not isinstance(axes, list):
+        return Miss(f"{label(node)}: the axes that it reduces are unknown", label(node))
+    places = {axis % len(sizes) - len(sizes) for axis in axes}
+    if places & set(token_axes(sizes)):
+        return Miss(f"{label(node)}: it reduces over tokens", label(node))
+    kept = given.get("keepdims", 1)
+    out = [Size(1) if axis in places else sizes[axis] for axis in range(-len(sizes), 0) if kept or axis not in places]
+    return Step((tuple(out),))
+
+
+def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    left, right = (known.carried(name) for name in node.input[:2])
+    flat = Miss(f"{label(node)}: it mixes tokens outside a softmax", label(node))
+    if left is None:
+        return Miss(f"{label(node)}: its first factor is not part of the residual stream", label(node))
+    if right is None:
+        if node.input[1] not in known.constants:
+            return Miss(f"{label(node)}: its second factor is neither constant nor made of the stream", label(node))
+        weight = known.constants.shape(node.input[1])
+        if -1 in token_axes(left) or weight is None or len(weight) != 2:
+            return flat
+        return Step(((*left[:-1], Size(weight[-1])),))
+    contracted = -1 in token_axes(left)
+    if contracted != (-2 in token_axes(right)) or (contracted and node.input[0] not in known.patterns):
+        return flat
+    rank = max(len(left), len(right))
+    lead = tuple(_broadcast([_at(left, axis), _at(right, axis)]) for axis in range(-rank, -2))
+    return Step(((*lead, left[-2], right[-1]),))
+
+
+def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
+    sizes, given = known.carried(node.input[0]), attributes(node)
+    weight = known.constants.shape(node.input[1])
+    others = [name for name in node.input[1:] if name]
+    if sizes is None or given.get("transA") or -1 in token_axes(sizes) or weight is None:
+        return Miss(f"{label(node)}: it is no linear map of rows", label(node))
+    if any(name not in known.constants for name in others):
+        return Miss(f"{label(node)}: its weight or bias is not constant", label(node))
+    return Step(((sizes[0], Size(weight[0] if given.get("transB") else weight[1])),))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "And", "Or", "Equal", "Less", "Greater", "PRelu"),
+        _elementwise,
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "Cast",
+                "Identity",
+                "Dropout",
+                "Neg",
+                "Abs",
+                "Sqrt",
+                "Reciprocal",
+                "Exp",
+                "Log",
+                "Erf",
+                "Tanh",
+                "Sigmoid",
+            ),
+            *("Relu", "LeakyRelu", "Elu", "Selu", "Gelu", "Swish", "Mish", "Softplus", "HardSigmoid", "HardSwish"),
+            *("IsNaN", "Not", "Clip", "Sin", "Cos"),
+        ),
+        _unary,
+    ),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"), _reduced),
+    "Softmax": _softmax,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Transpose": layout.transpose,
+    "Unsqueeze": layout.unsqueeze,
+    "Squeeze": layout.squeeze,
+    "Reshape": layout.reshape,
+    "Expand": layout.expand,
+    "Split": layout.split,
+    "Slice": layout.part,
+    "Gather": layout.gather,
+    "Concat": layout.concat,
+    "Shape": layout.shape,
+}
+"""Operator to what it does to a carried tensor."""

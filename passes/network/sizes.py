@@ -1,0 +1,187 @@
+"""Sizes in terms of batch and tokens, and the shapes that a graph computes from them.
+
+Comes in: tensors that hold shapes. Goes out: their elements as `Size`, where they can be told. Used by
+`passes.network.rules` to see where the token axis is after a Reshape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import onnx
+
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView
+
+_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class Size:
+    """`number * batch^batch * tokens^tokens`: one dimension."""
+
+    number: int = 1
+    batch: int = 0
+    tokens: int = 0
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.number * other.number, self.batch + other.batch, self.tokens + other.tokens)
+
+    def over(self, other: Size) -> Size | None:
+        """The quotient, None where it is none."""
+        if other.number == 0 or self.number % other.number or self.batch < other.batch or self.tokens < other.tokens:
+            return None
+        return Size(self.number // other.number, self.batch - other.batch, self.tokens - other.tokens)
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is a plain number."""
+        return not self.batch and not self.tokens
+
+
+BATCH, TOKENS = Size(batch=1), Size(tokens=1)
+REST = -1
+"""What a Reshape gives the size of by what is left."""
+
+Sizes = tuple[Size | None, ...]
+Element = Size | int | None
+"""A size, `REST` or 0 of a Reshape, or unknown."""
+
+
+def product(sizes: Sizes) -> Size | None:
+    """The number of elements, None where a size is unknown."""
+    known = [size for size in sizes if size is not None]
+    return reduce(Size.__mul__, known, Size()) if len(known) == len(sizes) else None
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, object]:
+    """The attributes of a node as Python values."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+class ShapeReader:
+    """Reads tensors that hold shapes.
+
+    Attributes:
+        view: the graph.
+        carried: sizes of the tensors that the bias token goes through; the rules add to it.
+    """
+
+    def __init__(self, view: GraphView, constants: Constants, symbols: Mapping[str, Size]) -> None:
+        self.view = view
+        self._constants = constants
+        self._symbols = symbols
+        self.carried: dict[str, Sizes] = {}
+
+    def sizes_of(self, tensor: str) -> Sizes | None:
+        """The shape of a tensor of the graph, None where its rank is unknown."""
+        if tensor in self.carried:
+            return self.carried[tensor]
+        shape = self.view.type_of(tensor).shape
+        if shape is None:
+            return None
+        return tuple(Size(dim) if isinstance(dim, int) else self._symbols.get(dim or "") for dim in shape)
+
+    def integers(self, tensor: str) -> list[int] | None:
+        """The values of a constant tensor of integers."""
+        value = self._constants.value(tensor) if tensor in self._constants else None
+        return None if value is None else [int(number) for number in value.reshape(-1)]
+
+    def elements(self, tensor: str, depth: int = 0) -> list[Element] | None:
+        """The elements of a tensor of integers, each as a size where that can be told; None: not even how many."""
+        known = self.integers(tensor)
+        if known is not None:
+            return [Size(number) if number > 0 else number for number in known]
+        node = self.view.made_by(tensor)
+        if node is None or depth > _DEPTH:
+            return None
+        read = _READERS.get(node.op_type)
+        return None if read is None else read(self, node, depth + 1)
+
+
+Reader = Callable[[ShapeReader, onnx.NodeProto, int], list[Element] | None]
+
+
+def _shape(reader: ShapeReader, node: onnx.NodeProto, _depth: int) -> list[Element] | None:
+    sizes = reader.sizes_of(node.input[0])
+    if sizes is None:
+        return None
+    given = attributes(node)
+    start, end = given.get("start", 0), given.get("end", len(sizes))
+    every: list[Element] = list(sizes)
+    return every[start:end] if isinstance(start, int) and isinstance(end, int) else None
+
+
+def _same(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+    return reader.elements(node.input[0], depth)
+
+
+def _concat(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+    parts = [reader.elements(name, depth) for name in node.input]
+    known = [part for part in parts if part is not None]
+    return [element for part in known for element in part] if len(known) == len(parts) else None
+
+
+def _gather(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+    data, rows = reader.elements(node.input[0], depth), reader.integers(node.input[1])
+    if data is None or rows is None or not all(-len(data) <= row < len(data) for row in rows):
+        return None
+    return [data[row] for row in rows]
+
+
+def _slice(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+    data = reader.elements(node.input[0], depth)
+    bounds = [reader.integers(name) for name in node.input[1:]]
+    if data is None or any(bound is None or len(bound) != 1 for bound in bounds) or len(bounds) < 2:
+        return None
+    start, end, *rest = [bound[0] for bound in bounds if bound is not None]
+    return data[slice(start, end, rest[1] if len(rest) > 1 else 1)]
+
+
+def _arithmetic(combine: Callable[[Size, Size], Size | None]) -> Reader:
+    """Element by element, where both are sizes."""
+
+    def read(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+        left, right = (reader.elements(name, depth) for name in node.input)
+        if left is None or right is None or len(left) != len(right):
+            return None
+        pairs = zip(left, right, strict=True)
+        return [combine(a, b) if isinstance(a, Size) and isinstance(b, Size) else None for a, b in pairs]
+
+    return read
+
+
+def _sum(left: Size, right: Size) -> Size | None:
+    return Size(left.number + right.number) if left.constant and right.constant else None
+
+
+def _quotient(left: Size, right: Size) -> Size | None:
+    """Of integers, so rounded down."""
+    if left.constant and right.constant and right.number > 0:
+        return Size(left.number // right.number)
+    return left.over(right)
+
+
+def _where(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
+    """`Where(s == -1, ones, s)`, which exporters put in front of Expand: s, where it holds no -1."""
+    test = reader.view.made_by(node.input[0])
+    elements = reader.elements(node.input[2], depth)
+    if test is None or test.op_type != "Equal" or node.input[2] not in test.input or elements is None:
+        return None
+    return [element if isinstance(element, Size) else None for element in elements]
+
+
+_READERS: dict[str, Reader] = {
+    "Shape": _shape,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Add": _arithmetic(_sum),
+    "Mul": _arithmetic(Size.__mul__),
+    "Div": _arithmetic(_quotient),
+    "Where": _where,
+    **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"), _same),
+}
+"""Operators of shape arithmetic."""
