@@ -201,11 +201,11 @@ def _local(sizes: _Sizes) -> _Shape:
 def _live_tensors(group: sharing.Group) -> int:
     """Tensors [batch, N, d_ff] alive at one time in form `local`, pre-activation included.
 
-    With the short spelling: query, logit and weight. Else a weight for every key, a weighted value for every key that
-    has one, and what is made of the pre-activation meanwhile.
+    With the short spelling: query, logit and weight. Where all values are multiples of one, a weight for every key. Else
+    as many weighted values, too; and what is made of the pre-activation meanwhile.
     """
     if group.keys is not None:
-        return len(group.keys) + group.own + 4
+        return len(group.keys) + 4
     (head,) = group.heads
     return 3 if head.zero_bias else 2 * len(head.bias_tokens) + 5
 

@@ -7,12 +7,12 @@ so a drawn error is that of exact arithmetic (plus float64's own rounding), with
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.accounting import account
+from passes.accounting import BlockAccount, account
 from passes.conversion import Conversion
 from passes.plan import Plan
 from passes.programs import Head, Program
@@ -36,12 +36,16 @@ def details_of(plan: Plan) -> Details:
     accounting = account(plan)
     return Details(
         drawings=_drawings(plan.conversions),
-        counts=tuple(HeadCount(**asdict(block)) for block in accounting.blocks),
+        counts=tuple(_count(block) for block in accounting.blocks),
         share=accounting.share,
         head_dimension=accounting.head_dimension,
         attention_heads=accounting.attention_heads,
         remaining=", ".join(f"{count} {name}" for name, count in accounting.remaining.items()),
     )
+
+
+def _count(block: BlockAccount) -> HeadCount:
+    return HeadCount(**{field.name: getattr(block, field.name) for field in fields(HeadCount)})
 
 
 def _drawings(conversions: Iterable[Conversion]) -> tuple[Drawing, ...]:

@@ -57,6 +57,7 @@ def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
         float64_rounding=program.rounding if program.double else 0.0,
         axis=next((operator.axis for operator in block.first), -1),
         heads=conversion.heads_tensor,
+        shapes=() if conversion.projections is None else conversion.projections.shapes,
     )
 
 

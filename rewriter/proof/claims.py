@@ -35,6 +35,7 @@ class Claim:
         axis: the axis of the region's channels, counted from the end.
         heads: where the whole block was replaced, the tensor of the rewritten model that holds what its heads write,
             [batch, tokens and further rows, channels]; its first rows are `output`. Empty where the region alone was.
+        shapes: tensors that hold shapes, computed from the block's inputs instead of a tensor inside it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Claim:
     float64_rounding: float = 0.0
     axis: int = -1
     heads: str = ""
+    shapes: tuple[str, ...] = ()
 
     @property
     def inputs_and_output(self) -> tuple[str, ...]:

@@ -34,17 +34,20 @@ def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]
         if old is None:
             found.append("the rewritten model has a body of control flow that the original has not")
             continue
-        replaced = {index for claim in claims if claim.path == path for index in cut(new, *_ends(claim)).nodes}
+        replaced = {
+            index for claim in claims if claim.path == path for ends in _ends(claim) for index in cut(new, *ends).nodes
+        }
         rest = [node for index, node in enumerate(new.nodes) if index not in replaced]
         found += [*_nodes(old, rest), *_weights((original.model, old), (rewritten.model, new), rest)]
     return list(dict.fromkeys(found))
 
 
-def _ends(claim: Claim) -> tuple[Sequence[str], Sequence[str]]:
-    """The ends of what was replaced: the region, or the whole block."""
-    if claim.heads:
-        return claim.block_inputs, claim.block_outputs
-    return claim.inputs, [claim.output]
+def _ends(claim: Claim) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """The ends of what was replaced: the region, or the whole block and shapes of what was inside it."""
+    if not claim.heads:
+        return [(claim.inputs, [claim.output])]
+    shapes = [(claim.block_inputs, claim.shapes)] if claim.shapes else []
+    return [(claim.block_inputs, claim.block_outputs), *shapes]
 
 
 def _nodes(old: GraphView, rest: Sequence[onnx.NodeProto]) -> Iterator[str]:

@@ -121,14 +121,15 @@ def test_inline_is_the_same(committed: Committed, folder: Path) -> None:
 @pytest.mark.parametrize(
     "committed", [c for c in COMMITTED if get(c.entry).gated], ids=lambda committed: committed.file
 )
-def test_gated_blocks_are_all_left_with_the_reason(committed: Committed, folder: Path) -> None:
+def test_gated_blocks_are_all_converted(committed: Committed, folder: Path) -> None:
+    """Two heads per neuron, one sublayer."""
     report = report_of(committed.file, folder)
-    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
-    assert len(report.left) == entry_of(committed).gated_blocks("tiny")
-    for row in report.left:
+    assert report.exit_status is ExitStatus.CONVERTED
+    entry = entry_of(committed)
+    assert len(report.converted) == entry.gated_blocks("tiny")
+    for row in report.converted:
         assert row.activation == "silu(gate) * value"
-        assert row.reason == "no head program yet for a gate whose activation is unbounded"
-    assert not (folder / committed.file).exists()
+        assert row.heads == 2 * entry.config("tiny")["intermediate_size"]
 
 
 def test_what_is_no_mlp_block_is_left_with_a_reason(folder: Path) -> None:

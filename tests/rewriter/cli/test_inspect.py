@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from passes.accounting import account
@@ -69,14 +70,26 @@ def test_scope_all_leaves_nothing() -> None:
     assert inspect(MODELS / "gelu-encoder.onnx", scope="all").accounting.remaining == {}
 
 
-def test_recognised_blocks_are_weighed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(MODELS / "gated-decoder.onnx")]) == 3
-    text = capsys.readouterr().out
-    assert "no head program yet for a gate whose activation is unbounded" in text
-    assert "purity once converted, nonlinearities that remain: 2 Sigmoid" in text
-    accounting = inspect(MODELS / "gated-decoder.onnx").accounting
-    assert [block.heads for block in accounting.blocks] == [None, None]
+def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "unnamed.onnx"
+    onnx.save(mlp("h = Sin(y)"), path)
+    assert run(["inspect", str(path)]) == 3
+    assert "the table has no program for it" in " ".join(capsys.readouterr().out.split())
+    accounting = inspect(path).accounting
+    assert [block.heads for block in accounting.blocks] == [None]
     assert all(block.parameters > 0 for block in accounting.blocks)
+
+
+@pytest.mark.parametrize(
+    ("gate", "purity"),
+    [
+        ("heads", "none: attention, linear maps and normalisation only"),
+        ("product", "2 elementwise products of gates"),
+    ],
+)
+def test_purity_of_gates(gate: str, purity: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(MODELS / "gated-decoder.onnx"), "--gate", gate]) == 0
+    assert f"purity once converted, nonlinearities that remain: {purity}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("head_dimension", "staged"), [(1, (8, 8, 4)), (3, (3, 8, 2)), (None, None)])
