@@ -201,8 +201,8 @@ def _local(sizes: _Sizes) -> _Shape:
 def _live_tensors(group: sharing.Group) -> int:
     """Tensors [batch, N, d_ff] alive at one time in form `local`, pre-activation included.
 
-    With the short spelling: query, logit and weight. Where all values are multiples of one, a weight for every key. Else
-    as many weighted values, too; and what is made of the pre-activation meanwhile.
+    With the short spelling: query, logit and weight. Where all values are multiples of one, a weight for every key;
+    else as many weighted values, too; and what is made of the pre-activation meanwhile.
     """
     if group.keys is not None:
         return len(group.keys) + 4

@@ -230,4 +230,4 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
     exact = program.evaluate(points)
     change = np.abs(result.evaluate(points) - exact) / np.maximum(1.0, np.abs(exact))
     worst = float(change.max())
-    return replace(result, coefficient_error=1.1 * worst if worst > _SAME else 0.0)
+    return program if worst <= _SAME else replace(result, coefficient_error=1.1 * worst)

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.extract import cut, reads
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.extract import ancestors, cut, reads
+from rewriter.graph.view import GraphView, Path, label, subgraphs
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.messages import one_line
 
@@ -29,25 +29,49 @@ def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]
         claims: all that was replaced.
     """
     found = list(_functions(original.model.proto, rewritten.model.proto))
+    known = {_holders(original, path): view for path, view in original.views.items()}
+    explained: set[Place] = set()
     for path, new in rewritten.views.items():
-        old = original.views.get(path)
+        place = _holders(rewritten, path)
+        old = known.get(place)
         if old is None:
-            found.append("the rewritten model has a body of control flow that the original has not")
+            if (*place[:-1], (place[-1][0], "")) not in explained:
+                found.append("the rewritten model has a body of control flow that the original has not")
+            explained.update((*place, (output, "")) for node in new.nodes for output in node.output)
             continue
         replaced = {
-            index for claim in claims if claim.path == path for ends in _ends(claim) for index in cut(new, *ends).nodes
+            index for claim in claims if claim.path == path for index in _made_by(claim, new, frozenset(old.producer))
         }
+        explained.update((*place, (output, "")) for index in replaced for output in new.nodes[index].output)
         rest = [node for index, node in enumerate(new.nodes) if index not in replaced]
         found += [*_nodes(old, rest), *_weights((original.model, old), (rewritten.model, new), rest)]
     return list(dict.fromkeys(found))
 
 
-def _ends(claim: Claim) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """The ends of what was replaced: the region, or the whole block and shapes of what was inside it."""
+Place = tuple[tuple[str, str], ...]
+"""Where a body is: the first output of each node that holds it, and the attribute. Numbers shift when nodes come in."""
+
+
+def _holders(side: Side, path: Path) -> Place:
+    place: list[tuple[str, str]] = []
+    for depth, (number, attribute) in enumerate(path):
+        holders = [node for node in side.views[path[:depth]].nodes if next(subgraphs(node), None) is not None]
+        place.append((holders[number].output[0], attribute))
+    return tuple(place)
+
+
+def _made_by(claim: Claim, view: GraphView, known: frozenset[str]) -> set[int]:
+    """The nodes that a claim explains: between its ends, and what else was made for them alone.
+
+    A node made anew has outputs of new names. One that is in the original under its name is explained only by lying
+    between the ends.
+    """
     if not claim.heads:
-        return [(claim.inputs, [claim.output])]
-    shapes = [(claim.block_inputs, claim.shapes)] if claim.shapes else []
-    return [(claim.block_inputs, claim.block_outputs), *shapes]
+        return set(cut(view, claim.inputs, [claim.output]).nodes)
+    ends = (*claim.block_outputs, *claim.shapes)
+    above = ancestors(view, frozenset(claim.block_inputs), ends)
+    new = {index for index in above if not any(name in known for name in view.nodes[index].output)}
+    return new | set(cut(view, claim.block_inputs, ends).nodes)
 
 
 def _nodes(old: GraphView, rest: Sequence[onnx.NodeProto]) -> Iterator[str]:

@@ -46,6 +46,9 @@ def test_every_form_has_a_cost() -> None:
     assert set(FORMS) <= set(COSTS)
 
 
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+
+
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_added_weights_are_those_of_the_built_model(form: str, text: str) -> None:
@@ -53,7 +56,7 @@ def test_added_weights_are_those_of_the_built_model(form: str, text: str) -> Non
     plan, found = planned(model, form)
     old = {tensor.name for tensor in model.graph.initializer}
     added = [tensor for tensor in apply(plan).graph.initializer if tensor.name not in old]
-    sizes = [int(np.prod(tensor.dims)) for tensor in added if tensor.data_type == onnx.TensorProto.FLOAT]
+    sizes = [int(np.prod(tensor.dims)) for tensor in added if tensor.data_type in FLOATS]
     assert found.parameters_added == sum(sizes)
     assert found.parameters_reused == (2 if text != GLU else 3) * 4 * 8
 

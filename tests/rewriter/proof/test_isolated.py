@@ -152,7 +152,8 @@ def test_a_system_without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 GOOD: dict[str, Any] = {
     "name": "mlp", "exact_error": None, "region_error": 1e-7, "region_ratio": 1, "block_error": None,
-    "block_ratio": None, "failures": ["a", "b"], "infinite": [], "region_original_error": None, "block_original_error": None, "block_allowed": None,
+    "block_ratio": None, "failures": ["a", "b"], "infinite": [],
+    "region_original_error": None, "block_original_error": None, "block_allowed": None,
 }  # fmt: skip
 
 
