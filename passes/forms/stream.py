@@ -104,12 +104,13 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
     """
     d_head = min(d_head, width)
     heads = ceil(width / d_head)
-    rows = b.sizes(values, 0, 2, f"{name}_rows")
     zero = b.numbers(f"{name}_zero", 0.0)
     missing = heads * d_head - width
     if missing:
         padding = b.node(
-            "Expand", [zero, b.concat([rows, b.integers(missing)], 0, f"{name}_missing")], f"{name}_padding"
+            "Expand",
+            [zero, b.concat([b.sizes(values, 0, 2, f"{name}_rows"), b.integers(missing)], 0, f"{name}_missing")],
+            f"{name}_padding",
         )
         values = b.concat([values, padding], 2, f"{name}_padded")
     by_head = b.transpose(b.reshape(values, (0, 0, heads, d_head), f"{name}_split"), (0, 2, 1, 3), f"{name}_v")

@@ -65,7 +65,7 @@ REPORTS: dict[str, Any] = {
     "not-proved": lambda: rewrite(mlp(SILU), validate=False, details=True),
     "no-details": lambda: rewrite(mlp(SILU)),
     "dry-run": lambda: rewrite(mlp(SILU), dry_run=True, details=True),
-    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), details=True),
+    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False, details=True),
     "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)"), details=True),
     "hostile": lambda: large(8, 8, names=HOSTILE),
     "large": lambda: large(100, 2000),
