@@ -21,7 +21,7 @@ from passes.marks import BLOCK_KEY, DOMAIN
 from passes.projections import Projections
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, captured_names
 
 _AXES_ARE_INPUTS = 13
 _MEGABYTE = 2**20
@@ -153,14 +153,26 @@ def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
         f"{DOMAIN}.projections": how,
     }
+    nodes = _needed(b.fragment.nodes(metadata), output)
+    read = {name for node in nodes for name in (*node.input, *captured_names(node))}
     return Replacement(
         output=output,
         region=block.region.nodes,
-        nodes=tuple(b.fragment.nodes(metadata)),
-        initializers=tuple(b.fragment.initializers()),
+        nodes=nodes,
+        initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
         functions=tuple(b.functions),
         further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
     )
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:
+    """Without the nodes that nothing reads: values of heads whose values are constants."""
+    wanted, kept = {output}, list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
+    return tuple(reversed(kept))
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
