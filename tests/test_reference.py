@@ -1,0 +1,61 @@
+"""docs/reference.md names the options of every command: all of them, and no others."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from rewriter.cli import COMMANDS
+from rewriter.cli.convert import convert
+from rewriter.errors import ExitStatus
+
+ROOT = Path(__file__).parents[1]
+ALL = {"rewrite": convert, **{f"rewrite {name}": command for name, command in COMMANDS.items()}}
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def _section(title: str) -> str:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def _first_cells(section: str) -> list[str]:
+    return [line.split(" | ", 1)[0] for line in section.splitlines() if line.startswith("| ")]
+
+
+def _documented(title: str) -> list[str]:
+    return [name for cell in _first_cells(_section(title)) for name in OPTION.findall(cell)]
+
+
+@pytest.mark.parametrize("title", ALL)
+def test_options_are_those_of_the_command(title: str) -> None:
+    command = ALL[title]
+    context = click.Context(command, help_option_names=["-h", "--help"])
+    options = {name for each in command.get_params(context) if isinstance(each, click.Option) for name in each.opts}
+    documented = _documented(title)
+    assert sorted(documented) == sorted(set(documented)), "an option is named twice"
+    assert set(documented) == options
+
+
+def test_every_choice_is_named() -> None:
+    for title, command in ALL.items():
+        section = _section(title)
+        for each in command.params:
+            if isinstance(each.type, click.Choice) and title in ("rewrite", "rewrite inspect"):
+                choices = "\\|".join(map(str, each.type.choices))
+                assert f"`{each.opts[-1]} {choices}`" in section
+
+
+def test_exit_statuses() -> None:
+    cells = _first_cells(_section("rewrite"))
+    assert [int(cell[2:]) for cell in cells if cell[2:].isdigit()] == [int(each) for each in ExitStatus]
+
+
+def test_extras() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    cells = _first_cells(_section("Extras"))
+    assert {cell[2:].strip("`") for cell in cells if "`" in cell} == set(declared)
