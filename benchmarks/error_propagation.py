@@ -1,9 +1,8 @@
 """`python -m benchmarks.error_propagation`: how the error of each form grows through 1 to 48 layers.
 
-Comes in: options. Goes out: a JSON file, two plots and a page of documentation. The sources say of such errors: "I have
+Comes in: options. Goes out: a JSON file, a plot and a page of documentation. The sources say of such errors: "I have
 not tested how such errors propagate through multiple layers." Here they are: one decoder (`benchmarks.decoder`) per
 activation, its residual stream read behind every layer, in float32, against an evaluation of the original in float64.
-The second part is the error of form `maskless` against omega, for one MLP.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, ROOT, environment, print_table, write_json
-from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from benchmarks.plot import plot
 from passes.forms import FORMS
 from rewriter.api import rewrite
@@ -31,7 +30,6 @@ from rewriter.proof.sessions import open_session
 Values = NDArray[Any]
 
 ORIGINAL = "original"
-OMEGAS = (2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 256.0, 1e3, 1e4, 1e6, 1e8)
 _SHOWN = (1, 2, 4, 8, 16, 32, 48)
 _DOCS = ROOT / "docs"
 
@@ -50,15 +48,6 @@ class Row:
     layer: int
     largest: float
     typical: float
-
-
-@dataclass(frozen=True)
-class OmegaRow:
-    """Form `maskless` with one omega: largest error of an MLP's output, over its largest value."""
-
-    activation: str
-    omega: float
-    largest: float
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -88,19 +77,12 @@ def main(
     rows: list[Row] = []
     for activation in activations:
         rows += depth_errors(Shape(**{**vars(shape), "activation": activation}), ids, forms)
-    curve = [row for activation in activations for row in omega_errors(activation, width, hidden, tokens)]
     settings = {"layers": layers, "tokens": tokens, "sequences": sequences, "width": width, "hidden": hidden}
     results, docs = (RESULTS, _DOCS) if out is None else (out, out)
-    write_json(
-        results / "error-propagation.json",
-        "error propagation",
-        settings,
-        [*(asdict(row) for row in rows), *(asdict(row) for row in curve)],
-    )
+    write_json(results / "error-propagation.json", "error propagation", settings, [asdict(row) for row in rows])
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     (docs / "figures" / "error-propagation.svg").write_text(_depth_plot(rows, layers), encoding="utf-8")
-    (docs / "figures" / "error-omega.svg").write_text(_omega_plot(curve), encoding="utf-8")
-    (docs / "error-propagation.md").write_text(_page(settings, rows, curve), encoding="utf-8")
+    (docs / "error-propagation.md").write_text(_page(settings, rows), encoding="utf-8")
     header, cells = _table(rows)
     print_table("Largest error of the residual stream, over its largest value", header, cells)
 
@@ -114,26 +96,11 @@ def depth_errors(shape: Shape, ids: Values, forms: Sequence[str]) -> list[Row]:
     rows = []
     for form in (ORIGINAL, *forms):
         click.echo(f"{shape.activation}, {form}", err=True)
-        built = model if form == ORIGINAL else _built(model, form, max_tokens=ids.shape[1])
+        built = model if form == ORIGINAL else _built(model, form, ids.shape[1])
         values = open_session(_tapped(built, streams), "cpu").run(feeds)
         for number, name in enumerate(streams, start=1):
             largest, typical = relative_errors(values[name], truth[name])
             rows.append(Row(shape.activation, form, number, largest, typical))
-    return rows
-
-
-def omega_errors(activation: str, width: int, hidden: int, tokens: int) -> list[OmegaRow]:
-    """The error of one MLP in form `maskless`, omega by omega."""
-    if "maskless" not in FORMS:
-        return []
-    model = mlp(Shape(width=width, hidden=hidden, activation=activation), random_weights())
-    feeds = {"hidden_states": np.random.default_rng(2).normal(0.0, 1.0, (1, tokens, width)).astype(np.float32)}
-    truth = open_reference(model).run(feeds)["output"]
-    rows = []
-    for omega in OMEGAS:
-        built = _built(model, "maskless", max_tokens=tokens, omega=omega)
-        largest, _ = relative_errors(open_session(built, "cpu").run(feeds)["output"], truth)
-        rows.append(OmegaRow(activation, omega, largest))
     return rows
 
 
@@ -144,8 +111,8 @@ def relative_errors(values: Values, truth: Values) -> tuple[float, float]:
     return largest, float(np.sqrt(np.mean(error**2) / np.mean(truth**2)))
 
 
-def _built(model: onnx.ModelProto, form: str, **options: Any) -> onnx.ModelProto:
-    report = rewrite(model, form=form, validate=False, **options)
+def _built(model: onnx.ModelProto, form: str, tokens: int) -> onnx.ModelProto:
+    report = rewrite(model, form=form, validate=False, max_tokens=tokens)
     if report.rewritten is None or report.left:
         raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
     return report.rewritten
@@ -166,14 +133,6 @@ def _depth_plot(rows: Sequence[Row], layers: int) -> str:
     return plot(
         "Error of the residual stream, float32 against float64", "layers", "largest error, relative", series, ticks
     )
-
-
-def _omega_plot(rows: Sequence[OmegaRow]) -> str:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        series.setdefault(row.activation, []).append((row.omega, row.largest))
-    title = "Form maskless: error of one MLP against omega, float32"
-    return plot(title, "omega", "largest error, relative", series, (2, 8, 32, 128, 1e3, 1e4, 1e6, 1e8))
 
 
 def _table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -200,40 +159,18 @@ def _markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _page(settings: Mapping[str, int], rows: Sequence[Row], curve: Sequence[OmegaRow]) -> str:
+def _page(settings: Mapping[str, int], rows: Sequence[Row]) -> str:
     where = environment()
     base = {(row.activation, row.layer): row.largest for row in rows if row.form == ORIGINAL}
     ratios = {row: row.largest / base[row.activation, row.layer] for row in rows if row.form != ORIGINAL}
     worst = max(ratios, key=lambda row: ratios[row])
-    lowest = {name: min((row.largest, row.omega) for row in curve if row.activation == name) for name in _names(curve)}
-    best = "; ".join(
-        f"{name}: {error:.1e}, first reached within a tenth at omega {_first(curve, name, error):g}"
-        for name, (error, _) in lowest.items()
-    )
-    omega_table = _markdown(
-        ("omega", *_names(curve)),
-        [
-            (f"{omega:g}", *(f"{row.largest:.1e}" for row in curve if row.omega == omega))
-            for omega in dict.fromkeys(row.omega for row in curve)
-        ],
-    )
     return _TEXT.format(
         **settings,
         table=_markdown(*_table(rows)),
         worst=f"{ratios[worst]:.2f} (form {worst.form}, {worst.activation}, behind layer {worst.layer})",
-        best=best,
-        omega_table=omega_table,
         onnxruntime=where.get("onnxruntime"),
         date=where["date"],
     )
-
-
-def _names(curve: Sequence[OmegaRow]) -> list[str]:
-    return list(dict.fromkeys(row.activation for row in curve))
-
-
-def _first(curve: Sequence[OmegaRow], name: str, error: float) -> float:
-    return next(row.omega for row in curve if row.activation == name and row.largest <= 1.1 * error)
 
 
 _TEXT = """\
@@ -268,12 +205,8 @@ errors on, which is why errors grow with depth in the original too.
 
 ## Omega, in form maskless
 
-One MLP alone, omega set by `--omega`: forbidden pairs get minus omega. Too small, and other tokens leak in with weight
-e^-omega; the allowed logits stay as they are whatever omega is.
-
-Smallest error: {best}.
-
-{omega_table}
+How small omega may be before other tokens leak in is measured by `python -m benchmarks.omega`, and told in
+[forms.md](forms.md#positions-and-omega).
 
 ![Error of form maskless against omega](figures/error-omega.svg)
 """

@@ -1,64 +1,90 @@
-"""How far form `maskless` is from the activation, against omega: what the mask in the weights costs.
+"""`python -m benchmarks.omega`: how far form `maskless` is from the activation, against omega.
 
-    python -m benchmarks.omega -o benchmarks/results/omega.json
-
-Comes in: nothing; the sublayers of `passes.forms.alone` are made for each omega. Goes out: JSON with one row per
-program, element type and omega: the largest error of the heads on normal pre-activations, against the program in
-float64.
+Comes in: options. Goes out: a table, a JSON file and a plot: for each program, element type and omega the largest error
+of the heads on normal pre-activations, against the program in float64. It is what the mask in the weights costs; the
+sublayers are those of `passes.forms.alone`. Shown in docs/forms.md and docs/error-propagation.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import click
 import numpy as np
-import onnxruntime
 
+from benchmarks.common import RESULTS, ROOT, print_table, write_json
+from benchmarks.plot import plot
+from passes.fitted import cheapest
 from passes.forms.alone import activation_sublayer
 from passes.programs import Head, Program
+from rewriter.proof.sessions import open_session
 
-PROGRAMS = (Program("silu", (Head(beta=1.0),)), Program("relu_k40", (Head(beta=2.0**40),)))
+PROGRAMS = (
+    Program("silu", (Head(beta=1.0),)),
+    Program("relu_k40", (Head(beta=2.0**40),)),
+    cheapest("gelu", 2.0**-23),
+)
 OMEGAS: tuple[float | None, ...] = (*(2.0**power for power in range(11)), 1e4, 1e8, 1e16, None)
 TOKENS, WIDTH = 20, 30
 """The setting of the sources: 20 tokens, a stream of 30 columns."""
 
+_FIGURE = ROOT / "docs" / "figures" / "error-omega.svg"
 
-def measure(program: Program, *, double: bool, omega: float | None) -> dict[str, Any]:
-    """One row. `omega` None is the form's default."""
-    dtype = np.float64 if double else np.float32
+
+@dataclass(frozen=True)
+class Row:
+    """One program with one omega, None being the form's default; the error is absolute."""
+
+    program: str
+    type: str
+    omega: float | None
+    max_error: float
+
+
+def measure(program: Program, *, double: bool, omega: float | None) -> Row:
+    """One row: the largest error on 20 tokens of 30 columns, normal with a standard deviation of 2."""
+    dtype = np.dtype(np.float64 if double else np.float32)
     x = np.random.default_rng(0).normal(0.0, 2.0, (1, TOKENS, WIDTH)).astype(dtype)
     model = activation_sublayer(program, WIDTH, double=double, max_tokens=TOKENS, omega=omega)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    result = session.run(None, {"x": x})[0].astype(np.float64)
+    result = open_session(model, "cpu").run({"x": x})["out"].astype(np.float64)
     error = float(np.max(np.abs(result - program.evaluate(x.astype(np.float64)))))
-    return {
-        "program": program.name,
-        "type": np.dtype(dtype).name,
-        "omega": "default" if omega is None else omega,
-        "max_error": error,
-    }
+    return Row(program.name, dtype.name, omega, error)
 
 
-def curve() -> dict[str, Any]:
-    """All rows."""
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS / "omega.json")
+@click.option("--figure", type=click.Path(path_type=Path, dir_okay=False), default=_FIGURE)
+def main(path: Path, figure: Path) -> None:
+    """Measure the error of form maskless against omega."""
     rows = [
         measure(program, double=double, omega=omega)
         for program in PROGRAMS
         for double in (False, True)
         for omega in OMEGAS
     ]
-    return {"tokens": TOKENS, "width": WIDTH, "rows": rows}
+    write_json(path, "omega", {"tokens": TOKENS, "width": WIDTH}, [asdict(row) for row in rows])
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    figure.write_text(_drawn(rows), encoding="utf-8")
+    columns = {f"{row.program}, {row.type}": row.program for row in rows}
+    cells = [
+        (
+            "default" if omega is None else f"{omega:g}",
+            *(f"{row.max_error:.1e}" for row in rows if row.omega == omega),
+        )
+        for omega in OMEGAS
+    ]
+    print_table("Largest error of the heads of form maskless", ("omega", *columns), cells)
 
 
-def main() -> None:
-    """Write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    output: Path = parser.parse_args().output
-    output.write_text(json.dumps(curve(), indent=1) + "\n", encoding="utf-8")
+def _drawn(rows: Sequence[Row]) -> str:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.omega is not None:
+            series.setdefault(f"{row.program}, {row.type}", []).append((row.omega, row.max_error))
+    title = "Form maskless: error of the heads against omega"
+    return plot(title, "omega", "largest error", series, (1, 8, 32, 256, 1e4, 1e8, 1e16))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A line plot with logarithmic axes as SVG text, written by hand: no plotting library needed.
 
 Comes in: named series of points. Goes out: an SVG that reads on light and dark pages. Used by
-`benchmarks.error_propagation`.
+`benchmarks.error_propagation` and `benchmarks.omega`.
 """
 
 from __future__ import annotations

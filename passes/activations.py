@@ -1,7 +1,7 @@
 """The table of activations: how each is recognised from its values, and its head program.
 
-Comes in: a function given by its values, and the arithmetic of the block. Goes out: a `Recognised` activation
-with its parameters, or the nearest miss. Matching is semantic: however a graph spells GELU, its values are
+Comes in: a function given by its values, and the arithmetic of the block. Goes out: an
+`Activation` with its parameters, or None. Matching is semantic: however a graph spells GELU, its values are
 GELU's. Parameters (SiLU's beta, a leaky slope, an outer factor) are solved for (`passes.solving`), then checked on the
 whole grid. Programs are in closed form (`passes.closed_forms`), fitted (`passes.fitted`), or gates (`passes.gating`).
 """

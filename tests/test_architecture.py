@@ -18,10 +18,32 @@ SOURCES = {
 COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 """The only files of the engine that know the domain."""
 
-FRONT = ("rewriter.api", "rewriter.cli", "rewriter.html", "rewriter.report")
+FRONT = ("rewriter.api", "rewriter.cli", "rewriter.html", "rewriter.report", "rewriter.comparison")
 """What composes; nothing that is composed may import it."""
 
-ROOMS = ("rewriter/files/", "rewriter/graph/", "rewriter/proof/")
+ROOMS: dict[str, tuple[str, ...]] = {
+    "rewriter/graph/": ("rewriter.graph",),
+    "rewriter/files/": ("rewriter.files", "rewriter.errors", "rewriter.text"),
+    "rewriter/differences/": (
+        "rewriter.differences",
+        "rewriter.files",
+        "rewriter.graph",
+        "rewriter.errors",
+        "rewriter.text",
+    ),
+    "rewriter/proof/": ("rewriter.proof", "rewriter.files", "rewriter.graph", "rewriter.errors", "rewriter.text"),
+    "rewriter/html/": (
+        "rewriter.html",
+        "rewriter.report",
+        "rewriter.details",
+        "rewriter.proof",
+        "rewriter.files",
+        "rewriter.errors",
+        "rewriter.text",
+    ),
+    "passes/": ("passes", "rewriter.graph"),
+}
+"""Each room, and all that it may import of this project."""
 
 
 def imports(source: str) -> Iterator[str]:
@@ -65,12 +87,24 @@ def test_passes_do_not_import_the_front() -> None:
 
 
 def test_rooms_do_not_import_the_front() -> None:
-    assert importers(*FRONT, under=ROOMS) == set()
+    assert importers(*FRONT, under=tuple(room for room in ROOMS if room != "rewriter/html/")) == set()
     assert importers(*FRONT)
 
 
-def test_graph_helpers_know_neither_files_nor_proofs() -> None:
-    assert importers("rewriter.files", "rewriter.proof", under=("rewriter/graph/",)) == set()
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_no_others(room: str) -> None:
+    found = {
+        (path, module)
+        for path, source in SOURCES.items()
+        if path.startswith(room)
+        for module in imports(source)
+        if below(module, "rewriter", "passes") and not below(module, *ROOMS[room])
+    }
+    assert found == set()
+
+
+def test_only_the_command_line_makes_pages() -> None:
+    assert {path.split("/")[1] for path in importers("rewriter.html", but=("rewriter/html/",))} == {"cli"}
 
 
 def test_graphsurgeon_stays_in_one_file() -> None:

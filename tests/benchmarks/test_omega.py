@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from benchmarks.omega import PROGRAMS, measure
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.omega import OMEGAS, PROGRAMS, main, measure
+from passes.programs import Program
+
+SILU, RELU, GELU = PROGRAMS
 
 
-def test_error_falls_with_omega() -> None:
-    silu = PROGRAMS[0]
-    errors = [measure(silu, double=True, omega=omega)["max_error"] for omega in (4.0, 16.0, 32.0)]
+@pytest.mark.parametrize("program", [SILU, GELU], ids=lambda program: program.name)
+def test_error_falls_with_omega(program: Program) -> None:
+    errors = [measure(program, double=True, omega=omega).max_error for omega in (4.0, 16.0, 32.0)]
     assert errors[0] > 1e-1 > errors[1] > 1e-6 > errors[2] > 1e-14
 
 
-def test_default_omega_leaves_rounding_alone() -> None:
-    for program in PROGRAMS:
-        assert measure(program, double=False, omega=None)["max_error"] < 2e-6
-        assert measure(program, double=True, omega=None)["max_error"] < 1e-14
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_default_omega_leaves_rounding_alone(program: Program) -> None:
+    assert measure(program, double=False, omega=None).max_error < 2e-6
+    assert measure(program, double=True, omega=None).max_error < 1e-14
 
 
 def test_a_steep_program_needs_more_than_the_sources_constant() -> None:
-    relu = PROGRAMS[1]
-    assert measure(relu, double=False, omega=1000.0)["max_error"] > 1e-1
+    assert measure(RELU, double=False, omega=1000.0).max_error > 1e-1
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    numbers, figure = tmp_path / "omega.json", tmp_path / "figures" / "omega.svg"
+    result = CliRunner().invoke(main, ["--json", str(numbers), "--figure", str(figure)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    content = json.loads(numbers.read_text(encoding="utf-8"))
+    assert content["benchmark"] == "omega"
+    assert len(content["rows"]) == 2 * len(PROGRAMS) * len(OMEGAS)
+    assert ET.fromstring(figure.read_text(encoding="utf-8")).tag.endswith("svg")  # noqa: S314 - our own file

@@ -188,14 +188,10 @@ def test_error_propagation(tmp_path: Path) -> None:
     result = CliRunner().invoke(error_propagation.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "error-propagation.json").read_text(encoding="utf-8"))["rows"]
-    depths = [row for row in rows if "layer" in row]
-    assert [(row["form"], row["layer"]) for row in depths] == [
+    assert [(row["form"], row["layer"]) for row in rows] == [
         (form, layer) for form in ("original", *FORMS) for layer in (1, 2, 3)
     ]
-    assert all(0.0 < row["largest"] < 1e-5 for row in depths), "an exact program: nothing but rounding"
-    curve = {row["omega"]: row["largest"] for row in rows if "omega" in row}
-    assert curve[2.0] > 1e3 * curve[64.0], "a small omega lets other tokens in"
-    for name in ("error-propagation", "error-omega"):
-        root = ET.fromstring((tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8"))  # noqa: S314 - our own file
-        assert root.tag.endswith("svg")
+    assert all(0.0 < row["largest"] < 1e-5 for row in rows), "an exact program: nothing but rounding"
+    figure = tmp_path / "figures" / "error-propagation.svg"
+    assert ET.fromstring(figure.read_text(encoding="utf-8")).tag.endswith("svg")  # noqa: S314 - our own file
     assert "| silu | masked |" in (tmp_path / "error-propagation.md").read_text(encoding="utf-8")
