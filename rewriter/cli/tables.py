@@ -172,6 +172,11 @@ def remarks(report: Report) -> list[Text]:
                     f"(reference: {validation.reference})"
                 )
             )
+        if proof.distrusted:
+            text = "a rounding decides something in them, and the original was the measure"
+            lines.append(
+                plain(f"float64 is no measure on {provider} for {', '.join(proof.distrusted)}: {text}", "yellow")
+            )
         lines += _placement(provider, proof)
     return lines + _at_infinity(validation.blocks)
 

@@ -74,6 +74,8 @@ class ProviderProof:
         load_seconds: how long onnxruntime took to load original and rewritten, optimised.
         cpu_nodes: nodes that fell back to the CPU, where the original has no such node.
         failures: what did not hold.
+        distrusted: outputs for which float64 computes something else than rounding could explain, so that the original
+            was the measure: somewhere a rounding decides (buckets of relative positions).
         cpu_nodes_of_original: how many nodes of the original fell back to the CPU; None where onnxruntime cannot say.
         control: on another provider than the CPU, the noise between the two: statistics of the *original* there against
             the original on the CPU, both optimised.
@@ -86,6 +88,7 @@ class ProviderProof:
     failures: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
     control: Mapping[str, OutputStats] = field(default_factory=dict)
+    distrusted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,13 @@ def judge_end_to_end(
         failures=tuple(failures),
         cpu_nodes_of_original=there,
         control={} if parse_provider(provider).name == "cpu" else _statistics(old.ways[CPU].results, before.results),
+        distrusted=() if truth is None else _distrusted(pairs[0], truth, coarse),
     )
+
+
+def _distrusted(plain: _Pair, truth: Truth, coarse: float) -> tuple[str, ...]:
+    floats = [name for name, value in plain.old[0].items() if is_float(value.dtype)]
+    return tuple(name for name in floats if not _believed(name, plain, truth, coarse))
 
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
@@ -187,14 +196,27 @@ def _three_way(
 ) -> tuple[float | None, str | None]:
     """The ratio of errors of one output, and what is wrong with it.
 
-    `untrue` is what is allowed without truth: a share of the largest output, and an absolute error. A float64
-    evaluation that computes something else (`believable`) is no truth for this output.
+    `untrue` is what is allowed without truth: a share of the largest output, and an absolute error. Where float64
+    computes something else (`_believed`), the ratio is still told, but the original stands in to judge by.
     """
-    if truth is not None:
-        plainly = [case[name] for case in truth.original]
-        off = _distance([case[name] for case in plain.old], plainly)
-        if not believable(off, max(magnitude(value) for value in plainly), untrue[0]):
-            truth = None
+    told = None
+    if truth is not None and not _believed(name, plain, truth, untrue[0]):
+        told, _ = _judged(name, pair, plain, truth, untrue)
+        truth = None
+    found, failure = _judged(name, pair, plain, truth, untrue)
+    return (told if found is None else found), failure
+
+
+def _believed(name: str, plain: _Pair, truth: Truth, coarse: float) -> bool:
+    """Whether the float64 evaluation is of the same function: the original, not optimised, is off by rounding only."""
+    right = [case[name] for case in truth.original]
+    off = _distance([case[name] for case in plain.old], right)
+    return believable(off, max(magnitude(value) for value in right), coarse)
+
+
+def _judged(
+    name: str, pair: _Pair, plain: _Pair, truth: Truth | None, untrue: tuple[float, float]
+) -> tuple[float | None, str | None]:
     right = [case[name] for case in (pair.old if truth is None else truth.original)]
     old, new = (_distance([case[name] for case in results], right) for results in (pair.old, pair.new))
     floor = float(ml_dtypes.finfo(pair.old[0][name].dtype).eps) * max(magnitude(value) for value in right)
