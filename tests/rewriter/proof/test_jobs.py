@@ -68,8 +68,13 @@ def test_one_job_runs_here_and_needs_no_joblib(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_missing_is_said_before_any_work(
     options: dict[str, Any], missing: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
+    found, ours = importlib.util.find_spec, {"joblib", "distributed", "ray"}
+
+    def spec(name: str) -> object:
+        """All of joblib, distributed and ray are installed but the missing one, whatever is here."""
+        return None if name == missing else found("json" if name in ours else name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", spec)
     told: list[str] = []
     with pytest.raises(UsageError, match=message):
         rewrite(mlp(SILU), progress=lambda what, _done, _total: told.append(what), **options)
