@@ -158,7 +158,7 @@ def _gelu_tanh_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1] / p[0])
+    return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1])
 
 
 def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:

@@ -28,10 +28,10 @@ class Arithmetic:
 
 
 ARITHMETIC: dict[int, Arithmetic] = {
-    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-25),
-    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-30),
-    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-14),
-    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-14),
+    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26),
+    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31),
+    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15),
+    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15),
 }
 """Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
 

@@ -1,12 +1,13 @@
-"""Proven bounds on pre-activations, from the normalisation in front of a projection.
+"""Proven bounds on pre-activations, from what stands in front of a projection.
 
-Comes in: a projection. Goes out: an interval per neuron that holds for every input, or None where nothing is known of
-the data. With x = g * n + c (g, c the normalisation's scale and bias) and D channels,
+An interval per neuron holds for every input, where the data are normalised or rows of a table. With x = g * n + c
+(g, c the normalisation's scale and bias) and D channels,
 
     y = w.x + b = (g * w).n + c.w + b,    |n| <= sqrt(D),
 
 because the mean of n^2 is var / (var + epsilon) <= 1. LayerNormalization also makes the sum of n zero, so that
-g * w may be replaced by its difference from its mean (Cauchy and Schwarz do the rest).
+g * w may be replaced by its difference from its mean (Cauchy and Schwarz do the rest). Rows of an embedding table
+reach as far as the longest of them does: |w.x| <= |w| max |row|.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+import onnx
 
-from passes.operands import AnyArray, NotPlainError, Projection, Read, constant_operand
+from passes.find import Block
+from passes.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
 from passes.programs import Array
+from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView
 
 MICROSOFT = "com.microsoft"
@@ -48,9 +52,9 @@ def preactivation_bounds(view: GraphView, projection: Projection, read: Read) ->
     Returns:
         Two arrays of shape [d_ff], or None where the projection's data are not normalised by a known operator.
     """
-    found = _scale_and_bias(view, projection.data, read)
+    found = _scale_and_bias(view, projection.data, read) or _written_out(view, projection.data, read)
     if found is None:
-        return None
+        return _of_rows(view, projection, read)
     norm, scale, shift = found
     weight = projection.weight.per_neuron.astype(np.float64)
     if scale.shape[-1:] != weight.shape[1:] or (shift is not None and shift.shape != scale.shape):
@@ -64,6 +68,126 @@ def preactivation_bounds(view: GraphView, projection: Projection, read: Read) ->
     size = reach + np.abs(bias) + (0.0 if shift is None else np.abs(weight) @ np.abs(shift))
     slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * size
     return middle - reach - slack, middle + reach + slack
+
+
+def reach(view: GraphView, block: Block, read: Read) -> float | None:
+    """The largest |pre-activation| that any input can cause in a block; None where the weights do not bound it."""
+    try:
+        found = preactivation_bounds(view, read_projection(view, block, block.gate, read), read)
+    except NotPlainError:
+        return None
+    return None if found is None else float(np.max(np.abs(found)))
+
+
+def _of_rows(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
+    """The bounds where the data are sums of rows of constant tables."""
+    longest = _longest_row(view, projection.data, read)
+    if longest is None:
+        return None
+    weight = projection.weight.per_neuron.astype(np.float64)
+    bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
+    far = np.sqrt((weight**2).sum(axis=1)) * longest
+    slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * (far + np.abs(bias))
+    return bias - far - slack, bias + far + slack
+
+
+def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
+    """The largest norm of a row of `tensor`, a sum of rows of tables; None where it is something else."""
+    node = view.made_by(tensor)
+    if node is None or not view.is_onnx(node):
+        return None
+    if node.op_type == "Add":
+        parts = [_longest_row(view, name, read) for name in node.input]
+        return None if None in parts else sum(part for part in parts if part is not None)
+    if node.op_type != "Gather" or any(item.name == "axis" and item.i != 0 for item in node.attribute):
+        return None
+    try:
+        table = constant_operand(view, view.producer[tensor], 0, read).array
+    except NotPlainError:
+        return None
+    return float(np.sqrt(np.max(np.sum(table.astype(np.float64) ** 2, axis=-1))))
+
+
+def _written_out(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array, Array | None] | None:
+    """Scale and bias of a normalisation in plain operators: g x / sqrt(mean(x^2) + epsilon) + c."""
+    tensor, shift = _past_constant(view, tensor, "Add", read)
+    tensor, scale = _past_constant(view, tensor, "Mul", read)
+    if scale is None or not _divides_by_root(view, _past_casts(view, tensor)):
+        return None
+    return _Norm(0, None, centred=False), scale, shift
+
+
+def _past_constant(view: GraphView, tensor: str, operator: str, read: Read) -> tuple[str, Array | None]:
+    """The other operand of an Add or Mul with a constant, and that constant; the tensor itself and None elsewhere."""
+    tensor = _past_casts(view, tensor)
+    index = view.producer.get(tensor)
+    if index is None or view.nodes[index].op_type != operator:
+        return tensor, None
+    for slot in (0, 1):
+        try:
+            constant = constant_operand(view, index, slot, read).array.astype(np.float64)
+        except NotPlainError:
+            continue
+        return view.nodes[index].input[1 - slot], constant.reshape(constant.shape[-1:])
+    return tensor, None
+
+
+def _past_casts(view: GraphView, tensor: str) -> str:
+    while (node := view.made_by(tensor)) is not None and view.is_onnx(node) and node.op_type in ("Cast", "Identity"):
+        tensor = node.input[0]
+    return tensor
+
+
+def _divides_by_root(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is x / sqrt(mean of x^2 along the last axis + something positive), for some x."""
+    node = view.made_by(tensor)
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return False
+    pairs = [tuple(node.input), tuple(node.input)[::-1]] if node.op_type == "Mul" else [tuple(node.input)]
+    return any(_is_root(view, root, data, inverse=node.op_type == "Mul") for data, root in pairs)
+
+
+def _is_root(view: GraphView, tensor: str, data: str, *, inverse: bool) -> bool:
+    node = view.made_by(_past_casts(view, tensor))
+    if inverse and node is not None and node.op_type in ("Reciprocal", "Div"):
+        top = None if node.op_type == "Reciprocal" else Constants(view).scalar(node.input[0])
+        if top not in (None, 1.0):
+            return False
+        node = view.made_by(node.input[-1])
+    elif inverse:
+        return False
+    if node is None or node.op_type != "Sqrt":
+        return False
+    added = view.made_by(node.input[0])
+    if added is None or added.op_type != "Add":
+        return False
+    for mean, epsilon in (tuple(added.input), tuple(added.input)[::-1]):
+        value = Constants(view).scalar(epsilon)
+        if value is not None and value >= 0.0:
+            return _is_mean_of_squares(view, mean, data)
+    return False
+
+
+def _is_mean_of_squares(view: GraphView, tensor: str, data: str) -> bool:
+    node = view.made_by(tensor)
+    if node is None or node.op_type != "ReduceMean" or _axes(view, node) != [-1]:
+        return False
+    square = view.made_by(node.input[0])
+    if square is None:
+        return False
+    same = {_past_casts(view, name) for name in square.input[:1]} == {_past_casts(view, data)}
+    if square.op_type == "Pow":
+        return same and Constants(view).scalar(square.input[1]) == 2.0
+    return same and square.op_type == "Mul" and square.input[0] == square.input[1]
+
+
+def _axes(view: GraphView, node: onnx.NodeProto) -> list[int]:
+    stated = next((list(item.ints) for item in node.attribute if item.name == "axes"), None)
+    if stated is None and len(node.input) > 1:
+        value = Constants(view).value(node.input[1])
+        stated = None if value is None else [int(entry) for entry in np.ravel(value)]
+    rank = view.type_of(node.input[0]).rank
+    return [axis - rank if rank is not None and axis >= 0 else axis for axis in stated or []]
 
 
 def _scale_and_bias(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array, Array | None] | None:

@@ -11,9 +11,9 @@ softmax weights p: with v' the slope of the values,
 
 and over a cell |log p_j| moves by at most r (max a - min a), which bounds o''' by sums of absolute values. Cells whose
 bound is well above the largest error seen are split. Tails. Beyond the outermost cells one key outweighs the others
-by factors exp(-difference of slopes * |y|); the head is its value to within a sum of terms that decrease.
-Rounding of the evaluations (float64, exp within 4 units in the last place) is bounded from the size of the logits and
-added. Used by the fitter, which states `max_error` so, and by the tests.
+by factors exp(-difference of slopes * |y|); the head is its value to within a sum of terms that decrease. The rounding
+of the evaluations is bounded (`Head.float64_rounding`) and added. Used by the fitter, which states `max_error` so, and
+by the tests.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from passes.curves import CURVES, Curve, End
+from passes.intervals import largest
 from passes.programs import Array, Head, Program
 
 _ULP = 2.0**-52
@@ -56,16 +57,12 @@ class Certificate:
     method: str
 
 
-def certify(
-    program: Program, activation: str, *, inner: float = 1.0, outer: float = 1.0, domain: float = math.inf
-) -> Certificate:
-    """Bound |program(y) - outer f(inner y)| over |y| <= domain.
+def certify(program: Program, activation: str, *, domain: float = math.inf) -> Certificate:
+    """Bound |program - f| over |y| <= domain.
 
     Args:
         program: heads without quadratic self logits.
         activation: a name in `passes.curves.CURVES`.
-        inner: inner factor of the activation.
-        outer: outer factor.
         domain: largest |y|; infinite for all reals.
 
     Raises:
@@ -75,19 +72,11 @@ def certify(
     if any(head.alpha for head in program.heads):
         raise ValueError(f"{program.name} has a quadratic self logit, which certificates do not cover")
     curve = CURVES[activation]
-    plain = program.scaled(inner=1.0 / inner, outer=1.0 / outer)
-    limit = domain * abs(inner)
-    reach, tail = (limit, 0.0) if math.isfinite(limit) else _tail(plain, curve)
-    bound, seen, cells = _cells(plain, curve, reach)
-    ends = "" if math.isfinite(limit) else f", tails beyond within {tail * abs(outer):.1e}"
-    return Certificate(
-        bound=max(bound, tail) * abs(outer) * (1.0 + 8.0 * _ULP),
-        seen=seen * abs(outer),
-        cells=cells,
-        tail=tail * abs(outer),
-        reach=reach / abs(inner),
-        method=f"third-order Taylor bounds on {cells} cells of |y| <= {reach / abs(inner):g}{ends}",
-    )
+    reach, tail = (domain, 0.0) if math.isfinite(domain) else _tail(program, curve)
+    bound, seen, cells = _cells(program, curve, reach)
+    ends = "" if math.isfinite(domain) else f", tails beyond within {tail:.1e}"
+    method = f"third-order Taylor bounds on {cells} cells of |y| <= {reach:g}{ends}"
+    return Certificate(max(bound, tail), seen, cells, tail, reach, method)
 
 
 # -- the tails ---------------------------------------------------------------------------------------------------
@@ -114,7 +103,7 @@ def _one_tail(program: Program, end: End | None, start: float) -> float:
     for head in program.heads:
         line, excess = _head_tail(head, start)
         slope, constant, total = slope + line[0], constant + line[1], total + excess
-    return total + abs(constant) if slope == 0.0 else math.inf
+    return (total + abs(constant)) * (1.0 + 1e-12) if slope == 0.0 else math.inf
 
 
 def _head_tail(head: Head, start: float) -> tuple[tuple[float, float], float]:
@@ -148,27 +137,11 @@ def _cells(program: Program, curve: Curve, reach: float) -> tuple[float, float, 
     edges = np.unique(
         np.concatenate([np.linspace(a, b, max(2, math.ceil((b - a) * 64.0) + 1)) for a, b in pairwise(places)])
     )
-    low, high = edges[:-1], edges[1:]
-    bound = seen = 0.0
-    count = 0
-    while low.size:
-        count += low.size
-        upper, value = _bounds(program, curve, low, high)
-        seen = max(seen, float(np.max(value)))
-        wide = upper > max(_TIGHT * seen, _ROUNDING)
-        kept = upper[~wide]
-        bound = max(bound, float(np.max(kept)) if kept.size else 0.0)
-        if count > _MOST_CELLS or not np.all(np.isfinite(upper)):
-            return math.inf if not np.all(np.isfinite(upper)) else float(np.max(upper)), seen, count
-        low, high = _split(low[wide], high[wide])
-    return bound, seen, count
 
+    def bounds(low: Array, high: Array) -> tuple[Array, Array]:
+        return _bounds(program, curve, low, high)
 
-def _split(low: Array, high: Array) -> tuple[Array, Array]:
-    parts = 4
-    edges = low[:, None] + (high - low)[:, None] * np.arange(parts + 1) / parts
-    edges[:, -1] = high
-    return edges[:, :-1].ravel(), edges[:, 1:].ravel()
+    return largest(bounds, edges, tight=_TIGHT, enough=_ROUNDING, most=_MOST_CELLS)
 
 
 def _bounds(program: Program, curve: Curve, low: Array, high: Array) -> tuple[Array, Array]:
@@ -209,14 +182,10 @@ def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], A
     da, dv, dw = slopes - mean_a, values - mean_v, own - mean_own
     o1 = mean_own + np.sum(p * da * dv, axis=0)
     o2 = 2.0 * np.sum(p * da * dw, axis=0) + np.sum(p * da * da * dv, axis=0)
-    # relative error of a weight: its logit's rounding, the exponential, the sum
-    logit_size = np.abs(slopes * c) + np.abs(offsets) + np.abs(top)
-    relative = _ULP * (2.0 * logit_size + 8.0 + len(slopes))
-    rounding = 2.0 * np.sum(p * np.abs(dv) * relative, axis=0)
-    rounding = rounding + _ULP * (len(slopes) + 4.0) * np.sum(p * np.abs(values), axis=0)
     span = float(np.max(slopes) - np.min(slopes))
     sizes = np.sum(p * np.abs(dv) * (1.0 + np.abs(da)) ** 2, axis=0) + abs(head.c) * (1.0 + span)
-    rough = 8.0 * np.max(relative, axis=0) * (sizes + np.abs(mean_v))
+    relative = 16.0 * _ULP * (np.max(np.abs(slopes), axis=0) * np.abs(c) + np.max(np.abs(offsets)) + len(slopes))
+    rough = relative * (sizes + np.abs(mean_v))
     # over the cell: weights grow by exp(r span) at most, the means move by r times bounds of their derivatives
     grown = p * np.exp(np.minimum(r * span, 700.0))
     reach_v = np.max(values, axis=0) - np.min(values, axis=0) + 2.0 * abs(head.c) * r
@@ -226,4 +195,4 @@ def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], A
     third = 3.0 * abs(head.c) * second
     third = third + np.sum(grown * wide_a**3 * wide_v, axis=0)
     third = third + 3.0 * second * np.sum(grown * wide_a * wide_v, axis=0)
-    return (mean_v, o1, o2), third, rounding, rough
+    return (mean_v, o1, o2), third, head.float64_rounding(c, c, shifted=False, steps=2), rough

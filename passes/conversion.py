@@ -44,6 +44,8 @@ class Conversion:
             replaces the activation and the operators stay as they are.
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         by_reference: why they stay, in forms that would rather replace the whole block.
+        written: the program with the coefficients that the form really writes, where it adds some of them up first.
+        longest: the longest sequence that the form takes, None for any.
     """
 
     block: Block
@@ -55,6 +57,13 @@ class Conversion:
     projections: Projections | None = None
     by_reference: str = ""
     carried: int = 0
+    written: Program | None = None
+    longest: int | None = None
+
+    @property
+    def emitted(self) -> Program:
+        """The program as it stands in the graph, number by number."""
+        return self.program if self.written is None else self.written
 
     @property
     def max_error(self) -> float:

@@ -66,7 +66,11 @@ class _Analysis:
             self._block(node, found)
             return True
         self._flow.operators[index] = found
-        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,)), axis=found.axis)
+        miss = None
+        if found.added:
+            # Data are added to the product: a second operator may do so, a pre-activation would be more than a map.
+            miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
+        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,), miss=miss), axis=found.axis)
         activation = self._flow.activation_behind(found.data)
         if activation is not None:
             axis = self._flow.facts[found.data].axis

@@ -1,14 +1,13 @@
 """Linear operators: which nodes apply a constant weight to one data input.
 
-Comes in: a node and what is constant around it. Goes out: a `LinearOperator`, or a `Miss` when a node of a
-linear kind does not qualify. One table, `LINEAR_OPERATORS`, has an entry per operator; adding one is one line
-and one function.
+A node of a linear kind that does not qualify is a `Miss` with the reason. One table, `LINEAR_OPERATORS`, has an entry
+per operator; adding one is one line and one function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -40,6 +39,7 @@ class LinearOperator:
             for a convolution.
         in_features: size of the input axis, None when unknown.
         out_features: size of the output axis, None when unknown.
+        added: a tensor that is no constant and that the node adds to the product, such as a residual fused into a Gemm.
     """
 
     node: int
@@ -51,6 +51,7 @@ class LinearOperator:
     axis: int
     in_features: int | None
     out_features: int | None
+    added: str = ""
 
 
 Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
@@ -100,17 +101,68 @@ def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator |
         return None
     if left not in constants and right not in constants:
         return Miss("neither factor is constant", label(node))
-    if len(node.input) > 2 and node.input[2] and node.input[2] not in constants:
-        return Miss("the bias is not constant", label(node))
+    bias = node.input[2] if len(node.input) > 2 else ""
+    added = "" if bias in constants else bias
     if any(attribute.name == "activation" for attribute in node.attribute):
         return Miss("it is fused with an activation that is not known", label(node))
     if right in constants and not flags.get("transA"):
         features = _matrix(constants, right, transposed=flags.get("transB"))
-        return _operator(view, index, node.op_type, left, right, features)
+        return replace(_operator(view, index, node.op_type, left, right, features), added=added)
     if left in constants and not flags.get("transB"):
         features = _matrix(constants, left, transposed=not flags.get("transA"))
-        return _operator(view, index, f"{node.op_type} (W X)", right, left, features, axis=-2)
+        return replace(_operator(view, index, f"{node.op_type} (W X)", right, left, features, axis=-2), added=added)
     return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
+
+
+def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
+    node = view.nodes[index]
+    held = [name for name in node.input if name in constants]
+    if len(held) == len(node.input):
+        return None
+    if len(node.input) != 2 or not held:
+        return Miss("it does not multiply data with one constant weight", label(node))
+    equation = next((item.s.decode("ascii", "replace") for item in node.attribute if item.name == "equation"), "")
+    read = einsum_map(equation, weight=list(node.input).index(held[0]))
+    if read is None:
+        return Miss(f"'{equation}' is not the product of a matrix with one axis of the data", label(node))
+    features = _matrix(constants, held[0], transposed=read.transposed)
+    data = next(name for name in node.input if name != held[0])
+    return _operator(view, index, "Einsum", data, held[0], features, axis=read.axis)
+
+
+@dataclass(frozen=True)
+class EinsumMap:
+    """A matrix applied to one axis by an Einsum.
+
+    Attributes:
+        axis: the axis of data and output, counted from the end.
+        transposed: whether the matrix is [out, in].
+    """
+
+    axis: int
+    transposed: bool
+
+
+def einsum_map(equation: str, weight: int) -> EinsumMap | None:
+    """Read `bsd,df->bsf` and the like; `weight` is the operand that holds the matrix. None for anything else."""
+    left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
+    operands = left.split(",")
+    if not arrow or len(operands) != 2:
+        return None
+    matrix, data = operands[weight], operands[1 - weight]
+    known = all(len(set(term)) == len(term) for term in (matrix, data, output))
+    if not known or len(matrix) != 2 or "." in matrix or len(data) != len(output):
+        return None
+    shared, new = set(matrix) & set(data), set(matrix) - set(data)
+    if len(shared) != 1 or len(new) != 1:
+        return None
+    (contracted,), (made,) = shared, new
+    if contracted in output or data.replace(contracted, made) != output:
+        return None
+    axis = data.index(contracted) - len(data)
+    if "." in data[axis:]:
+        return None  # how many axes the dots stand for is not known here
+    return EinsumMap(axis, transposed=matrix[0] == made)
 
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -199,6 +251,7 @@ LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
     ("", "Conv"): _conv,
+    ("", "Einsum"): _einsum,
     ("", "MatMulInteger"): _quantised(1),
     ("", "QLinearMatMul"): _quantised(3),
     (MICROSOFT, "FusedMatMul"): _fused_matmul,

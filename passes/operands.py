@@ -122,8 +122,8 @@ def read_layer(view: GraphView, block: Block, read: Read) -> Layer:
     """
     if not block.second:
         raise NotPlainError("no second operator reads its neurons")
-    gate = _projection(view, block, block.gate, read)
-    value = None if block.value == block.gate else _projection(view, block, block.value, read)
+    gate = read_projection(view, block, block.gate, read)
+    value = None if block.value == block.gate else read_projection(view, block, block.value, read)
     outputs = tuple(_output(view, operator, read) for operator in block.second)
     layer = Layer(gate, value, outputs, _hidden(view, block, gate, value))
     sizes = {operand.array.shape[operand.axis] for operand in layer.operands}
@@ -171,7 +171,12 @@ def _turns_matrix(node: onnx.NodeProto) -> bool:
     return order == [1, 0]
 
 
-def _projection(view: GraphView, block: Block, leaf: str, read: Read) -> Projection:
+def read_projection(view: GraphView, block: Block, leaf: str, read: Read) -> Projection:
+    """The weight and the biases that make one pre-activation.
+
+    Raises:
+        NotPlainError: it is made in another way than by MatMul or Gemm on a constant weight.
+    """
     index = view.producer[leaf]
     outer: list[Operand] = []
     nodes = [index]

@@ -19,16 +19,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-Array = NDArray[np.float64]
+from passes.changes import largest_change
+from passes.softmax import FACTORED, UNIT, Array, Keys
 
-FACTORED = 60.0
-"""Up to this size the offset of a logit is taken out of the exponential: e^(a y + b) = e^b e^(a y).
-
-The rounding of a logit is proportional to its size, so that offsets would cost digits. Beyond it e^b could leave
-the range of float32; such offsets belong to steep keys, whose weights are 0 or 1.
-"""
+__all__ = ["FACTORED", "Array", "BiasToken", "Head", "Program"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,42 @@ class Head:
     d: float = 0.0
 
     def evaluate(self, y: Array, z: Array) -> Array:
-        """The head's output in float64, softmax with the largest logit subtracted; any shape."""
-        logits = [(self.alpha * y + self.beta) * y + self.gamma]
-        logits += [token.slope * y + token.offset for token in self.bias_tokens]
-        values = [self.c * z + self.d, *(np.full_like(y, token.value) for token in self.bias_tokens)]
-        with np.errstate(all="ignore"):
-            top = np.max(logits, axis=0)
-            weights = [np.exp(logit - top) for logit in logits]
-            total = np.sum(weights, axis=0)
-            return np.asarray(sum(weight * value for weight, value in zip(weights, values, strict=True)) / total)
+        """The head's output in float64; shapes broadcast."""
+        multiple, constant = self.mean(y)
+        return np.asarray(z * multiple + constant)
+
+    def mean(self, y: Array) -> tuple[Array, Array]:
+        """(multiple, constant): the head's output is `z multiple + constant`, each a number of the values' size."""
+        own, *others = self.keys.weights(y)
+        values = [token.value for token in self.bias_tokens]
+        constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
+        return self.c * own, np.asarray(constant)
+
+    def float64_rounding(self, y: Array, z: Array, *, shifted: bool, steps: int) -> Array:
+        """As `Program.float64_rounding`, of this head; y and z of one shape, the options as in `Keys.rounding`."""
+        unit = np.where(np.abs(z) > 2.0**900, 2.0**200, 1.0)  # no value overflows that a weight makes small
+        own = self.c * (z / unit) + self.d / unit
+        others = np.array([token.value for token in self.bias_tokens]).reshape(-1, *[1] * y.ndim)
+        values = np.concatenate([own[None], others / unit])
+        own_size = np.abs(self.c * (z / unit)) + abs(self.d) / unit
+        rounding = (
+            self.keys.rounding(y, values, shifted=shifted, steps=steps)
+            + 3.0 * UNIT * self.keys.weights(y)[0] * own_size
+        )
+        return np.asarray(rounding * unit)
+
+    @property
+    def keys(self) -> Keys:
+        """The logits, its own first."""
+        slopes, offsets = zip((self.beta, self.gamma), *((t.slope, t.offset) for t in self.bias_tokens), strict=True)
+        return Keys(np.array(slopes), np.array(offsets), self.alpha)
+
+    @property
+    def multiples(self) -> tuple[tuple[float, float], ...] | None:
+        """All keys (slope, offset) in order, where all values are multiples of z and logits are affine; else None."""
+        if self.alpha != 0.0 or self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
+            return None
+        return tuple(sorted([(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]))
 
     @property
     def zero_bias(self) -> bool:
@@ -133,12 +156,14 @@ class Program:
         heads: attention heads per neuron.
         linear: factor of z outside the heads (a head that attends to itself alone).
         constant: constant outside the heads.
-        max_error: certified largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic.
-        coefficient_error: largest change, over max(1, |f|), that rounding the coefficients to a type made.
-        rounding: largest error over max(1, |f|) that evaluating the program in float32 was measured to add to
-            `max_error`; what an exact program shows is a few units in the last place.
+        max_error: certified largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic
+            for the coefficients as they stand. Only the ln 2 of Mish stands for the real number.
+        coefficient_error: bound on the change, over max(1, |f|), that rounding the coefficients to a type made.
+        rounding: largest error over max(1, |f|) that evaluating the program adds to `max_error`: measured in float32
+            (what an exact program shows is a few units in the last place), `in_double` bounded on a grid.
         domain: largest |y| for which `max_error` holds.
         double: whether the heads need float64 arithmetic, since they are small differences of large values.
+        measured: whether `max_error` is no proved bound but what a dense grid shows, as for fits on the spot.
         certificate: how `max_error` was established, in one line.
     """
 
@@ -151,6 +176,7 @@ class Program:
     rounding: float = 4 * 2.0**-24
     domain: float = float("inf")
     double: bool = False
+    measured: bool = False
     certificate: str = "identity"
 
     @property
@@ -164,19 +190,61 @@ class Program:
         return max(len(head.bias_tokens) for head in self.heads)
 
     def evaluate(self, y: Array, z: Array | None = None) -> Array:
-        """The program in float64. `z` (default y) is what self values read; shapes broadcast."""
-        source = y if z is None else z
-        return np.asarray(sum(head.evaluate(y, source) for head in self.heads) + self.linear * source + self.constant)
+        """The program in float64. `z` (default y) is what self values read; shapes broadcast.
+
+        Multiples of z are added up before they meet z: their differences are small where they are large themselves.
+        """
+        means = [head.mean(y) for head in self.heads]
+        multiple = sum((part for part, _ in means), np.float64(self.linear))
+        constant = sum((part for _, part in means), np.float64(self.constant))
+        return np.asarray((y if z is None else z) * multiple + constant)
+
+    @property
+    def crossings(self) -> Array:
+        """The pre-activations at which two keys of a head weigh the same; 1-D."""
+        return np.unique(np.concatenate([head.keys.crossings for head in self.heads]))
+
+    def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
+        """How far a float64 evaluation, `evaluate` or that of any form, may be from the program in exact arithmetic.
+
+        A bound at each point, absolute, in units of the output; shapes broadcast as in `evaluate`. Finite for finite
+        y and z, unless the bound itself is beyond float64. `passes.softmax` has the derivation; beside the heads' own
+        rounding it counts that of their sum, the straight line, and of y's part in f(y) - y (form `staged`).
+        """
+        query, source = np.broadcast_arrays(y, y if z is None else z)
+        keys = [head.multiples for head in self.heads]
+        # heads over the same keys are computed together, or each with its keys as they are
+        shifted = [own is None or keys.count(own) == 1 for own in keys]
+        heads = [
+            head.float64_rounding(query, source, shifted=shifts, steps=len(self.heads) + 2)
+            for head, shifts in zip(self.heads, shifted, strict=True)
+        ]
+        sums = 2.0 * UNIT * (len(heads) + self.bias_tokens + 4.0)
+        skipped = 4.0 * UNIT if keys[0] is not None and len(heads) == 1 else 0.0
+        line = np.abs(source) * (sums * abs(self.linear) + skipped) + sums * abs(self.constant)
+        return np.asarray(sum(heads) + line)
+
+    def in_double(self, *, gated: bool) -> Program:
+        """The program for float64 arithmetic: `rounding` is the largest `float64_rounding` on a grid.
+
+        Gated: of the weight, that is for self values of 1; otherwise they are y.
+        """
+        reach = min(self.domain, _FAR)
+        y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
+        y = y[np.abs(y) <= reach]
+        z = np.ones_like(y) if gated else y
+        share = self.float64_rounding(y, z) / np.maximum(1.0, np.abs(self.evaluate(y, z)))
+        return replace(self, double=True, rounding=float(np.max(share)))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
-        """The program with coefficients of a type, as it stands in a graph; what that changes is measured and stated.
+        """The program with coefficients of a type, as it stands in a graph; `coefficient_error` bounds the change.
 
-        The change is the largest over a grid that is dense where the weights move and reaches 1e6, with a tenth added.
+        `passes.changes` proves the bound for all numbers of the type; it is sharp to within a tenth.
         """
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
-        """The program of `outer f(inner y)`, given that of f; self values keep reading y."""
+        """The program of `outer f(inner y)` from that of f, whose `max_error` is absolute; self values read y."""
         if inner == 1.0 and outer == 1.0:
             return self
         heads = tuple(
@@ -197,21 +265,20 @@ class Program:
             heads=heads,
             linear=self.linear * inner * outer,
             constant=self.constant * outer,
-            max_error=self.max_error * abs(outer),
+            max_error=self.max_error * abs(outer) + _RESCALED * max(1.0, abs(outer)),
             rounding=self.rounding * max(1.0, abs(outer)),
             domain=self.domain / abs(inner),
         )
 
 
-def _kinks(head: Head) -> Array:
-    """Points around those where a steep key takes over."""
-    steep = [token for token in head.bias_tokens if abs(token.offset) > FACTORED and token.slope != 0.0]
-    near = 1.0 + np.arange(-64, 65) * 2.0**-25
-    return np.concatenate([np.zeros(0), *(-token.offset / token.slope * near for token in steep)])
+_RESCALED = 2.0**-40
+"""Above what the rounding of all coefficients to float64 changes in a fitted program, over max(1, |f|)."""
 
+_FAR = 1e4
+"""Beyond it float64 rounding is proportional to |f|."""
 
-_SAME = 1e-15
-"""Two float64 evaluations this close show their own rounding, no other coefficients."""
+_ENOUGH = 1e-12
+"""Bounds on what rounding coefficients changes are no sharper than this."""
 
 
 @cache
@@ -222,12 +289,5 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
         linear=float(np.asarray(program.linear, dtype=dtype)),
         constant=float(np.asarray(program.constant, dtype=dtype)),
     )
-    if result == program:
-        return program
-    tails = np.logspace(-3, 6, 2000)
-    points = np.concatenate([np.linspace(-32.0, 32.0, 65537), tails, -tails, *map(_kinks, program.heads)])
-    points = points[np.abs(points) <= program.domain]
-    exact = program.evaluate(points)
-    change = np.abs(result.evaluate(points) - exact) / np.maximum(1.0, np.abs(exact))
-    worst = float(change.max())
-    return program if worst <= _SAME else replace(result, coefficient_error=1.1 * worst)
+    change = 0.0 if result == program else largest_change(program, result, enough=_ENOUGH)
+    return replace(result, coefficient_error=change) if change else program

@@ -14,7 +14,7 @@ from math import prod
 import onnx
 
 from passes.find import Block
-from passes.linear import LinearOperator, Miss
+from passes.linear import LinearOperator, Miss, einsum_map
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
@@ -229,8 +229,10 @@ class _Reader:
     def _matrix(self, operator: LinearOperator) -> Projection | Miss:
         node = self._view.nodes[operator.node]
         where = label(node)
-        if operator.kind not in ("MatMul", "Gemm") or node.op_type not in ("MatMul", "Gemm"):
+        if operator.kind not in ("MatMul", "Gemm", "Einsum") or node.op_type != operator.kind or operator.axis != -1:
             return Miss(f"its {operator.kind} does not hold a plain matrix", where)
+        if operator.added:
+            return Miss(f"{where} adds data to its product", where)
         shape = self._constants.shape(operator.weight)
         if shape is None or len(shape) != 2 or operator.in_features is None or operator.out_features is None:
             return Miss("the shape of its weight is not known", where)
@@ -240,12 +242,15 @@ class _Reader:
         if self._quantised(operator.weight):
             return Miss("its weight is quantised", where)
         biases: tuple[Vector, ...] = ()
-        if len(node.input) > 2 and node.input[2]:
+        if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
             vector = self._vector(node.input[2], operator.out_features)
             if vector is None:
                 return Miss(f"{where} has a bias that is not one value per channel", where)
             biases = (vector,)
         transposed = bool(given.get("transB"))
+        if operator.kind == "Einsum":
+            read = einsum_map(given["equation"].decode(), list(node.input).index(operator.weight))
+            transposed = read is not None and read.transposed
         return Projection(
             operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from passes.programs import FACTORED, Head, Program
+from passes.programs import Head, Program
+from passes.softmax import FACTORED
 
 
 @dataclass(frozen=True)
@@ -60,21 +61,14 @@ def groups_of(program: Program) -> tuple[tuple[Group, ...], float]:
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):
-        by_keys.setdefault(_signature(head) or number, []).append(head)
-    alone = len(by_keys) == 1 and _signature(program.heads[0]) is not None
+        by_keys.setdefault(head.multiples or number, []).append(head)
+    alone = len(by_keys) == 1 and program.heads[0].multiples is not None
     linear = program.linear if alone else 0.0
     groups = []
     for heads in by_keys.values():
         shared = len(heads) > 1 or linear != 0.0
         groups.append(_shared(tuple(heads), linear) if shared else Group(tuple(heads)))
     return tuple(groups), program.linear - linear
-
-
-def _signature(head: Head) -> tuple[tuple[float, float], ...] | None:
-    """All keys of a head whose values are multiples of z; None for another head."""
-    if head.alpha != 0.0 or head.d != 0.0 or any(token.value != 0.0 for token in head.bias_tokens):
-        return None
-    return tuple(sorted([(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]))
 
 
 def _shared(heads: tuple[Head, ...], linear: float) -> Group:

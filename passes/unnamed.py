@@ -27,9 +27,6 @@ WORST = 1e-5
 _SHARP = 4.0
 """Float32 may round a fit by this many times the tolerance; beyond that it is evaluated in float64."""
 
-_WIDE = 2.0**-40
-"""What float64 may lose of a fit, whose values are up to 2^12 times those of the activation."""
-
 MARGIN = 1.5
 """How far beyond the largest |y| that was seen a fit reaches."""
 
@@ -69,7 +66,7 @@ def fitted(
         return found
     program = replace(found.program, certificate=found.note)
     if program.rounding > _SHARP * arithmetic.tolerance:
-        program = replace(program, double=True, rounding=_WIDE)
+        program = program.in_double(gated=False)
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
     if program.max_error > allowed:
         return (

@@ -307,5 +307,5 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
         )
     total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
     note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"
-    stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)))
+    stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)), measured=True)
     return Fitted(stated, low, high, total <= tolerance * size, note)

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from passes.conversion import Conversion
-from passes.forms.local import emit_local
+from passes.forms.local import emit_local, prepare_local
 from passes.forms.masked import emit_masked, prepare_masked
 from passes.forms.maskless import emit_maskless, prepare_maskless
-from passes.forms.staged import emit_staged
+from passes.forms.staged import emit_staged, prepare_staged
 from passes.linear import Miss
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
-
-
-def _as_it_is(_view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    return conversion
 
 
 @dataclass(frozen=True)
@@ -29,13 +25,13 @@ class Form:
     """
 
     emit: Callable[[GraphView, Conversion], Replacement]
-    prepare: Callable[[GraphView, Conversion], Conversion | Miss] = _as_it_is
+    prepare: Callable[[GraphView, Conversion], Conversion | Miss]
 
 
 FORMS: dict[str, Form] = {
-    "local": Form(emit_local),
+    "local": Form(emit_local, prepare_local),
     "masked": Form(emit_masked, prepare_masked),
     "maskless": Form(emit_maskless, prepare_maskless),
-    "staged": Form(emit_staged, prepare_maskless),
+    "staged": Form(emit_staged, prepare_staged),
 }
 """Form name to form."""

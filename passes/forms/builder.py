@@ -25,6 +25,7 @@ from rewriter.graph.view import GraphView, captured_names
 
 _AXES_ARE_INPUTS = 13
 _MEGABYTE = 2**20
+_PATTERN_SIZE = "pattern_size"
 
 
 class Builder:
@@ -47,6 +48,7 @@ class Builder:
         self._opset = opset
         self._inline = inline
         self._integers: dict[tuple[int, ...], Constant] = {}
+        self._size: Constant | None = None
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
@@ -127,10 +129,16 @@ class Builder:
         low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
         return self.node("Clip", [tensor, low, high], name)
 
+    def _pattern_size(self, size: int) -> Constant:
+        """One constant for all patterns of the block, and for nothing else: the proof tries smaller ones."""
+        if self._size is None:
+            self._size = self.fragment.constant(_PATTERN_SIZE, np.asarray([size], dtype=np.int64))
+        return self._size
+
     def attend(self, pattern: Pattern, inputs: dict[str, Tensor], name: str) -> Variable:
         """Attention in chunks: a call of the model-local function, or its nodes."""
         size = int(self.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
-        given = {"pattern_size": self.integers(max(1, size)), **inputs}
+        given = {"pattern_size": self._pattern_size(max(1, size)), **inputs}
         if pattern.mask and not pattern.operator:
             given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
         function = function_of(pattern, self._opset)
@@ -139,6 +147,11 @@ class Builder:
             return self.fragment.inlined(function, ordered, name)
         self.functions.append(function)
         return self.node(pattern.name, ordered, name, domain=DOMAIN)
+
+
+def chunk_size_of(block: str) -> str:
+    """The constant that bounds the patterns of a block's attention."""
+    return f"{block}/heads/{_PATTERN_SIZE}"
 
 
 def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:

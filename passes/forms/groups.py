@@ -68,6 +68,17 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
     return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
 
 
+def as_written(program: Program, dtype: DTypeLike) -> Program:
+    """The program as groups of heads write it: its linear term spread, its sums and factors rounded to a type."""
+    heads = []
+    for group in groups_of(program):
+        head = group.head.rounded(dtype, factored=False)
+        factor = float(np.asarray(group.factor, dtype=dtype))
+        tokens = tuple(replace(token, value=token.value * factor) for token in head.bias_tokens)
+        heads.append(replace(head, c=head.c * factor, d=head.d * factor, bias_tokens=tokens))
+    return replace(program, heads=tuple(heads), linear=0.0, constant=0.0)
+
+
 def _multiples(head: Head) -> bool:
     """Whether all values are multiples of z, and every key could be the self key: its logit is affine."""
     return head.alpha == 0.0 and head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)

@@ -8,7 +8,9 @@ what the heads write, each along its row of W2. The tensors at both ends keep th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,12 +18,45 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.heads import Spelling, emit, function_of
+from passes.linear import Miss
 from passes.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
-from passes.programs import Head
+from passes.programs import BiasToken, Head, Program
 from passes.sharing import Group, Key, groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
+
+
+def prepare_local(_view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """Every block can be converted; what is decided is how the numbers are written."""
+    return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
+
+
+def _as_written(program: Program, dtype: DTypeLike) -> Program:
+    """The program with the numbers of its shared keys as the graph holds them, a linear term taken in."""
+    groups, linear = groups_of(program)
+    heads: list[Head] = []
+    for group in groups:
+        heads += group.heads if group.keys is None else _heads_over(group.keys, group.own, dtype)
+    return replace(program, heads=tuple(heads), linear=float(np.asarray(linear, dtype=dtype)))
+
+
+def _heads_over(keys: Sequence[Key], own: int, dtype: DTypeLike) -> list[Head]:
+    """One head per own key, over all keys, with the coefficients rounded as constants of a type."""
+    numbers = [
+        Key(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
+        for key in keys
+    ]
+    logits = [(key.slope, key.offset + math.log(key.weight)) for key in numbers]
+    return [
+        Head(
+            beta=logits[place][0],
+            gamma=logits[place][1],
+            c=numbers[place].part / numbers[place].weight,
+            bias_tokens=tuple(BiasToken(*logit) for other, logit in enumerate(logits) if other != place),
+        )
+        for place in range(own)
+    ]
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:

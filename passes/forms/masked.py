@@ -16,7 +16,7 @@ import numpy as np
 from passes.conversion import Conversion
 from passes.forms.attention import ATTENTION_OPSET, SMALLEST_OPSET, Pattern
 from passes.forms.builder import Builder, replacement
-from passes.forms.groups import Group, groups_of, spread_error
+from passes.forms.groups import Group, as_written, groups_of, spread_error
 from passes.forms.reference import emit_by_reference
 from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Layout, Weights
@@ -45,7 +45,8 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss
         )
     program = conversion.program
     changed = program.coefficient_error + spread_error(program, conversion.dtype)
-    conversion = replace(conversion, program=replace(program, coefficient_error=changed))
+    written = as_written(program, conversion.dtype)
+    conversion = replace(conversion, program=replace(program, coefficient_error=changed), written=written)
     found = projections_of(view, conversion.block)
     if isinstance(found, Miss):
         return replace(conversion, projections=None, by_reference=found.reason)

@@ -54,7 +54,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
     prepared = prepare_masked(view, replace(conversion, options=replace(options, attention_op=False)))
     if isinstance(prepared, Miss):
         return prepared
-    return _too_long(view, prepared) or prepared
+    return _too_long(view, prepared) or replace(prepared, longest=options.max_tokens)
 
 
 def _too_long(view: GraphView, conversion: Conversion) -> Miss | None:

@@ -24,12 +24,13 @@ from dataclasses import replace
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.groups import groups_of, spread_error, spreads
-from passes.forms.maskless import emit_maskless
+from passes.forms.groups import as_written, groups_of, spread_error, spreads
+from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.positions import Positions, default_omega
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
 from passes.forms.sublayer import as_batches, as_before
 from passes.forms.weights import Weights
+from passes.linear import Miss
 from passes.programs import Program
 from passes.projections import Projection, Projections
 from rewriter.graph.edit import Replacement
@@ -45,6 +46,21 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     if conversion.projections is None:
         return emit_maskless(view, conversion)
     return _three(Builder.of(view, conversion), conversion, conversion.projections)
+
+
+def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """As for form `maskless`; in place, the skip connection adds the program's linear term."""
+    prepared = prepare_maskless(view, conversion)
+    if isinstance(prepared, Miss) or prepared.projections is None or not _in_place(prepared):
+        return prepared
+    minus = as_written(skipped(prepared.program), prepared.dtype)
+    return replace(prepared, written=replace(minus, linear=1.0))
+
+
+def _in_place(conversion: Conversion) -> bool:
+    """Whether f(y) - z can be written to the hidden columns without losing digits."""
+    minus = skipped(conversion.program)
+    return spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
 
 
 def skipped(program: Program) -> Program:
@@ -74,7 +90,7 @@ def linear_values(
 def _three(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
     elem_type, options = conversion.block.elem_type, conversion.options
     minus = skipped(conversion.program)
-    in_place = spreads(minus) and spread_error(minus, b.dtype) == 0.0
+    in_place = _in_place(conversion)
     groups = groups_of(minus if in_place else conversion.program)
     query, width = projections.query, projections.output.out_features
     model, neurons = query.in_features, query.out_features

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from passes.plan import Options, Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
-from rewriter.proof.float64 import open_reference
 from rewriter.proof.sessions import open_session
-from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
+from tests.attention import Array
+from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
+from tests.oracle import evaluate
 from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, tensor, text_model, values
 
 DOMAIN = "attnonly"
@@ -37,6 +38,11 @@ PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("glu", GLU, {"first": GLU_FIRST, "opset": 13}),
 )
 """One block for every kind of head program: name, text, options of `mlp`."""
+
+RATIOS = {ERF_GELU.replace("$0.5", "$1.0"): 3.5, GLU: 4.5}
+"""Measured: 1.8; 2.3, since onnxruntime computes a Sigmoid in fewer roundings than Neg, Exp, Add and Div take."""
+
+VALUE: Mapping[str, Mapping[str, Any]] = {GLU: {"value": "u"}}
 
 EACH_PROGRAM = pytest.mark.parametrize(("text", "options"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 BOTH_WAYS = pytest.mark.parametrize("inline", [False, True], ids=["function", "inline"])
@@ -70,16 +76,14 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         pending.extend(bodies.get((node.domain, node.op_type), ()))
 
 
-def run(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """The outputs without graph optimisation, on 3 x 17 tokens."""
-    session = open_session(model, optimise=False)
-    rng = np.random.default_rng(seed)
-    feeds = {}
-    for value in model.graph.input:
-        shape = [dim.dim_value or {"batch": 3}.get(dim.dim_param, 17) for dim in value.type.tensor_type.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        feeds[value.name] = rng.normal(0.0, 1.0, shape).astype(dtype)
-    return session.run(feeds)
+def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """The outputs without graph optimisation, on 3 x 19 tokens."""
+    return open_session(model, optimise=False).run(feeds_of(model))
+
+
+def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bounds: Any) -> onnx.ModelProto:
+    """The model with its one block converted: the same function, as accurate; see `tests.errors`."""
+    return accurate(model, planned(model, **(options or {})), **bounds)
 
 
 # -- what is emitted ----------------------------------------------------------------------------------------------
@@ -103,9 +107,8 @@ def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any], i
 @EACH_PROGRAM
 def test_heads_compute_the_activation(text: str, options: dict[str, Any], inline: bool) -> None:
     model = mlp(text, **options)
-    before, after = run(model), run(converted(model, inline=inline))
-    np.testing.assert_allclose(after["out"], before["out"], rtol=0, atol=3e-5)
-    assert np.std(before["out"]) > 1.0
+    same(model, {"inline": inline}, ratio=RATIOS.get(text, RATIO), **VALUE.get(text, {}))
+    assert np.std(evaluate(model, feeds_of(model))["out"]) > 1.0
 
 
 @EACH_PROGRAM
@@ -340,23 +343,19 @@ SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 )
 def test_shared_interior_keeps_its_value(text: str, options: dict[str, Any], shared: str, inline: bool) -> None:
     model = mlp(text, **options)
-    before, after = run(model), run(converted(model, inline=inline))
-    np.testing.assert_array_equal(after[shared], before[shared])
-    np.testing.assert_allclose(after["out"], before["out"], rtol=0, atol=3e-5)
+    result = same(model, {"inline": inline})
+    np.testing.assert_array_equal(run(result)[shared], run(model)[shared])
 
 
 def test_activation_output_keeps_its_name() -> None:
-    model = mlp(SILU, outputs="float[batch, tokens, 4] out, float[batch, tokens, 8] h")
-    before, after = run(model), run(converted(model))
-    np.testing.assert_allclose(after["h"], before["h"], rtol=0, atol=1e-6)
+    same(mlp(SILU, outputs="float[batch, tokens, 4] out, float[batch, tokens, 8] h"))
 
 
 def test_captured_weights_and_activations_stay() -> None:
     """A branch that reads the activation's output reads the heads' output under the same name."""
     options = next(s[2] for s in SHARED_INTERIORS if s[0] == "captured-by-a-branch")
     second = str(options["second"]).replace("(s)", "(h)")
-    model = mlp(SILU, **{**options, "second": second})
-    np.testing.assert_allclose(run(converted(model))["also"], run(model)["also"], rtol=0, atol=1e-6)
+    same(mlp(SILU, **{**options, "second": second}))
 
 
 # -- versions and types -------------------------------------------------------------------------------------------
@@ -401,9 +400,9 @@ def test_newer_ir_versions_need_no_note(ir: int) -> None:
 @pytest.mark.parametrize("opset", [9, 10, 11, 13, 17, 21])
 def test_opset_is_kept_and_enough(opset: int, text: str, inline: bool) -> None:
     model = mlp(text, opset=opset)
-    result = converted(model, inline=inline)
+    result = correct(model, planned(model, inline=inline))
     onnx.checker.check_model(result, full_check=True)
-    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+    run(result)
 
 
 def test_opset_7_is_enough() -> None:
@@ -426,17 +425,13 @@ def test_older_opsets_are_refused(opset: int) -> None:
 def test_element_types(text: str, elem: str, casts: list[int], inline: bool) -> None:
     """Half precisions are computed in float32, double in double; one Cast on each side."""
     model = mlp(text, elem=elem)
-    result = converted(model, inline=inline)
+    result = correct(model, planned(model, inline=inline))
     onnx.checker.check_model(result, full_check=True)
     found = [node.attribute[0].i for node in result.graph.node if node.op_type == "Cast"]
     assert found == casts
     types = {tensor.data_type for tensor in result.graph.initializer if "/heads/" in tensor.name}
     wide = onnx.TensorProto.DOUBLE if elem == "double" else onnx.TensorProto.FLOAT
     assert types <= {wide, onnx.TensorProto.INT64}
-    x = np.random.default_rng(0).normal(0.0, 1.0, (2, 5, 4))
-    x = x.astype(onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type))
-    before, after = (open_reference(proto).run({"x": x})["out"] for proto in (model, result))
-    np.testing.assert_allclose(after, before, rtol=0, atol={"float16": 5e-3, "bfloat16": 5e-2}.get(elem, 1e-5))
 
 
 @BOTH_WAYS
@@ -494,13 +489,9 @@ PLANTED: tuple[tuple[str, dict[str, Any]], ...] = (
 @pytest.mark.parametrize("options", [p[1] for p in PLANTED], ids=[p[0] for p in PLANTED])
 def test_taken_names_are_avoided(options: dict[str, Any], inline: bool) -> None:
     model = mlp(SILU, **options)
-    before = run(model)
-    result = converted(model, inline=inline)
+    result = same(model, {"inline": inline})
     assert_unique_names(result)
     assert all(not node.name.startswith("mlp/heads/") for node in new_nodes(result))
-    after = run(result)
-    for name, expected in before.items():
-        np.testing.assert_allclose(after[name], expected, rtol=0, atol=3e-5)
 
 
 def test_foreign_function_of_the_same_name_is_not_called() -> None:
@@ -511,12 +502,9 @@ def test_foreign_function_of_the_same_name_is_not_called() -> None:
         functions=f'<domain: "{DOMAIN}", opset_import: ["": 17]> '
         "NeuronAttention (query, key, value) => (output) { output = Mul(query, value) }",
     )
-    plan = make_plan(model, Options())
-    if plan.conversions:
-        result = apply(plan)
-        np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
-    else:
-        assert "NeuronAttention" in plan.left[0].miss.reason
+    result = same(model)
+    assert [function.name for function in result.functions] == ["NeuronAttention"]
+    assert DOMAIN not in {node.domain for node in result.graph.node}
 
 
 # -- bodies of control flow, local functions, fused operators -----------------------------------------------------
@@ -534,7 +522,8 @@ def test_block_in_a_branch(taken: bool, inline: bool) -> None:
     assert {"Sigmoid"}.isdisjoint(node.op_type for node in inner_nodes(result))
     assert "Exp" in {node.op_type for node in inner_nodes(result)}
     onnx.checker.check_model(result, full_check=True)
-    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
+    assert apart(model, result, []).exact <= EMITTED
+    assert error_ratio(model, result) <= RATIO
 
 
 def inner_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -557,27 +546,34 @@ def test_block_in_a_function() -> None:
     )
     plan = planned(model)
     assert plan.notes == ("local functions that hold parts of blocks are inlined: other::Mlp",)
-    np.testing.assert_allclose(run(apply(plan))["out"], run(model)["out"], rtol=0, atol=3e-5)
+    result = apply(plan)
+    assert apart(model, result, []).exact <= EMITTED
+    assert error_ratio(model, result) <= RATIO
 
 
-FUSED: tuple[tuple[str, str, str], ...] = (
-    ("bias-gelu", "first = MatMul(x, W1)", "h = com.microsoft.BiasGelu(first, b1)"),
-    ("fast-gelu", "first = MatMul(x, W1)", "h = com.microsoft.FastGelu(first, b1)"),
-    ("fused-gemm", "", 'h = com.microsoft.FusedGemm<activation = "Relu", transB = 1>(x, W1t, b1)'),
+FUSED: tuple[tuple[str, str, str, Callable[[Feeds], Array]], ...] = (
+    ("bias-gelu", "first = MatMul(x, W1)", "h = com.microsoft.BiasGelu(first, b1)", lambda v: v["first"] + v["b1"]),
+    ("fast-gelu", "first = MatMul(x, W1)", "h = com.microsoft.FastGelu(first, b1)", lambda v: v["first"] + v["b1"]),
+    (
+        "fused-gemm",
+        "",
+        'h = com.microsoft.FusedGemm<activation = "Relu", transB = 1>(x, W1t, b1)',
+        lambda v: v["x"] @ v["W1t"].T + v["b1"],
+    ),
 )
+"""Name, first operator, activation, and what the pre-activation would be."""
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize(("first", "text"), [f[1:] for f in FUSED], ids=[f[0] for f in FUSED])
-def test_activation_fused_with_its_neighbour(first: str, text: str, inline: bool) -> None:
+@pytest.mark.parametrize(("first", "text", "gate"), [f[1:] for f in FUSED], ids=[f[0] for f in FUSED])
+def test_activation_fused_with_its_neighbour(first: str, text: str, gate: Any, inline: bool) -> None:
     rows = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"} if "Gemm" in text else {}
     model = mlp(text, first=first, domains={"com.microsoft": 1}, **rows)
-    result = converted(model, inline=inline)
+    result = same(model, {"inline": inline}, gate=gate)
     assert {node.domain for node in result.graph.node} <= {"", DOMAIN}
-    np.testing.assert_allclose(run(result)["out"], run(model)["out"], rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize(("first", "text"), [f[1:] for f in FUSED], ids=[f[0] for f in FUSED])
+@pytest.mark.parametrize(("first", "text"), [f[1:3] for f in FUSED], ids=[f[0] for f in FUSED])
 def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> None:
     rows = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 8] out"} if "Gemm" in text else {}
     options = {"outputs": "float[batch, tokens, 8] out", **rows, "domains": {"com.microsoft": 1}}
@@ -587,116 +583,7 @@ def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> Non
     assert [node.domain for node in plan.model.graph.node] == [node.domain for node in model.graph.node]
 
 
-# -- the whole way ------------------------------------------------------------------------------------------------
-
-UNFITTED = {"softplus", "softsign"}
-
-
-def _proved_spellings() -> Iterator[Any]:
-    gelus = 0
-    for name, label, text in SPELLINGS:
-        if label.startswith("gelu"):
-            gelus += 1
-            if gelus % 6:
-                continue
-        if label not in UNFITTED:
-            yield pytest.param(text, {}, id=name)
-    for name, label, text, options in OPERATORS:
-        if label not in UNFITTED and options.get("opset", 17) < 24:  # onnxruntime 1.31 has no Swish
-            yield pytest.param(text, options, id=f"operator-{name}")
-    for name, first, _, options in FIRSTS:
-        yield pytest.param(SILU, {**options, "first": first}, id=f"first-{name}")
-
-
-@pytest.mark.parametrize(("text", "options"), tuple(_proved_spellings()))
-def test_every_spelling_is_proved(text: str, options: dict[str, Any]) -> None:
-    report = rewrite(mlp(text, **options))
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert report.exit_status is ExitStatus.CONVERTED
-
-
-@pytest.mark.parametrize("text", [text for _, _, text, options in OPERATORS if options.get("opset", 17) >= 24])
-def test_operators_that_onnxruntime_does_not_have(text: str) -> None:
-    result = converted(mlp(text, opset=24, ir=10))
-    assert "Swish" not in {node.op_type for node in all_nodes(result)}
-    onnx.checker.check_model(result, full_check=True)
-
-
-@EACH_PROGRAM
-def test_every_program_is_proved_in_half_precision(text: str, options: dict[str, Any]) -> None:
-    report = rewrite(mlp(text, elem="float16", **options))
-    assert report.validation is not None
-    assert report.validation.failures == ()
-
-
-IN_DOUBLE = [p for p in PROGRAMS if "Erf" not in p[1] and "Softplus" not in p[1]]
-"""onnxruntime has no kernel for Erf and Softplus in double."""
-
-
-@pytest.mark.parametrize(("text", "options"), [p[1:] for p in IN_DOUBLE], ids=[p[0] for p in IN_DOUBLE])
-def test_every_program_is_proved_in_double(text: str, options: dict[str, Any]) -> None:
-    report = rewrite(mlp(text, elem="double", **options))
-    assert report.validation is not None
-    assert report.validation.failures == ()
-
-
-@pytest.mark.parametrize("factor", ["0.013", "0.0007", "3.7", "-1.1"])
-def test_factors_around_the_activation_are_proved(factor: str) -> None:
-    text = f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)"
-    report = rewrite(mlp(text))
-    assert report.validation is not None
-    assert report.validation.failures == ()
-
-
-GATES = {
-    "silu": "s = Sigmoid(y) g = Mul(y, s)",
-    "relu": "g = Relu(y)",
-    "leaky_relu": "g = LeakyRelu(y)",
-    "gelu": ERF_GELU.replace("h =", "g ="),
-    "sigmoid": "g = Sigmoid(y)",
-    "hard_sigmoid": "g = HardSigmoid<alpha = 0.16666667>(y)",
-    "elu": "g = Elu(y)",
-    "linear": "g = Identity(y)",
-}
-TWO = f"{FIRST} u = MatMul(x, V1)"
-
-
-@pytest.mark.parametrize("elem", ["float", "float16"])
-@pytest.mark.parametrize("activation", GATES)
-def test_gates_are_proved(activation: str, elem: str) -> None:
-    report = rewrite(mlp(f"{GATES[activation]} h = Mul(g, u)", first=TWO, elem=elem))
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    (row,) = report.converted
-    assert row.activation.endswith("(gate) * value")
-
-
-@pytest.mark.parametrize("activation", [name for name in GATES if name != "linear"])
-def test_gate_as_product_keeps_the_product(activation: str) -> None:
-    report = rewrite(mlp(f"{GATES[activation]} h = Mul(g, u)", first=TWO), gate="product")
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert report.rewritten is not None
-    (product,) = (node for node in report.rewritten.graph.node if node.output[0] == "h")
-    assert (product.op_type, list(product.input)) == ("Mul", ["g", "u"])
-    assert not report.converted[0].activation.endswith("* value")
-
-
-def test_gate_as_product_where_the_product_comes_first() -> None:
-    """(y u) sigmoid(y): heads compute the sigmoid, two products stay."""
-    report = rewrite(mlp("p = Mul(y, u) s = Sigmoid(y) h = Mul(p, s)", first=TWO), gate="product")
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert [row.activation for row in report.converted] == ["sigmoid"]
-
-
-def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
-    """A gate's limit is reached up to 3,500; weights of 5,000 leave that."""
-    big = {"W1": values("W1") * 5e3}
-    report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
-    assert report.validation is not None
-    assert any("pre-activations reach" in failure and "--domain" in failure for failure in report.validation.failures)
+# -- what is chosen, what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("accuracy", "keys"), [(None, 8), (1e-3, 4), (1e-5, 6)])

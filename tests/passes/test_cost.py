@@ -16,6 +16,7 @@ from passes.formoptions import FormOptions
 from passes.forms import FORMS
 from passes.linear import Miss
 from passes.plan import Options, apply, make_plan
+from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
@@ -120,7 +121,7 @@ def wide(text: str, width: int, neurons: int) -> onnx.ModelProto:
 
 
 @pytest.mark.skipif(not available(), reason="this system cannot reset the peak of a process's memory")
-@pytest.mark.parametrize("name", LOCAL_LIVE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("silu", "gelu") else slow) for n in LOCAL_LIVE])
 def test_peak_memory_is_what_a_run_of_form_local_needs(name: str, tmp_path: Path) -> None:
     tokens, neurons = 2048, 512
     plan, found = planned(wide(TEXTS[name], 8, neurons), setting=Setting(tokens=tokens))
@@ -132,7 +133,7 @@ def test_peak_memory_is_what_a_run_of_form_local_needs(name: str, tmp_path: Path
 
 @pytest.mark.skipif(not available(), reason="this system cannot reset the peak of a process's memory")
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "local"])
-@pytest.mark.parametrize("name", ["silu", "gelu"])
+@pytest.mark.parametrize("name", [pytest.param("silu", marks=slow), "gelu"])
 def test_peak_memory_of_forms_with_square_patterns_is_bounded(form: str, name: str, tmp_path: Path) -> None:
     tokens, limit = 192, 2.0
     plan = make_plan(

@@ -192,13 +192,16 @@ def test_table_and_definitions_agree(activation: str) -> None:
 def test_certified_error_holds(activation: str, program: Program) -> None:
     inside = np.abs(POINTS) <= program.domain
     expected = truth(activation)[inside]
-    rounding = program.rounding if program.double else 1e-14
-    assert relative(program.evaluate(POINTS[inside]), expected) <= program.max_error + rounding
+    y = POINTS[inside]
+    size = np.maximum(1.0, np.abs(expected))
+    beyond = np.abs(program.evaluate(y) - expected) - (program.max_error * (1.0 + 1e-9) + 4e-15) * size
+    above = beyond > 0.0  # by the rounding of the program; 4e-15 is that of the definitions above
+    assert np.all(beyond[above] <= program.float64_rounding(y[above]))
 
 
 @pytest.mark.parametrize(("activation", "program"), FITTED)
 def test_certified_error_is_no_exaggeration(activation: str, program: Program) -> None:
-    assert np.max(np.abs(program.evaluate(POINTS) - truth(activation))) > 0.5 * program.max_error
+    assert np.max(np.abs(program.evaluate(POINTS) - truth(activation))) > 0.97 * program.max_error
 
 
 @pytest.mark.parametrize(("activation", "program"), TABLE)
@@ -322,9 +325,10 @@ def test_conditioning_keeps_the_function(head: Head) -> None:
 def test_scaled(activation: str, program: Program, inner: float, outer: float) -> None:
     y = np.linspace(-20.0, 20.0, 5001)
     scaled = program.scaled(inner=inner, outer=outer)
-    assert scaled.max_error == pytest.approx(program.max_error * abs(outer))
+    added = 0.0 if inner == outer == 1.0 else 2.0**-40 * max(1.0, abs(outer))
+    assert scaled.max_error == pytest.approx(program.max_error * abs(outer) + added, rel=1e-12)
     error = np.abs(scaled.evaluate(y) - outer * FITTED_TRUTHS[activation](inner * y))
-    assert np.max(error) <= scaled.max_error + 1e-12
+    assert np.all(error <= scaled.max_error + scaled.float64_rounding(y) + 4e-15 * (1.0 + np.abs(outer * inner * y)))
 
 
 def test_scaling_leaves_the_domain_in_units_of_the_input() -> None:
@@ -337,8 +341,10 @@ def test_rounded_states_what_it_changes(activation: str, program: Program) -> No
     """Measured at other points than those the program measures itself at."""
     rounded = program.rounded(np.float32)
     points = np.random.default_rng(1).normal(0.0, 6.0, 50_000)
-    change = np.abs(rounded.evaluate(points) - program.evaluate(points)) / np.maximum(1.0, np.abs(points))
-    assert np.max(change) <= rounded.coefficient_error + 1e-15
+    expected = program.evaluate(points)
+    change = np.abs(rounded.evaluate(points) - expected)
+    rounding = program.float64_rounding(points) + rounded.float64_rounding(points)
+    assert np.all(change <= rounded.coefficient_error * np.maximum(1.0, np.abs(expected)) + rounding)
     again = rounded.rounded(np.float32)
     np.testing.assert_allclose(again.evaluate(points), rounded.evaluate(points), rtol=1e-12, atol=1e-12)
     assert (rounded == program) == (rounded.coefficient_error == 0.0)
@@ -366,12 +372,14 @@ def test_gate(entry: Activation, arithmetic: Arithmetic) -> None:
     parameters = PARAMETERS.get(entry.name, (1.0,))
     program = entry.program_for(parameters, arithmetic, gated=True)
     assert program is not None
-    inside = np.abs(POINTS) <= program.domain
-    g = POINTS[inside]
+    g = POINTS[np.abs(POINTS) <= program.domain][::10]
     u = np.random.default_rng(2).normal(0.0, 4.0, g.size)
     expected = entry.function(g, parameters)
-    error = np.abs(program.evaluate(g, u) - expected * u) / (np.maximum(1.0, np.abs(expected)) * np.abs(u))
-    assert np.max(error) <= program.max_error + program.rounding
+    size = np.maximum(1.0, np.abs(expected)) * np.abs(u)
+    rounding = program.float64_rounding(g, u) / size + 4e-15
+    error = np.abs(program.evaluate(g, u) - expected * u) / size
+    assert np.all(error <= program.max_error + rounding)
+    assert np.max(program.float64_rounding(g, u) / size) <= 1.6 * program.rounding
     assert program.domain > 600.0
 
 
@@ -397,7 +405,9 @@ def test_gate_of_silu_is_what_the_mathematics_says() -> None:
     g = np.linspace(-30.0, 30.0, 4001)
     e = 2.0**-24
     expected = np.sinh(e * g) / e / (np.cosh(e * g) + np.exp(-g))
-    np.testing.assert_allclose(gate(table_program("silu"), FLOAT).evaluate(g, np.ones_like(g)), expected, atol=2e-8)
+    np.testing.assert_allclose(
+        gate(table_program("silu"), FLOAT).evaluate(g, np.ones_like(g)), expected, rtol=1e-15, atol=1e-8
+    )
 
 
 def test_gate_without_the_second_head_is_another_function() -> None:

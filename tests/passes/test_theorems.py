@@ -129,7 +129,7 @@ def test_theorem_3_heads_have_internal_dimension_1_and_two_keys() -> None:
 def test_a_wrong_coefficient_is_seen() -> None:
     mlp, x = an_mlp(), stream()
     bent = Program("bent", (Head(beta=1.001),))
-    assert gap(mlp_as_masked_heads(x, mlp, bent), mlp.plain(x, silu)) > 1e-4
+    assert gap(mlp_as_masked_heads(x, mlp, bent), mlp.plain(x, silu)) > 4e-4  # measured: 8.5e-4
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -190,7 +190,7 @@ def test_plus_two_omega_loses_digits_that_minus_omega_keeps() -> None:
     mlp, x = an_mlp(), stream()
     expected = mlp.plain(x, silu)
     narrow = Mlp(*(part.astype(np.float32) for part in (mlp.w1, mlp.b1, mlp.w2, mlp.b2)))
-    for where, part, kept in ((x, mlp, BOUND), (x.astype(np.float32), narrow, 1e-5)):
+    for where, part, kept in ((x, mlp, BOUND), (x.astype(np.float32), narrow, 1.9e-6)):
         minus, plus = (
             gap(mlp_as_pseudo_masked_heads(where, part, SILU_HEAD, OMEGA, plus=plus), expected)
             for plus in (False, True)
@@ -239,6 +239,7 @@ def test_each_form_computes_its_theorem_in_float64(form: str, text: str, f: Any,
     got = session.run({"x": x[None]})["out"][0]
     theorem = THEOREMS[form](x, mlp, conversion.program)
     assert gap(got, theorem) <= BOUND
-    # 1e-12, and what the head program itself is off by: GELU is fitted
-    carried = conversion.max_error * np.abs(mlp.w2).sum(axis=0).max() * 10.0
-    assert gap(theorem, mlp.plain(x, f)) <= BOUND + carried
+    # 1e-12, and what the head program itself is off by, at every neuron the same way: GELU is fitted
+    hidden = np.maximum(1.0, np.abs(f(x @ mlp.w1 + mlp.b1)))
+    carried = conversion.max_error * hidden @ np.abs(mlp.w2)
+    assert np.all(np.abs(theorem - mlp.plain(x, f)) <= BOUND + carried)

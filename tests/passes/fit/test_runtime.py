@@ -12,6 +12,7 @@ from passes.fit.kinks import find_kinks
 from passes.fit.runtime import Fitted, fit_function
 from passes.programs import Array
 from rewriter.graph import elementwise
+from tests.conftest import slow
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
     # function, error that is reached over max(1, |f|), heads
@@ -31,7 +32,10 @@ CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("sin", "hypot", "square", "exp", "softsign", "hard_swish")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow if name in SLOW else ()) for name in CASES])
 def test_stated_error_holds(name: str) -> None:
     f, reached, heads = CASES[name]
     found = fit_function(f, (-6.0, 6.0), 1e-6, name)
@@ -51,7 +55,7 @@ def test_stated_error_holds(name: str) -> None:
 
 
 def test_a_fit_is_repeatable() -> None:
-    first, second = (fit_function(np.tanh, (-4.0, 4.0), 1e-5, "f") for _ in range(2))
+    first, second = (fit_function(np.tanh, (-4.0, 4.0), 1e-4, "f") for _ in range(2))
     assert first == second
 
 
@@ -70,7 +74,7 @@ def test_one_sided_domains() -> None:
     root = fit_function(np.sqrt, (0.5, 8.0), 1e-5, "f")
     assert isinstance(root, Fitted)
     assert (root.low, root.high) == (0.5, 8.0)
-    both = fit_function(np.tanh, (0.5, 4.0), 1e-5, "f")
+    both = fit_function(np.tanh, (0.5, 4.0), 1e-4, "f")
     assert isinstance(both, Fitted)
     assert (both.low, both.high) == (-4.0, 4.0)
 

@@ -1,8 +1,8 @@
-"""Every form with every kind of program: the whole way, with the proof; forms agree; planted bugs are found."""
+"""Every form with every kind of program, against the oracle and with the proof; planted bugs are found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from passes.plan import Options, Plan, apply, make_plan
 from passes.programs import BiasToken, Head, Program
 from rewriter import ExitStatus, Report, ValidationError, rewrite
 from rewriter.proof.sessions import open_session
+from tests.conftest import slow
+from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, correct, error_ratio
+from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
@@ -27,15 +30,13 @@ SQUARE = ("masked", "maskless", "staged")
 RANK_2 = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
 GLU = {"first": "m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)", "opset": 13}
 
-EXACT: tuple[tuple[str, str, dict[str, Any]], ...] = (
+PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("silu", SILU, {}),
     ("silu-rank-2", SILU, RANK_2),
     ("relu", "h = Relu(y)", {}),
     ("quick-gelu", "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)", {}),
     ("tanh", "h = Tanh(y)", {}),
     ("glu", "s = Sigmoid(y) h = Mul(s, u)", GLU),
-)
-FITTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mish", "p = Softplus(y) t = Tanh(p) h = Mul(y, t)", {}),
     ("leaky", "h = LeakyRelu<alpha = 0.1>(y)", {}),
     ("gelu", ERF_GELU, {}),
@@ -43,13 +44,13 @@ FITTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
 
-def proved(model: onnx.ModelProto, form: str, **options: Any) -> Report:
-    report = rewrite(model, form=form, max_tokens=TOKENS, **options)
+def proved(model: onnx.ModelProto, form: str) -> None:
+    """What the oracle finds to be the same, the proof finds to be the same."""
+    report = rewrite(model, form=form, max_tokens=TOKENS)
     assert [row.reason for row in report.left] == []
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
-    return report
 
 
 def planned(model: onnx.ModelProto, form: str, **options: Any) -> Plan:
@@ -70,90 +71,101 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-# -- the whole way --------------------------------------------------------------------------------------------------
+# -- the same function, as accurate ---------------------------------------------------------------------------------
+
+EACH_PROGRAM = pytest.mark.parametrize(
+    ("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS]
+)
+VALUE: Mapping[str, Mapping[str, Any]] = {PROGRAMS[5][1]: {"value": "u"}}
 
 
-@pytest.mark.parametrize(("text", "options"), [case[1:] for case in EXACT], ids=[case[0] for case in EXACT])
+SHAPES = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
+
+
+@EACH_PROGRAM
 @EACH_FORM
-def test_exact_programs_are_proved(form: str, text: str, options: dict[str, Any]) -> None:
-    report = proved(mlp(text, **options), form)
-    assert report.validation is not None
-    ratio = report.validation.providers["cpu"].error_ratio
-    assert ratio is not None
-    assert ratio <= 1.5
-    assert report.rewritten is not None
-    assert not operators(report.rewritten) & {"Sigmoid", "Relu", "Tanh"}
-    onnx.checker.check_model(report.rewritten, full_check=True)
+def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
+    """One token, two, as many as there are positions; sequences side by side. All entries differ.
 
-
-@pytest.mark.parametrize(("text", "options"), [case[1:] for case in FITTED], ids=[case[0] for case in FITTED])
-@EACH_FORM
-def test_other_programs_are_proved(form: str, text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, **options), form)
+    At most 1.63 times the original's error was measured, for a gated sigmoid in form `staged`.
+    """
+    model = mlp(text, **options)
+    cases = [{"x": tokens(*(shape[1:] if options is RANK_2 else shape))} for shape in SHAPES]
+    result = accurate(model, planned(model, form), cases=cases, optimised=[True], **VALUE.get(text, {}))
+    assert not operators(result) & {"Sigmoid", "Relu", "Tanh", "LeakyRelu", "Erf", "Softplus"}
+    onnx.checker.check_model(result, full_check=True)
 
 
 @pytest.mark.parametrize("form", ["local", "masked"])
 @pytest.mark.parametrize("text", [SILU, "h = Relu(y)"], ids=["silu", "relu"])
-def test_float16_is_proved(form: str, text: str) -> None:
-    report = proved(mlp(text, elem="float16"), form)
-    assert report.validation is not None
-    ratio = report.validation.providers["cpu"].error_ratio
-    assert ratio is not None
-    assert ratio <= 1.5
+def test_float16(form: str, text: str) -> None:
+    """At most 0.81 times the original's error was measured: heads are computed in float32."""
+    model = mlp(text, elem="float16")
+    accurate(model, planned(model, form), ratio=1.5, optimised=[False])
 
 
 @pytest.mark.parametrize("elem", ["float16", "double"])
 @EACH_FORM
 def test_types_are_kept(form: str, elem: str) -> None:
+    """At most 0.92 times the original's error was measured."""
     model = mlp("h = Relu(y)", elem=elem)
-    result = apply(planned(model, form))
+    result = accurate(model, planned(model, form), ratio=1.5, optimised=[False])
     assert result.graph.output == model.graph.output
-    proved(model, form)
 
 
 @EACH_FORM
 def test_opset_11_without_functions(form: str) -> None:
     model = mlp(SILU, opset=11, ir=6)
-    report = proved(model, form)
-    assert report.rewritten is not None
-    assert "Loop" in operators(report.rewritten)
-    assert not report.rewritten.functions
+    result = accurate(model, planned(model, form), optimised=[False])
+    assert "Loop" in operators(result)
+    assert not result.functions
 
 
 def test_attention_operator() -> None:
     model = mlp(SILU, opset=23, ir=10)
-    report = proved(model, "masked", attention_op=True)
-    assert report.rewritten is not None
-    assert [function.name for function in report.rewritten.functions] == ["MaskedAttentionOperator"]
+    result = accurate(model, planned(model, "masked", attention_op=True))
+    assert [function.name for function in result.functions] == ["MaskedAttentionOperator"]
 
 
-# -- agreement ------------------------------------------------------------------------------------------------------
+# -- tokens, sequences, heads, chunks -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "options"), [case[1:] for case in (*EXACT, *FITTED)], ids=[case[0] for case in (*EXACT, *FITTED)]
-)
-def test_forms_agree_at_every_length(text: str, options: dict[str, Any]) -> None:
-    model = mlp(text, **options)
-    results = {form: apply(planned(model, form)) for form in FORMS}
-    shapes = [(1,), (7,), (80,)] if "inputs" in options else [(1, 1), (1, 2), (3, 17), (2, 80)]
-    for shape in shapes:
-        x = tokens(*shape)
-        expected = run(results["local"], x)
-        for form in SQUARE:
-            np.testing.assert_allclose(run(results[form], x), expected, rtol=0, atol=2e-5, err_msg=f"{form} {shape}")
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (2, 80)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 19), (2, 40)])
 @EACH_FORM
 def test_chunks_change_nothing(form: str, shape: tuple[int, int]) -> None:
-    model = mlp(ERF_GELU)
-    x = tokens(*shape)
-    whole = run(apply(planned(model, form)), x)
-    for entries in (40_000, 3_000, 150, 1):
-        plan = planned(model, form)
-        small = replace(plan.conversions[0], options=FormOptions(max_pattern_mb=entries * 4 / 2**20, max_tokens=TOKENS))
-        np.testing.assert_allclose(run(apply(replace(plan, conversions=(small,))), x), whole, rtol=0, atol=1e-5)
+    """All heads at once; several chunks of heads, the last one smaller; several chunks of queries; query by query."""
+    model, plan = mlp(ERF_GELU), planned(mlp(ERF_GELU), form)
+    for entries in (10**6, 40_000, 3_000, 150, 1) if shape != (2, 40) else (3_000,):
+        cut = FormOptions(max_pattern_mb=entries * 4 / 2**20, max_tokens=TOKENS)
+        chunked = replace(plan, conversions=(replace(plan.conversions[0], options=cut),))
+        result = correct(model, chunked, cases=[{"x": tokens(*shape)}])
+        if entries == 3_000 and shape != (1, 1):  # the error of four numbers is luck
+            assert error_ratio(model, result, [{"x": tokens(*shape)}], [False]) <= RATIO
+
+
+@pytest.mark.parametrize("entries", [10**6, 700], ids=["at-once", "in-chunks"])
+@pytest.mark.parametrize("text", [SILU, ERF_GELU], ids=["silu", "gelu"])
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_and_sequences_do_not_meet(form: str, text: str, entries: int) -> None:
+    """In onnxruntime: a position gives the same whatever stands elsewhere and wherever it stands itself.
+
+    Up to 4 units in the last place of the largest entry, since kernels round by position; at most 0.7 was measured.
+    """
+    plan = planned(mlp(text), form)
+    cut = FormOptions(max_pattern_mb=entries * 4 / 2**20, max_tokens=TOKENS)
+    chunked = replace(plan, conversions=(replace(plan.conversions[0], options=cut),))
+    session = open_session(apply(chunked), optimise=False)
+    x = tokens(3, 19)
+    out = session.run({"x": x})["out"]
+    bound = 4 * 2.0**-23 * np.abs(out).max()
+    assert len(np.unique(out)) == out.size
+    order = np.random.default_rng(2).permutation(3 * 19)
+    moved = session.run({"x": x.reshape(-1, 4)[order].reshape(x.shape)})["out"]
+    assert np.abs(moved.reshape(-1, 4) - out.reshape(-1, 4)[order]).max() <= bound
+    for place in ((0, 0), (1, 7), (2, 18)):
+        other = 50 * tokens(3, 19, seed=1)
+        other[place] = x[place]
+        assert np.abs(session.run({"x": other})["out"][place] - out[place]).max() <= bound
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 17), (3, 17), (2, 80)])
@@ -182,33 +194,28 @@ GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
 SQUARED = Program("squared", (Head(beta=0.5, alpha=-0.25, gamma=0.1, bias_tokens=(BiasToken(offset=0.2),)),))
 
 
-def with_program(plan: Plan, program: Program) -> onnx.ModelProto:
-    return apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
+def check_program(model: onnx.ModelProto, form: str, program: Program, value: str | None = None) -> None:
+    """Nodes for a program that is not that of the activation: its numbers, and in float32 within its rounding."""
+    plan = planned(model, form)
+    program = program.rounded(np.float32, factored=False)
+    result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
+    place = InPlace(program, value=value)
+    assert apart(model, result, [place]).emitted <= EMITTED
+    x = tokens(3, 19)
+    expected = evaluate(model, {"x": x}, {"h": place})["out"]
+    assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
 
 
 @pytest.mark.parametrize("first", [GLU["first"], "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"])
 @EACH_FORM
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants, a linear term: as in float64."""
-    model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
-    x = tokens(2, 9)
-    wide = x.astype(np.float64)
-    if "Split" in first:
-        y, u = np.split(wide @ values("W1wide"), 2, axis=-1)
-    else:
-        y, u = wide @ values("W1") - values("b1"), wide @ values("V1") + values("c1")
-    expected = GATE.evaluate(y, u) @ values("W2") + values("b2")
-    result = run(with_program(planned(model, form), GATE), x)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    """A gate of two heads with one and two bias tokens, offsets, constants, a linear term."""
+    check_program(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), form, GATE, "u")
 
 
 @pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])
 def test_quadratic_self_logit(first: str) -> None:
-    x = tokens(2, 9)
-    sign = -1.0 if "Sub" in first else 1.0
-    expected = SQUARED.evaluate(x.astype(np.float64) @ values("W1") + sign * values("b1")) @ values("W2") + values("b2")
-    result = run(with_program(planned(mlp(SILU, first=first), "masked"), SQUARED), x)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    check_program(mlp(SILU, first=first), "masked", SQUARED)
 
 
 # -- ways to make the projections -----------------------------------------------------------------------------------
@@ -226,17 +233,21 @@ BY_REFERENCE = {
 
 @pytest.mark.parametrize(("name", "first", "options"), [(n, t, o) for n, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
 def test_projections_explicit_or_by_reference(name: str, first: str, options: dict[str, Any]) -> None:
-    report = proved(mlp(SILU, first=first, **options), "masked")
+    model = mlp(SILU, first=first, **options)
+    plan = planned(model, "masked")
     if name in BY_REFERENCE:
-        assert BY_REFERENCE[name] in report.notes[0]
+        assert BY_REFERENCE[name] in plan.notes[0]
     else:
-        assert report.notes == ()
+        assert plan.notes == ()
+    accurate(model, plan, optimised=[False])
 
 
 @pytest.mark.parametrize("first", [gate[1] for gate in GATES], ids=[gate[0] for gate in GATES])
 def test_gates_have_projections_of_their_own(first: str) -> None:
-    report = proved(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), "masked")
-    assert report.notes == ()
+    model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
+    plan = planned(model, "masked")
+    assert plan.notes == ()
+    accurate(model, plan, value="u", optimised=[False])
 
 
 CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
@@ -258,15 +269,20 @@ OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("options", "reason"), [case[1:] for case in OTHERS], ids=[case[0] for case in OTHERS])
 @EACH_FORM
 def test_operators_that_stay(form: str, options: dict[str, Any], reason: str) -> None:
-    report = proved(mlp(SILU, **options), form)
-    assert f"form {form} keeps the linear operators of 1 blocks as projections by reference" in report.notes[0]
-    assert reason in report.notes[0]
+    model = mlp(SILU, **options)
+    plan = planned(model, form)
+    assert f"form {form} keeps the linear operators of 1 blocks as projections by reference" in plan.notes[0]
+    assert reason in plan.notes[0]
+    accurate(model, plan, optimised=[False])
 
 
 @EACH_FORM
 def test_four_axes(form: str) -> None:
-    shape = "float[batch, windows, tokens, 4]"
-    assert proved(mlp(SILU, inputs=f"{shape} x", outputs=f"{shape} out"), form).notes == ()
+    shape = "float[batch, 2, tokens, 4]"
+    model = mlp(SILU, inputs=f"{shape} x", outputs=f"{shape} out")
+    plan = planned(model, form)
+    assert plan.notes == ()
+    accurate(model, plan, optimised=[False])
 
 
 @EACH_FORM
@@ -295,10 +311,9 @@ def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
         ),
         constants=constants,
     )
-    report = proved(model, form)
-    assert report.notes == ()
-    assert report.rewritten is not None
-    assert not operators(report.rewritten) & {"Sigmoid", "Gemm"}
+    plan = planned(model, form)
+    assert plan.notes == ()
+    assert not operators(accurate(model, plan, optimised=[False])) & {"Sigmoid", "Gemm"}
 
 
 # -- weights --------------------------------------------------------------------------------------------------------
@@ -323,6 +338,35 @@ def test_names_and_shapes_of_the_projections() -> None:
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, 4, 0], values("b1").astype(np.float32))
     np.testing.assert_array_equal(made["mlp/heads/W_O"][:, 0], values("W2").astype(np.float32))
+
+
+# -- the whole way --------------------------------------------------------------------------------------------------
+
+
+@EACH_FORM
+def test_one_of_each_is_proved(form: str) -> None:
+    proved(mlp(SILU), form)
+
+
+@slow
+@EACH_PROGRAM
+@pytest.mark.parametrize("elem", ["float", "float16"])
+@EACH_FORM
+def test_every_program_is_proved(form: str, elem: str, text: str, options: dict[str, Any]) -> None:
+    proved(mlp(text, elem=elem, **options), form)
+
+
+@slow
+@pytest.mark.parametrize("options", [case[1] for case in OTHERS], ids=[case[0] for case in OTHERS])
+@EACH_FORM
+def test_operators_that_stay_are_proved(form: str, options: dict[str, Any]) -> None:
+    proved(mlp(SILU, **options), form)
+
+
+@slow
+@pytest.mark.parametrize(("first", "options"), [(t, o) for _, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
+def test_projections_are_proved(first: str, options: dict[str, Any]) -> None:
+    proved(mlp(SILU, first=first, **options), "masked")
 
 
 # -- planted bugs ---------------------------------------------------------------------------------------------------
@@ -370,8 +414,8 @@ def wrong_output_weight(model: onnx.ModelProto) -> None:
         ("masked", shift_a_constant("W_K", 1e-3)),
         ("masked", wrong_output_weight),
         ("maskless", shift_a_constant("position_scores_minus_omega", 2.0**61)),
-        ("maskless", shift_a_constant("W_K", 1e-3)),
-        ("staged", shift_a_constant("W_K", 1e-3)),
+        pytest.param("maskless", shift_a_constant("W_K", 1e-3), marks=slow),
+        pytest.param("staged", shift_a_constant("W_K", 1e-3), marks=slow),
         ("staged", shift_a_constant("self_scores_minus_omega", 2.0**60)),
     ],
     ids=["mask", "key", "output", "omega", "key-maskless", "key-staged", "omega-staged"],
@@ -473,9 +517,12 @@ def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:
         f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
         "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
     )
-    report = proved(model, "masked")
-    assert report.rewritten is not None
-    assert len(report.rewritten.functions) == 1
-    again = make_plan(report.rewritten, Options(form="masked"))
+    plan = make_plan(model, Options(form="masked"))
+    places = [InPlace(c.program, *names) for c, names in zip(plan.conversions, (("h", "y"), ("h2", "y2")), strict=True)]
+    result = apply(plan)
+    assert apart(model, result, places).emitted <= EMITTED
+    assert error_ratio(model, result) <= RATIO
+    assert len(result.functions) == 1
+    again = make_plan(result, Options(form="masked"))
     assert again.conversions == ()
     assert {left.miss.reason for left in again.left} == {"it is attention heads already"}
