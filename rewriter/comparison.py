@@ -1,8 +1,7 @@
-"""The comparison of two models, as data.
+"""The comparison of two models, as data and as JSON.
 
-Comes in: what the proof measured and what differs in the files. Goes out: `Comparison`, and its JSON
-(`comparison.schema.json` beside this file is the contract, versioned by `SCHEMA_VERSION`). The command line prints it;
-the Python API returns it.
+`comparison.schema.json` beside this file is the contract of the JSON, versioned by `SCHEMA_VERSION`. The command line
+prints a `Comparison`; the Python API returns it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,8 @@ class Comparison:
         blocks: head program of each block that B has as attention heads, by the block's name.
         regions: the heads of these blocks alone, on adversarial points.
         taps: B against A through depth; None where not asked for.
-        isolated: every part alone on A's values; None where not asked for or nothing had failed.
+        isolated: every part alone on A's values; None where that was not asked for, or nothing had failed and rounding
+            was not amplified.
         faults: the parts that are wrong.
         failures: what did not hold.
         notes: remarks.

@@ -1,7 +1,4 @@
-"""`validate` and `diff`: whether two models compute the same, and where they differ.
-
-Comes in: two models and options. Goes out: a `Comparison`. Nothing is written.
-"""
+"""`validate` and `diff`: whether two models compute the same, and where they differ. Nothing is written."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ def validate(
         The comparison; `exit_status` is 0 when everything held, 1 when not, or when the signatures differ.
 
     Raises:
-        UsageError: an option cannot be followed.
+        UsageError: an option cannot be followed, or the given inputs are why nothing could be compared.
         ModelError: a model is unreadable, malformed or unsafe.
         ProviderError: a requested execution provider is not available.
         ValidationError: nothing could be compared, for example since a model does not run.

@@ -1,10 +1,11 @@
 """Why a part of B is wrong: what differs in it between the files.
 
-Comes in: a `Fault` of the proof. Goes out: a `FaultRow`. For heads the comparison is with the program that this tool
-would have written, for everything else with A.
+Heads are compared with those that this tool would have written, everything else with A.
 """
 
 from __future__ import annotations
+
+import math
 
 from rewriter.api.known import Known
 from rewriter.comparison import FaultRow
@@ -20,11 +21,11 @@ _MOST_CAUSES = 6
 def explain(fault: Fault, known: Known) -> FaultRow:
     """Name what differs at the place of a fault."""
     ours, theirs = fault.pieces
-    if fault.program is not None and known.certified is not None:
+    if fault.program is not None and known.expected is not None:
         ours = _expected(fault, known) or ours
     causes = _causes(difference(ours, theirs))
-    if fault.isolated.obstacle is not None:
-        causes = [fault.isolated.obstacle, *causes]
+    if not math.isfinite(fault.isolated.error_b):
+        causes = [fault.isolated.obstacle or f"{fault.tensor} {fault.isolated.reason}", *causes]
     return FaultRow(
         block=fault.isolated.boundary.label,
         part=fault.part,
@@ -38,7 +39,7 @@ def explain(fault: Fault, known: Known) -> FaultRow:
 
 def _expected(fault: Fault, known: Known) -> LoadedModel | None:
     """The same part with the heads that this tool writes for A."""
-    side = known.certified
+    side = known.expected
     if side is None or fault.tensor not in side.main.producer:
         return None
     stops = frozenset(value.name for value in fault.pieces[0].proto.graph.input)

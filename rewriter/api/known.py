@@ -1,8 +1,7 @@
 """What this tool knows of a pair of models: A's MLP blocks, and which of them are attention heads in B.
 
-Comes in: two loaded models. Goes out: `Known`: blocks in the engine's terms, and A with its heads made anew, whose
-programs are certified. Used by `rewriter.api.comparing`. Nothing that B says of itself is believed: its metadata only
-tell which blocks to look for.
+Nothing that B says of itself is believed: its metadata only say which blocks to look for. What certified errors may
+amount to is taken from A with the numbers that this tool plans for those blocks; no emitted node takes part.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from rewriter.api.run import checked_options
 from rewriter.files.load import LoadedModel
 from rewriter.proof.boundaries import Landmark
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.planned import planned_side, shaken
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Known:
         claims: what is claimed of the blocks that are heads in B.
         programs: block name to head program, for these.
         unknown: blocks that B says to have as heads, but that A does not have.
-        _plan: what this tool would do with A, for the blocks of `claims`.
+        made: what would be claimed of all blocks that B has as heads, whether they can be tried in B or not.
+        _plan: what this tool would do with A, for those blocks.
     """
 
     a: Side
@@ -43,17 +44,24 @@ class Known:
     claims: tuple[Claim, ...]
     programs: Mapping[str, str]
     unknown: tuple[str, ...]
+    made: tuple[Claim, ...]
     _plan: Plan
 
-    @property
-    def inexact(self) -> Side | None:
-        """The same, where a program is not exact; None where nothing is to be allowed for."""
-        return self.certified if any(claim.max_error > 0.0 for claim in self.claims) else None
+    @cached_property
+    def planned(self) -> tuple[Side, ...]:
+        """A with the numbers of certified programs as activations, in float64; and shaken where they are unstable.
+
+        Empty where all programs are exact.
+        """
+        if not any(claim.max_error > 0.0 for claim in self.made):
+            return ()
+        side = planned_side(self.a, self.made)
+        return (side, shaken(side)) if any(claim.unstable for claim in self.made) else (side,)
 
     @cached_property
-    def certified(self) -> Side | None:
-        """A with the heads of this tool's certified programs in the place of B's; None where B has none."""
-        return Side.of(replace(self.a.model, proto=apply(self._plan), path=None)) if self.claims else None
+    def expected(self) -> Side | None:
+        """A with the heads that this tool writes, to name what is other in B's; None where B has none."""
+        return Side.of(replace(self.a.model, proto=apply(self._plan), path=None)) if self.made else None
 
 
 def know(a: LoadedModel, b: LoadedModel) -> Known:
@@ -73,6 +81,7 @@ def know(a: LoadedModel, b: LoadedModel) -> Known:
         claims=tuple(claim for claim in claims if _can_be_tried(claim, *sides)),
         programs={each.block.name: programs[each.block.name] for each in made},
         unknown=tuple(name for name in programs if name not in known),
+        made=tuple(claims),
         _plan=replace(plan, conversions=made),
     )
 

@@ -1,7 +1,6 @@
 """Two models of one signature: what they compute, and where that differs.
 
-Comes in: two loaded models and how to compare them. Goes out: a filled-in `Comparison`. Used by
-`rewriter.api.comparing`, which knows the options that users give.
+`rewriter.api.comparing` knows the options that users give; here a `Comparison` is filled in.
 """
 
 from __future__ import annotations
@@ -9,25 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+from rewriter.api.cases import accepted_cases, blame_inputs, failures_of
 from rewriter.api.faults import explain
 from rewriter.api.known import Known, know
 from rewriter.api.run import Run
 from rewriter.comparison import Comparison, FaultRow
-from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.boundaries import Boundary, boundaries
+from rewriter.files.walk import iter_nodes
+from rewriter.proof.boundaries import Boundary, boundaries, rounded
 from rewriter.proof.cases import Case
+from rewriter.proof.claims import Side
 from rewriter.proof.endtoend import coarsest_allowance
 from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.isolate import Bench, Isolated, isolate, narrow
-from rewriter.proof.pairs import Results, compare_pair, open_named
+from rewriter.proof.noise import QUANTISERS
+from rewriter.proof.pairs import Programs, Results, compare_pair
+from rewriter.proof.pass_rule import CAP
 from rewriter.proof.regions import RegionProof, prove_region, regions_of
 from rewriter.proof.runs import Way
-from rewriter.proof.taps import Tap, tap
+from rewriter.proof.taps import Tap, Tapping, tap
 from rewriter.proof.validate import Progress
 from rewriter.proof.verdicts import PairProof, Rules
 
@@ -70,23 +72,19 @@ class Pair:
     def compare(self, result: Comparison) -> Comparison:
         """Run both, judge the outputs and the heads, and say where they differ where that was asked for."""
         with self.run.step("inputs", "making inputs"):
-            cases, skipped = self._cases()
+            options = self.pairing
+            given = options.inputs, options.dims, options.seed
+            cases, skipped = accepted_cases(self.models[0], options.providers[0], *given)
         with self.run.step("float64", "evaluating in float64"):
-            reference, truth = _truth(self.models[0], cases, self.pairing.progress)
+            reference, truth = _truth(Side.of(self.models[0]), cases, self.pairing.progress)
         providers: dict[str, PairProof] = {}
-        certified = _Certified(self, cases)
+        programs = self._programs(cases)
         with self.run.step("outputs", "comparing outputs"):
             for name in self.pairing.providers:
-                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, certified.get)
+                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, programs)
+        blame_inputs(self.pairing.inputs, cases, providers)
         with self.run.step("blocks", "trying the heads of each block"):
             regions = self._regions()
-        failures = [
-            f"output {each.name} on {each.where}: {each.reason}"
-            for proof in providers.values()
-            for each in proof.outputs.values()
-            if each.reason is not None
-        ]
-        failures += [text for region in regions.values() for text in region.failures]
         result = replace(
             result,
             reference=reference,
@@ -95,32 +93,20 @@ class Pair:
             providers=providers,
             blocks=dict(self.known.programs),
             regions=regions,
-            failures=tuple(failures),
+            failures=(*failures_of(providers), *(text for region in regions.values() for text in region.failures)),
             notes=tuple(self._notes(regions, providers, reference)),
         )
-        return self._attributed(result, cases, exact=truth is not None)
+        return self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
 
-    def _cases(self) -> tuple[list[Case], list[str]]:
-        """The inputs that A accepts, and the refusals."""
-        proto, options = self.models[0].proto, self.pairing
-        if options.inputs is not None:
-            made = load_cases(options.inputs, proto)
-        else:
-            made = make_cases(proto, seed=options.seed, dims=options.dims)
-        session = open_named("A", self.models[0], options.providers[0], optimise=False)
-        kept, skipped = [], []
-        for case in made:
-            try:
-                session.run(case.feeds)
-                kept.append(case)
-            except ValidationError as error:
-                skipped.append(f"{case.name}: {error}")
-        if not kept:
-            raise ValidationError(
-                f"model A runs on none of the {len(made)} inputs tried; give some with --inputs or sizes with "
-                f"--dim ({skipped[0]})"
-            )
-        return kept, skipped
+    def _programs(self, cases: Sequence[Case]) -> Programs:
+        known, progress = self.known, self.pairing.progress
+
+        @cache
+        def planned() -> Sequence[Results]:
+            found = [_truth(side, cases, progress)[1] for side in known.planned]
+            return [results for results in found if results is not None]
+
+        return Programs(known.a.model, known.made, planned)
 
     def _regions(self) -> dict[str, RegionProof]:
         found = {}
@@ -151,88 +137,112 @@ class Pair:
 
     # -- where they differ ---------------------------------------------------------------------------------------
 
+    @cached_property
+    def _marks(self) -> tuple[Boundary, ...]:
+        a, b, landmarks = self.known.a.main, self.known.b.main, self.known.landmarks
+        found = {mark.tensor: mark for mark in (*rounded(a, b, landmarks), *boundaries(a, b, landmarks))}
+        return tuple(sorted(found.values(), key=lambda mark: a.producer[mark.tensor]))
+
+    def _by_parts(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
+        """Where rounding is amplified until outputs say little, every part by itself must hold too."""
+        shares = {
+            each.name: each.share
+            for proof in result.providers.values()
+            for each in proof.outputs.values()
+            if each.share > CAP
+        }
+        if not shares:
+            return result
+        name, share = max(shares.items(), key=lambda item: item[1])
+        quantised = any(node.op_type in QUANTISERS for node in iter_nodes(self.models[0].proto.graph.node))
+        note = (
+            f"{'quantisation amplifies rounding' if quantised else 'rounding is amplified'}: in output {name} "
+            f"differences of up to {100 * share:.3g} % of its scale cannot be told from it"
+        )
+        if all(mark.kind == "output" for mark in self._marks):
+            note = f"{note}, and the models share no inner tensor, so no part of them could be tried alone"
+            if share < 1.0:
+                return replace(result, notes=(*result.notes, note))
+            return replace(result, failures=(*result.failures, f"nothing could be compared: {note}"))
+        with self.run.step("parts", "trying every part alone"):
+            isolated = isolate(self._bench(cases, optimise=False), self._marks)
+        guilty = [each for each in isolated if each.guilty]
+        held = f"{len(isolated) - len(guilty)} of its {len(isolated)} parts hold by themselves"
+        return replace(
+            result,
+            isolated=isolated,
+            failures=(*result.failures, *(f"{each.boundary.label} by itself: {each.reason}" for each in guilty)),
+            notes=(*result.notes, f"{note}; {held}"),
+        )
+
     def _attributed(self, result: Comparison, cases: Sequence[Case], *, exact: bool) -> Comparison:
         """With taps and faults; with graph optimisation where only that brings the difference out."""
         failed = bool(result.failures)
-        if not self.pairing.taps and not (self.pairing.bisect and failed):
-            return result
-        marks = boundaries(self.known.a.main, self.known.b.main, self.known.landmarks)
         levels = (False, True) if failed else (False,)
         for optimise in levels if self.pairing.taps else ():
             with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=self._taps(marks, cases, exact=exact, optimise=optimise))
+                result = replace(result, taps=self._taps(cases, exact=exact, optimise=optimise))
             if result.first_exceeding is not None:
                 break
         for optimise in levels if self.pairing.bisect and failed else ():
             with self.run.step("bisect", "trying every part alone"):
-                isolated, faults = self._bisect(marks, cases, optimise=optimise)
+                known = None if optimise else result.isolated
+                isolated, faults = self._bisect(known, cases, optimise=optimise)
             result = replace(result, isolated=isolated, faults=faults)
             if faults:
                 return result
-        if result.isolated is None:
+        exceeding = [each for proof in result.providers.values() for each in proof.outputs.values() if each.exceeds]
+        if not exceeding or result.isolated is None or any(each.guilty for each in result.isolated):
             return result
         text = "every part alone is within its share: the difference is what small errors amount to together"
         return replace(result, notes=(*result.notes, text))
 
-    def _taps(
-        self, marks: Sequence[Boundary], cases: Sequence[Case], *, exact: bool, optimise: bool
-    ) -> tuple[Tap, ...]:
+    def _taps(self, cases: Sequence[Case], *, exact: bool, optimise: bool) -> tuple[Tap, ...]:
+        known = self.known
         for truth in (True, False) if exact else (False,):
+            tapping = Tapping(
+                known.a,
+                known.b,
+                cases,
+                self.pairing.providers[0],
+                truth,
+                self.coarse,
+                lambda: known.planned,
+                known.made,
+                optimise,
+            )
             with suppress(NoReference):
-                return tap(
-                    self.known.a,
-                    self.known.b,
-                    marks,
-                    cases,
-                    self.pairing.providers[0],
-                    truth=truth,
-                    coarse=self.coarse,
-                    optimise=optimise,
-                    certified=lambda: self.known.inexact,
-                )
+                return tap(tapping, self._marks)
         return ()
 
-    def _bisect(
-        self, marks: Sequence[Boundary], cases: Sequence[Case], *, optimise: bool
-    ) -> tuple[tuple[Isolated, ...], tuple[FaultRow, ...]]:
-        bench = Bench(
-            self.known.a,
-            self.known.b,
+    def _bench(self, cases: Sequence[Case], *, optimise: bool) -> Bench:
+        known, options = self.known, self.pairing
+        return Bench(
+            known.a,
+            known.b,
             cases,
-            self.pairing.providers[0],
+            options.providers[0],
             self.coarse,
-            lambda: self.known.inexact,
+            lambda: known.planned,
+            known.made,
             optimise,
-            self.pairing.progress,
+            options.progress,
         )
-        isolated = isolate(bench, marks)
-        guilty = [each for each in isolated if each.guilty]
-        faults = [explain(narrow(bench, marks, each), self.known) for each in guilty[:_MOST_FAULTS]]
-        return isolated, tuple(faults)
+
+    def _bisect(
+        self, isolated: tuple[Isolated, ...] | None, cases: Sequence[Case], *, optimise: bool
+    ) -> tuple[tuple[Isolated, ...], tuple[FaultRow, ...]]:
+        bench = self._bench(cases, optimise=optimise)
+        found = isolate(bench, self._marks) if isolated is None else isolated
+        guilty = [each for each in found if each.guilty]
+        faults = [explain(narrow(bench, self._marks, each), self.known) for each in guilty[:_MOST_FAULTS]]
+        return found, tuple(faults)
 
 
-@dataclass(frozen=True)
-class _Certified:
-    """A with certified heads, in float64, evaluated when first asked for."""
-
-    pair: Pair
-    cases: Sequence[Case]
-
-    def get(self) -> Results | None:
-        return self._results
-
-    @cached_property
-    def _results(self) -> Results | None:
-        side = self.pair.known.inexact
-        if side is None:
-            return None
-        return _truth(side.model, self.cases, self.pair.pairing.progress)[1]
-
-
-def _truth(model: LoadedModel, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
+def _truth(side: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
     """What computes in float64, or why nothing does; and the results."""
     try:
-        reference = open_reference(model.proto, model.base_dir)
+        reference = open_reference(side.model.proto, side.model.base_dir, side.own)
         results = []
         for number, case in enumerate(cases):
             progress(f"evaluating in float64: {case.name}", number, len(cases))

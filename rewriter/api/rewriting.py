@@ -18,14 +18,14 @@ import onnx
 from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
 from passes.plan import Options, Plan, apply, make_plan, sublayers_only
 from rewriter.api.details import details_of
-from rewriter.api.rows import claim_of, planned_report, shape_of
+from rewriter.api.rows import claim_of, domain_notes, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.errors import ExitStatus, ValidationError
 from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
-from rewriter.proof.settings import Settings, checked
+from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, Validation, validate
 from rewriter.report import Report
 
@@ -162,6 +162,8 @@ def rewrite(
     if plan.undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             plan = _calibrated(run, source, plan, options, settings)
+    if validate and not dry_run and source.size <= LARGE:
+        plan = replace(plan, notes=(*plan.notes, *domain_notes(plan, partial(read_tensor, source))))
     report = planned_report(name_of(model), source, plan, options)
     if details:
         report = replace(report, details=details_of(plan))
@@ -170,7 +172,7 @@ def rewrite(
     with run.step("apply", "replacing them by attention heads"):
         rewritten = apply(plan)
     _check_signature(source.proto, rewritten)
-    claims = tuple(claim_of(conversion, plan.ends) for conversion in plan.conversions)
+    claims = tuple(claim_of(each, plan.ends, options.accuracy.error) for each in plan.conversions)
     wanted = settings if validate else None
     variants = Variants(
         lowered=replace(source, proto=plan.reference, path=None),

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import isfinite
 
 import onnx
 
+from passes.bounds import reach
 from passes.conversion import Conversion
 from passes.find import Left, kinds
+from passes.forms.builder import chunk_size_of
+from passes.operands import Read
 from passes.plan import Options, Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
@@ -39,8 +43,43 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
     )
 
 
-def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
-    """What the conversion claims of its block, in the terms of the proof; `ends` is that of the plan."""
+def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
+    """Blocks whose program holds on a domain that some input may lead out of, as far as the weights tell."""
+    unbounded, beyond = list[str](), list[str]()
+    for conversion in plan.conversions:
+        domain = conversion.program.domain
+        if isfinite(domain):
+            far = reach(plan.view_of(conversion.block), conversion.block, read)
+            if far is None:
+                unbounded.append(conversion.block.name)
+            elif far > domain:
+                beyond.append(f"{conversion.block.name} (up to {far:.3g}, its program holds up to {domain:.3g})")
+    notes = []
+    if beyond:
+        notes.append(
+            f"the weights let pre-activations of {len(beyond)} blocks grow beyond the domain of their programs: "
+            f"{_first_of(beyond)}; the proof watches the inputs that it tries, no others"
+        )
+    if unbounded:
+        notes.append(
+            f"the weights do not bound the pre-activations of {len(unbounded)} blocks whose programs hold on a domain "
+            f"({_first_of(unbounded)}); the proof watches the inputs that it tries, no others"
+        )
+    return tuple(notes)
+
+
+def _first_of(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def claim_of(conversion: Conversion, ends: Mapping[str, str], accuracy: float | None = None) -> Claim:
+    """What the conversion claims of its block, in the terms of the proof.
+
+    Args:
+        conversion: the block and its program.
+        ends: as of the plan.
+        accuracy: the error that the user asked for.
+    """
     block, program = conversion.block, conversion.program
     return Claim(
         name=block.name,
@@ -51,13 +90,20 @@ def claim_of(conversion: Conversion, ends: Mapping[str, str]) -> Claim:
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,
+        planned=conversion.emitted,
+        gated=block.gate != block.value,
+        unstable=program.double,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
         domain=program.domain,
-        float64_rounding=program.rounding if program.double else 0.0,
         axis=next((operator.axis for operator in block.first), -1),
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
+        chunk_size="" if conversion.form == "local" else chunk_size_of(block.name),
+        neurons=block.neurons,
+        bias_tokens=conversion.carried or program.bias_tokens,
+        longest=conversion.longest,
+        accuracy=accuracy or 0.0,
     )
 
 

@@ -1,6 +1,6 @@
 """`rewrite diff A B`: where two models differ.
 
-Comes in: arguments. Goes out: tables, the report, an exit status. The work is `rewriter.api.diff`.
+The work is `rewriter.api.diff`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HELP_STATUS = """\b
 Exit status:
   0  both compute the same (with --graph-only: are the same graph with the same weights)
   1  they differ, or nothing could be compared
-  2  usage
+  2  usage; or the given inputs are why nothing could be compared
   4  a model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
 """

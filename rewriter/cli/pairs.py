@@ -1,7 +1,4 @@
-"""What a person reads about two models.
-
-Comes in: a `Comparison`. Goes out: tables and the last line, on the console of the command.
-"""
+"""What a person reads about two models: tables, notes and the last line, from a `Comparison`."""
 
 from __future__ import annotations
 
@@ -100,7 +97,17 @@ def _verdict(found: Comparison) -> str:
         where = ", ".join(found.providers)
         graph = "; their graphs differ" if found.graph is not None and not found.graph.same else ""
         return f"{found.b} computes what {found.a} does on {where}{ratio}{heads}{graph}, {seconds}"
+    verdicts = [each for proof in found.providers.values() for each in proof.outputs.values()]
+    if not any(each.exceeds for each in verdicts) and not _guilty(found):
+        some = "not every output" if any(each.passed for each in verdicts) else "nothing"
+        return f"{pair}: {some} could be compared, {seconds}"
     return f"{found.b} does not compute what {found.a} does{_blame(found)}, {seconds}"
+
+
+def _guilty(found: Comparison) -> list[str]:
+    """What is wrong by itself: heads, and parts."""
+    heads = [name for name, region in found.regions.items() if region.failures]
+    return heads + [each.boundary.label for each in found.isolated or () if each.guilty]
 
 
 def _blame(found: Comparison) -> str:
@@ -113,4 +120,8 @@ def _blame(found: Comparison) -> str:
     exceeding = found.first_exceeding
     if exceeding is not None:
         return f"; first over its share: {exceeding.boundary.label}"
+    guilty = _guilty(found)
+    if guilty:
+        more = f" and {len(guilty) - 1} more" if len(guilty) > 1 else ""
+        return f"; guilty: {guilty[0]}{more}; --bisect says what differs there"
     return "" if found.isolated is not None else "; --bisect names the guilty block"

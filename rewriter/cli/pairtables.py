@@ -1,7 +1,4 @@
-"""The tables about what two models compute, from a `Comparison`.
-
-Comes in: parts of a `Comparison`. Goes out: rich tables and lines. Used by `rewriter.cli.pairs`.
-"""
+"""The tables about what two models compute, from a `Comparison`."""
 
 from __future__ import annotations
 
@@ -20,16 +17,17 @@ from rewriter.proof.verdicts import OutputVerdict, PairProof
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RULES = {
-    "float64": "4 x the error of {a}",
+    "float64": "4 x the rounding of {a}",
     "original": "{a} stands in for float64",
     "tolerance": "the tolerance given",
     "equal": "must be equal",
+    "nothing": "-",
 }
 
 
 def number(value: float | None, digits: str = ".1e") -> str:
-    """A number for a table; 0 and what is missing stand out."""
-    if value is None:
+    """A number for a table; 0 and what is missing or infinite stand out."""
+    if value is None or not isfinite(value):
         return "-"
     return "0" if value == 0.0 else f"{value:{digits}}"
 
@@ -48,6 +46,7 @@ def differences_table(providers: Mapping[str, PairProof], title: str, *, verbose
     add_columns(table, numbers=("passes at atol = rtol",))
     for provider, each in verdicts:
         stats = each.stats
+        measured = stats.finite > 0 and stats.comparable
         cells = [number(value) for value in (stats.max_abs, stats.mean_abs, stats.p99_abs)]
         cells += [_place(stats.worst)] if verbose else []
         cells += [number(value) for value in (stats.max_rel, stats.mean_rel, stats.p99_rel)]
@@ -56,14 +55,15 @@ def differences_table(providers: Mapping[str, PairProof], title: str, *, verbose
         if ranked:
             cells += [_percent(stats.top1), number(stats.kl)] if _ranked(each) else ["-", "-"]
         cells += [_percent(each.top_k)] if top_k else []
-        table.add_row(provider, plain(each.name), *cells, number(stats.min_tolerance))
+        cells.append(number(stats.min_tolerance))
+        table.add_row(provider, plain(each.name), *(cells if measured else ["-"] * len(cells)))
     return table
 
 
 def verdict_table(providers: Mapping[str, PairProof], reference: str, names: tuple[str, str]) -> Table:
     """Errors against the truth, what was allowed, and the verdict."""
     exact = not reference.startswith("no float64")
-    table = new_table(f"Largest errors against {'float64' if exact else names[0]}")
+    table = new_table(f"Errors against {'float64' if exact else names[0]}, in the channel with the least room")
     add_columns(table, text=("provider", "output"))
     add_columns(table, numbers=(f"of {names[0]}", f"of {names[1]}", "ratio", "allowed"))
     add_columns(table, text=("rule", "verdict"))
@@ -71,9 +71,12 @@ def verdict_table(providers: Mapping[str, PairProof], reference: str, names: tup
         for each in proof.outputs.values():
             ratio = number(each.error_ratio, ".2f")
             rule = _RULES[each.rule].format(a=names[0])
-            short = each.reason if each.rule == "tolerance" or each.error_b == float("inf") else None
-            verdict = plain("same", "green") if each.passed else plain(short or "differs", "red")
-            cells = (number(each.error_a), number(each.error_b), ratio, number(each.allowed))
+            told = each.rule in ("tolerance", "nothing") or not isfinite(each.error_b)
+            verdict = (
+                plain("same", "green") if each.passed else plain((each.reason if told else None) or "differs", "red")
+            )
+            cells = [number(each.error_a), number(each.error_b), ratio, number(each.allowed)]
+            cells = ["-"] * len(cells) if each.rule == "nothing" or not isfinite(each.error_b) else cells
             table.add_row(provider, plain(each.name), *cells, rule, verdict)
     return table
 
@@ -91,7 +94,7 @@ def region_table(regions: Mapping[str, RegionProof], programs: Mapping[str, str]
 
 def tap_table(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> Table:
     """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
-    exact = taps[0].error_a is not None if taps else False
+    exact = any(each.error_a is not None for each in taps)
     first = next((each for each in taps if each.exceeds), None)
     chosen = [each for each in taps if verbose or each is first or each.boundary.kind != "stream"]
     if all(each.boundary.kind == "output" for each in chosen):
@@ -99,10 +102,14 @@ def tap_table(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> 
     table = new_table(f"Error through depth, against {'float64' if exact else names[0]}")
     add_columns(table, text=("where",), numbers=("largest value", f"error of {names[0]}", f"of {names[1]}"))
     add_columns(table, numbers=("ratio", "allowed", "relative"))
-    for each in chosen:
+    remarks = [_remark(each) for each in chosen]
+    add_columns(table, text=("",) if any(remarks) else ())
+    for each, remark in zip(chosen, remarks, strict=True):
         style = "bold red" if each is first else "red" if each.exceeds else ""
         cells = [number(value) for value in (each.magnitude, each.error_a, each.error_b)]
         cells += [number(each.error_ratio, ".2f"), number(each.allowed), number(each.relative)]
+        cells = cells if each.finite and isfinite(each.error_b) else [cells[0] if each.finite else "-", *["-"] * 5]
+        cells += [remark] if any(remarks) else []
         table.add_row(plain(each.boundary.label, style), *(plain(cell, style) for cell in cells))
     return table
 
@@ -124,8 +131,9 @@ def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
             plain(f"{'':<{width}}  relative error, {min(seen):.0e} to {max(seen):.0e}, {len(taps)} boundaries")
         )
     first = next((each for each in taps if each.exceeds), None)
+    measured = all(each.finite for each in taps)
     if first is None:
-        lines.append(plain("every boundary is within its share"))
+        lines.append(plain(f"every boundary {'' if measured else 'with finite values '}is within its share"))
     else:
         lines.append(plain(f"first over its share: {first.boundary.label}", "red"))
     return lines
@@ -139,11 +147,17 @@ def fault_table(faults: Sequence[FaultRow], names: tuple[str, str]) -> Table:
     for fault in faults:
         part = fault.part or "from the last boundary to this one"
         part = f"{part}, program {fault.program}" if fault.program else part
+        allowed = number(fault.allowed) if isfinite(fault.error) else "-"
         causes = "\n".join(fault.causes) or f"from tensor {fault.tensor} on"
-        table.add_row(
-            plain(fault.block, "red"), plain(part), number(fault.error), number(fault.allowed), _lines(causes)
-        )
+        table.add_row(plain(fault.block, "red"), plain(part), number(fault.error), allowed, _lines(causes))
     return table
+
+
+def _remark(each: Tap) -> str:
+    """What no number says: that B differs in what no tolerance forgives, or that there is nothing to measure."""
+    if not isfinite(each.error_b):
+        return each.reason or ""
+    return "" if each.finite else "nothing finite to compare"
 
 
 def _lines(text: str) -> Text:

@@ -163,7 +163,9 @@ def remarks(report: Report) -> list[Text]:
         )
     for provider, proof in validation.providers.items():
         if proof.error_ratio is None:
-            lines.append(plain(f"on {provider}: {validation.reference}; the original stands in for it", "yellow"))
+            lines.append(
+                plain(f"on {provider}: {validation.reference}; the original stands in for it{_moved(proof)}", "yellow")
+            )
         else:
             ratio = f"{proof.error_ratio:.2f}"
             lines.append(
@@ -172,13 +174,33 @@ def remarks(report: Report) -> list[Text]:
                     f"(reference: {validation.reference})"
                 )
             )
-        if proof.distrusted:
-            text = "a rounding decides something in them, and the original was the measure"
+        if proof.allowances:
+            certified = max(each.certified / (each.scale or 1.0) for each in proof.allowances.values())
+            used = max(each.rewritten / (each.allowed or 1.0) for each in proof.allowances.values())
             lines.append(
-                plain(f"float64 is no measure on {provider} for {', '.join(proof.distrusted)}: {text}", "yellow")
+                plain(
+                    f"certified errors amount to at most {certified:.1e} of an output's largest value on {provider}; "
+                    f"{used:.0%} of the allowed error is used"
+                )
             )
+        if proof.distrusted:
+            text = f"{proof.doubt}; the original stands in for it{_moved(proof)}"
+            names = ", ".join(proof.distrusted)
+            lines.append(plain(f"float64 is not the measure on {provider} for {names}: {text}", "yellow"))
         lines += _placement(provider, proof)
     return lines + _at_infinity(validation.blocks)
+
+
+def _moved(proof: ProviderProof) -> str:
+    """How far rounding moves the original where it stands in, as a share of its outputs."""
+    share = max(proof.stand_in.values(), default=0.0)
+    if share < _AMPLIFIED:
+        return ""
+    return f", whose outputs rounding alone moves by up to {share:.1%}; the blocks hold by themselves"
+
+
+_AMPLIFIED = 1e-4
+"""A share of an output that more than rounding in the last place must explain."""
 
 
 def _placement(provider: str, proof: ProviderProof) -> list[Text]:

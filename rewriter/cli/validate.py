@@ -1,6 +1,6 @@
 """`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another one does?
 
-Comes in: arguments. Goes out: tables, the report, an exit status. The work is `rewriter.api.validate`.
+The work is `rewriter.api.validate`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HELP_STATUS = """\b
 Exit status:
   0  REWRITTEN computes what ORIGINAL does
   1  it does not, or nothing could be compared
-  2  usage
+  2  usage; or the given inputs are why nothing could be compared
   4  a model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
 """

@@ -7,22 +7,20 @@ compared in bounded memory; time is linear in the nodes and in the bytes of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-from rewriter.differences.fields import FieldChange, fields, remarks
-from rewriter.differences.nodes import Matches, Nodes, attributes, match, operator
-from rewriter.differences.tensors import TensorChange, compare_tensors, fingerprint, only
+from rewriter.differences.fields import FieldChange, declared, fields, remarks
+from rewriter.differences.nodes import aliases, attributes, match, operator
+from rewriter.differences.scopes import SameInput, Scope, Side
+from rewriter.differences.tensors import TensorChange, compare_tensors, only
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
-from rewriter.graph.view import opsets, subgraphs
 
 _TWINS = 8
 """How many weights with the fingerprint of a lost one are compared with it in full."""
-
-SameInput = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class GraphDifference:
         renamed: how many of those have another name or name their outputs otherwise.
         tensors: the weights that differ.
         same_tensors: how many weights are equal bit for bit.
-        fields: inputs, outputs, local functions and opsets that differ.
-        remarks: metadata, producer and IR version that differ: nothing that is computed.
+        fields: inputs, outputs and what makes them, local functions and opsets that differ.
+        remarks: metadata, producer, IR version and annotations that differ: nothing that is computed.
     """
 
     operators: Mapping[str, tuple[int, int]]
@@ -82,16 +80,17 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     """
     nodes: list[NodeChange] = []
     tensors: list[TensorChange] = []
+    found = [*fields(a, b)]
     same_nodes = renamed = same_tensors = 0
-    pending: list[tuple[str, onnx.GraphProto, onnx.GraphProto]] = [("", a.proto.graph, b.proto.graph)]
+    pending = [Scope("", Side.of(a, a.proto.graph), Side.of(b, b.proto.graph))]
     while pending:
-        scope, ours, theirs = pending.pop()
-        scoped = _Scope(scope, _Side.of(a, ours), _Side.of(b, theirs))
-        found, equal = scoped.tensor_changes()
-        tensors += found
+        scope = pending.pop()
+        weights, equal = _tensor_changes(scope)
+        tensors += weights
         same_tensors += equal
-        changes = scoped.node_changes()
+        changes = _node_changes(scope)
         nodes += changes.nodes
+        found += [*declared(scope.name, scope.left.proto, scope.right.proto), *changes.outputs]
         same_nodes, renamed = same_nodes + changes.same, renamed + changes.renamed
         pending += changes.inner
     return GraphDifference(
@@ -101,7 +100,7 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
         renamed=renamed,
         tensors=tuple(tensors),
         same_tensors=same_tensors,
-        fields=tuple(fields(a.proto, b.proto)),
+        fields=tuple(found),
         remarks=tuple(remarks(a.proto, b.proto)),
     )
 
@@ -111,111 +110,69 @@ class _Changes:
     nodes: list[NodeChange]
     same: int
     renamed: int
-    inner: list[tuple[str, onnx.GraphProto, onnx.GraphProto]]
+    outputs: list[FieldChange]
+    inner: list[Scope]
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    """One graph: its nodes, and its weights, which are initializers and the values of Constant nodes."""
-
-    model: LoadedModel
-    graph: Nodes
-    weights: Mapping[str, onnx.TensorProto]
-
-    @classmethod
-    def of(cls, model: LoadedModel, graph: onnx.GraphProto) -> _Side:
-        weights = {tensor.name: tensor for tensor in graph.initializer}
-        nodes = []
-        for node in graph.node:
-            if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].name == "value":
-                weights[node.output[0]] = node.attribute[0].t
-            else:
-                nodes.append(node)
-        outputs = tuple(value.name for value in graph.output)
-        inputs = frozenset(value.name for value in graph.input)
-        prints = {name: fingerprint(model, tensor) for name, tensor in weights.items()}
-        return cls(model, Nodes(nodes, prints, inputs, outputs, opsets(model.proto.opset_import)), weights)
+def _tensor_changes(scope: Scope) -> tuple[list[TensorChange], int]:
+    """The weights that differ, and how many of A are equal; a weight under another name is the same weight."""
+    ours, theirs = scope.left.weights, scope.right.weights
+    changes = []
+    for name in ours.keys() & theirs.keys():
+        change = compare_tensors(name, (scope.left.model, ours[name]), (scope.right.model, theirs[name]))
+        changes += [] if change is None else [change]
+    changes += [only(name, ours[name], "only in A") for name in _lost(scope.left, scope.right)]
+    same = len(ours) - len(changes)
+    changes += [only(name, theirs[name], "only in B") for name in _lost(scope.right, scope.left)]
+    return sorted(changes, key=lambda change: change.name), same
 
 
-@dataclass(frozen=True, eq=False)
-class _Scope:
-    """One graph of A and the graph of B that stands in its place."""
-
-    name: str
-    left: _Side
-    right: _Side
-
-    @property
-    def a(self) -> Nodes:
-        return self.left.graph
-
-    @property
-    def b(self) -> Nodes:
-        return self.right.graph
-
-    def tensor_changes(self) -> tuple[list[TensorChange], int]:
-        """The weights that differ, and how many of A are equal; a weight under another name is the same weight."""
-        ours, theirs = self.left.weights, self.right.weights
-        changes = []
-        for name in ours.keys() & theirs.keys():
-            change = compare_tensors(name, (self.left.model, ours[name]), (self.right.model, theirs[name]))
-            changes += [] if change is None else [change]
-        changes += [only(name, ours[name], "only in A") for name in _lost(self.left, self.right)]
-        same = len(ours) - len(changes)
-        changes += [only(name, theirs[name], "only in B") for name in _lost(self.right, self.left)]
-        return sorted(changes, key=lambda change: change.name), same
-
-    def node_changes(self) -> _Changes:
-        matches = match(self.a, self.b)
-        alias = self._aliases(matches)
-        nodes: list[tuple[int, NodeChange]] = []
-        inner: list[tuple[str, onnx.GraphProto, onnx.GraphProto]] = []
-        same = renamed = 0
-        for ours, theirs in matches.pairs:
-            one, other = self.a.nodes[ours], self.b.nodes[theirs]
-            values = [attributes(one, self.a.opsets), attributes(other, self.b.opsets)]
-            what = _what(one, other, values, lambda left, right: self._same_input(left, right, alias))
-            bodies = dict(subgraphs(one)), dict(subgraphs(other))
-            for attribute in bodies[0].keys() & bodies[1].keys():
-                where = "/".join(part for part in (self.name, one.name or one.op_type, attribute) if part)
-                inner.append((where, bodies[0][attribute], bodies[1][attribute]))
-            if what:
-                nodes.append((ours, NodeChange("changed", self.name, describe(one), describe(other), what)))
-            else:
-                same += 1
-                renamed += one.name != other.name or list(one.output) != list(other.output)
-        nodes += [
-            (index, NodeChange("only in A", self.name, describe(self.a.nodes[index]), None)) for index in matches.only_a
-        ]
-        nodes += [
-            (index, NodeChange("only in B", self.name, None, describe(self.b.nodes[index]))) for index in matches.only_b
-        ]
-        ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
-        return _Changes(ordered, same, renamed, inner)
-
-    def _aliases(self, matches: Matches) -> dict[str, str]:
-        """Tensor of A to the tensor of B that stands in its place."""
-        alias: dict[str, str] = {}
-        for ours, theirs in matches.pairs:
-            alias.update(zip(self.a.nodes[ours].output, self.b.nodes[theirs].output, strict=False))
-        return alias
-
-    def _same_input(self, ours: str, theirs: str, alias: Mapping[str, str]) -> bool:
-        if ours in alias:
-            return alias[ours] == theirs
-        if ours in self.a.weights and theirs in self.b.weights:
-            return ours == theirs or self.a.weights[ours] == self.b.weights[theirs]
-        return ours == theirs
+def _node_changes(scope: Scope) -> _Changes:
+    a, b = scope.left.graph, scope.right.graph
+    matches = match(a, b)
+    alias = aliases(a, b, matches.pairs)
+    same_input = scope.same_input(alias)
+    nodes: list[tuple[int, NodeChange]] = []
+    inner: list[Scope] = []
+    same = renamed = 0
+    for ours, theirs in matches.pairs:
+        one, other = a.nodes[ours], b.nodes[theirs]
+        what = _what(one, other, [attributes(a, one), attributes(b, other)], same_input)
+        inner += scope.bodies(one, other, alias)
+        if what:
+            nodes.append((ours, NodeChange("changed", scope.name, describe(one), describe(other), what)))
+        else:
+            same += 1
+            renamed += one.name != other.name or list(one.output) != list(other.output)
+    nodes += [(index, NodeChange("only in A", scope.name, describe(a.nodes[index]), None)) for index in matches.only_a]
+    nodes += [(index, NodeChange("only in B", scope.name, None, describe(b.nodes[index]))) for index in matches.only_b]
+    ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
+    return _Changes(ordered, same, renamed, list(_output_changes(scope, same_input)), inner)
 
 
-def _lost(side: _Side, other: _Side) -> list[str]:
+def _output_changes(scope: Scope, same_input: SameInput) -> Iterator[FieldChange]:
+    """Outputs that something else is the source of: names alone do not tell what they hold."""
+    left, right = scope.left, scope.right
+    theirs = {place: name for name, place in right.graph.outputs}
+    for name, place in left.graph.outputs:
+        if place in theirs and not same_input(name, theirs[place]):
+            where = f"{scope.name} {place}" if scope.name else place
+            yield FieldChange("source of output", where, _source(left, name), _source(right, theirs[place]))
+
+
+def _source(side: Side, name: str) -> str:
+    maker = next((node for node in side.graph.nodes if name in node.output), None)
+    return name if maker is None else describe(maker)
+
+
+def _lost(side: Side, other: Side) -> list[str]:
     """The weights of one side that the other has neither by name nor by content."""
     held: dict[bytes, list[str]] = {}
-    for name, digest in other.graph.weights.items():
+    for name, digest in other.prints.items():
         held.setdefault(digest, []).append(name)
     lost = []
     for name in sorted(side.weights.keys() - other.weights.keys()):
-        twins = held.get(side.graph.weights[name], [])
+        twins = held.get(side.prints[name], [])
         ours = (side.model, side.weights[name])
         if all(compare_tensors(name, ours, (other.model, other.weights[twin])) for twin in twins[:_TWINS]):
             lost.append(name)
@@ -237,7 +194,8 @@ def _what(
         ours, theirs = (names[number] if number < len(names) else "" for names in inputs)
         if not same_input(ours, theirs):
             what.append(f"input {number}")
-    if len([name for name in one.output if name]) != len([name for name in other.output if name]):
+    made = [[place for place, name in enumerate(node.output) if name] for node in (one, other)]
+    if made[0] != made[1]:
         what.append("outputs")
     return tuple(what)
 

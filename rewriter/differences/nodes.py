@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import onnx
 
-from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.differences.tensors import digest
+from rewriter.files.load import LoadedModel
+from rewriter.graph.view import ONNX_DOMAINS, opsets
+
+_SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
+"""Where the defaults of attributes stand."""
 
 _ROUNDS = 2
 """How many steps around a node its surroundings reach."""
@@ -41,25 +46,33 @@ class Nodes:
     """The nodes of one graph, with what matching asks of them.
 
     Attributes:
+        model: the model that holds the graph.
         nodes: in graph order.
-        weights: initializer name to its fingerprint.
-        inputs: names of the graph's inputs.
-        outputs: names of the graph's outputs.
-        opsets: operator domain to version.
+        weights: initializer name to its fingerprint, those of the graphs around it included.
+        inputs: the graph's inputs, each with what tells it from the others: a name, in a body its place.
+        outputs: its outputs, likewise.
+        outer: names of the graphs around it, and what the other model calls these tensors.
     """
 
+    model: LoadedModel
     nodes: Sequence[onnx.NodeProto]
     weights: Mapping[str, bytes]
-    inputs: frozenset[str]
-    outputs: tuple[str, ...]
-    opsets: Mapping[str, int]
+    inputs: Mapping[str, str]
+    outputs: Sequence[tuple[str, str]]
+    outer: Mapping[str, str]
+
+    @cached_property
+    def opsets(self) -> Mapping[str, int]:
+        """Operator domain to version."""
+        return opsets(self.model.proto.opset_import)
 
     def computed(self) -> list[bytes]:
         """For each node a digest of the whole computation above it."""
-        known = {**{name: b"i" + name.encode() for name in self.inputs}, **self.weights}
+        known = {**self.weights, **{name: b"i" + place.encode() for name, place in self.inputs.items()}}
         found = []
         for node in self.nodes:
-            parts = [own_digest(node, self.opsets), *(known.get(name, b"?" + name.encode()) for name in node.input)]
+            given = (known.get(name, b"?" + self.outer.get(name, name).encode()) for name in node.input)
+            parts = [own_digest(self, node), *given]
             found.append(_digest(parts))
             known.update({name: _digest([found[-1], bytes([place % 256])]) for place, name in enumerate(node.output)})
         return found
@@ -71,10 +84,7 @@ class Nodes:
         for index, node in enumerate(self.nodes):
             for name in node.input:
                 readers[name].append(index)
-        digests = [
-            _digest([own_digest(node, self.opsets), *(self._weight(name) for name in node.input)])
-            for node in self.nodes
-        ]
+        digests = self._own()
         for _ in range(_ROUNDS):
             above = [[digests[maker[name]] for name in node.input if name in maker] for node in self.nodes]
             # A tensor that everything reads (a mask) tells little, and would make this quadratic.
@@ -89,22 +99,19 @@ class Nodes:
     def led_to(self) -> list[bytes]:
         """For each node a digest of everything below it, down to the outputs of the graph."""
         below: dict[str, list[bytes]] = defaultdict(list)
-        for name in self.outputs:
-            below[name].append(b"o" + name.encode())
+        for name, place in self.outputs:
+            below[name].append(b"o" + place.encode())
         own = self._own()
         for index in reversed(range(len(self.nodes))):
             node = self.nodes[index]
             own[index] = _digest([own[index], *(_digest(sorted(below.pop(name, []))) for name in node.output)])
-            for place, name in enumerate(node.input):
-                below[name].append(_digest([own[index], str(place).encode()]))
+            for number, name in enumerate(node.input):
+                below[name].append(_digest([own[index], str(number).encode()]))
         return own
 
     def _own(self) -> list[bytes]:
         """For each node a digest of its operator, attributes and weights."""
-        return [
-            _digest([own_digest(node, self.opsets), *(self._weight(name) for name in node.input)])
-            for node in self.nodes
-        ]
+        return [_digest([own_digest(self, node), *(self._weight(name) for name in node.input)]) for node in self.nodes]
 
     def _weight(self, name: str) -> bytes:
         return self.weights.get(name, b"i" if name in self.inputs else b"-")
@@ -119,21 +126,25 @@ def match(a: Nodes, b: Nodes) -> Matches:
         for digests in (Nodes.computed, Nodes.led_to, Nodes.surroundings):
             ours, theirs = digests(a), digests(b)
             matcher.in_order(ours.__getitem__, theirs.__getitem__)
-        alias = matcher.aliases()
-        matcher.unique(_by_inputs(a, alias), _by_inputs(b, {}))
+        matcher.unique(_by_inputs(a, matcher.aliases()), _by_inputs(b, {}))
     return matcher.result()
 
 
-def attributes(node: onnx.NodeProto, opsets: Mapping[str, int]) -> dict[str, bytes]:
-    """The attributes of a node as bytes, without those at their defaults: stating a default changes nothing."""
-    defaults = _defaults("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type, opsets.get(node.domain, 1))
-    stated = {item.name: value_of(item) for item in node.attribute}
+def attributes(graph: Nodes, node: onnx.NodeProto) -> dict[str, bytes]:
+    """The attributes of a node as bytes, without those at their defaults: stating a default changes nothing.
+
+    Raises:
+        ModelError: external data cannot be read.
+    """
+    domain = "" if node.domain in ONNX_DOMAINS else node.domain
+    defaults = _defaults(domain, node.op_type, graph.opsets.get(domain, 1))
+    stated = {item.name: value_of(item, graph.model) for item in node.attribute}
     return {name: value for name, value in sorted(stated.items()) if defaults.get(name) != value}
 
 
-def own_digest(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bytes:
+def own_digest(graph: Nodes, node: onnx.NodeProto) -> bytes:
     """Operator and attributes, without names and without the graphs inside."""
-    stated = attributes(node, opsets)
+    stated = attributes(graph, node)
     return _digest([operator(node).encode(), *(name.encode() + b"=" + value for name, value in stated.items())])
 
 
@@ -143,26 +154,43 @@ def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return {}
-    return {item.name: value_of(item.default_value) for item in schema.attributes.values() if item.default_value.name}
+    stated = (item.default_value for item in schema.attributes.values() if item.default_value.name)
+    return {value.name: value_of(value, _SCHEMAS) for value in stated}
 
 
-def value_of(attribute: onnx.AttributeProto) -> bytes:
-    """The value of an attribute as bytes: its name, its doc string, a tensor's name and graphs left out."""
+def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
+    """The value of an attribute as bytes: its name, doc string and graphs left out, tensors by content."""
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-        return b"graph"
+        return b"%d graphs" % max(len(attribute.graphs), 1)
     plain = onnx.AttributeProto()
     plain.CopyFrom(attribute)
-    plain.ClearField("name")
-    plain.ClearField("doc_string")
-    if plain.HasField("t"):
-        plain.t.ClearField("name")
+    sparse = [*plain.sparse_tensors, *([plain.sparse_tensor] if plain.HasField("sparse_tensor") else [])]
+    tensors = [*plain.tensors, *([plain.t] if plain.HasField("t") else [])]
+    tensors += [part for each in sparse for part in (each.values, each.indices)]
+    content = [digest(model, tensor) for tensor in tensors]
+    for each in sparse:
+        each.ClearField("values")
+        each.ClearField("indices")
+    for field in ("name", "doc_string", "t", "tensors"):
+        plain.ClearField(field)
     data: bytes = plain.SerializeToString(deterministic=True)
-    return data
+    return data + b"".join(content)
 
 
 def operator(node: onnx.NodeProto) -> str:
-    """`Add`, or `com.microsoft::Gelu` with a domain of its own."""
-    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+    """`Add`, or `com.microsoft::Gelu` with a domain of its own; `:` and the overload of a function that has one."""
+    name = node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+    return f"{name}:{node.overload}" if node.overload else name
+
+
+def aliases(a: Nodes, b: Nodes, pairs: Iterable[tuple[int, int]]) -> dict[str, str]:
+    """Tensor of A to the tensor of B in its place: outputs of paired nodes, inputs, tensors of the graphs around."""
+    places = {place: name for name, place in b.inputs.items()}
+    alias = {**a.outer, **{name: places[place] for name, place in a.inputs.items() if place in places}}
+    for ours, theirs in pairs:
+        names = zip(a.nodes[ours].output, b.nodes[theirs].output, strict=False)
+        alias.update((left, right) for left, right in names if left and right)
+    return alias
 
 
 class _Matcher:
@@ -197,10 +225,7 @@ class _Matcher:
 
     def aliases(self) -> dict[str, str]:
         """Tensor of A to the tensor of B that stands in its place, as far as nodes are paired."""
-        alias: dict[str, str] = {}
-        for ours, theirs in self._pairs:
-            alias.update(zip(self._graphs[0].nodes[ours].output, self._graphs[1].nodes[theirs].output, strict=False))
-        return alias
+        return aliases(*self._graphs, self._pairs)
 
     def _pair(self, ours: int, theirs: int) -> None:
         self._pairs.append((ours, theirs))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,12 +104,25 @@ def fingerprint(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
     Raises:
         ModelError: data cannot be read.
     """
-    digest = hashlib.blake2b(kind_of(tensor).encode(), digest_size=16)
+    return _digest(model, tensor, lambda size: dict.fromkeys((0, max(size - _SAMPLE, 0))), _SAMPLE)
+
+
+def digest(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
+    """Type, dims and a digest of all data: the same for equal tensors only.
+
+    Raises:
+        ModelError: data cannot be read.
+    """
+    return _digest(model, tensor, lambda size: range(0, size, _PIECE), _PIECE)
+
+
+def _digest(model: LoadedModel, tensor: onnx.TensorProto, starts: Callable[[int], Iterable[int]], length: int) -> bytes:
+    found = hashlib.blake2b(kind_of(tensor).encode(), digest_size=16)
     with ExitStack() as stack:
         source = _Source.of(model, tensor, stack)
-        for start in dict.fromkeys((0, max(source.size - _SAMPLE, 0))):
-            digest.update(source.piece(start, _SAMPLE))
-    return digest.digest()
+        for start in starts(source.size):
+            found.update(source.piece(start, length))
+    return found.digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,11 @@
-"""Proof of one replaced block: its region on adversarial points, and the whole block on real inputs.
+"""Proof of one replaced block: its region on adversarial points, and the whole block on real and spread inputs.
 
 Where the whole block was replaced, so that its region's ends are gone, the heads are proved from the block's inputs
 instead (`rewriter.proof.wholes`).
 
-Comes in: the original and the rewritten model, a `Claim`, and values that the block really sees. Goes out: a
-`BlockItem`, which is all that the proof of this block needs, and from it a `BlockProof`. An item holds the block's
-nodes and where its weights stand, so that it can be sent to another process, and a model of any size is proved in the
-memory of one block. The whole block (W1, heads, W2) must be as accurate against float64 as the original block.
+A `BlockItem` holds the block's nodes and where its weights stand, so that it can be sent to another process, and a
+model of any size is proved in the memory of one block. The whole block (W1, heads, W2) must be the planned block up to
+rounding (`rewriter.proof.planned`): in float64 exactly so, and in the model's type as closely as the original block is.
 """
 
 from __future__ import annotations
@@ -21,12 +20,16 @@ from rewriter.graph.extract import cut
 from rewriter.graph.segments import bytes_of
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
+from rewriter.proof.distance import Array, ratio
+from rewriter.proof.pass_rule import Channels, Wide, exact_rounding, worst
+from rewriter.proof.planned import shaken
 from rewriter.proof.points import machine_epsilon, numpy_dtype
 from rewriter.proof.regions import Regions, prove_region, regions_of
 from rewriter.proof.runs import Results, Wanted, Way
 from rewriter.proof.segments import SEGMENT, open_part, run_in_segments
+from rewriter.proof.spread import spread, variants
 from rewriter.proof.wholes import Heads, heads_of, prove_heads
+from rewriter.text import quoted
 
 Feeds = Mapping[str, Array]
 
@@ -37,22 +40,26 @@ class BlockItem:
 
     Attributes:
         claim: what is claimed.
-        heads: the replaced region of both models; or the parts from which heads are proved that replaced a whole block.
-        wholes: the block of the original and of the rewritten model.
-        reweighted: the original's block with the rewritten model's weights, where these are others: what the certified
-            errors of the heads amount to is measured from there, so that a wrong weight cannot pass for one.
-        gate: the original's way from the block's inputs to the pre-activation, where that must stay in a domain.
+        heads: the replaced region of both models; or the parts from which heads are proved that replaced a whole block;
+            or what is wrong where the heads read something else than the original does.
+        before: the original's block.
+        after: the rewritten model's.
+        planned: the original's block with the plan's numbers as its activation, and with the rewritten model's weights
+            where these are others.
         inputs: values that the block really sees, case by case; none skips the whole block.
         ways: how to run it.
+        reweighted: the original's block with the rewritten model's weights, where these are others: it must compute
+            what the original's does.
     """
 
     claim: Claim
-    heads: Regions | Heads
-    wholes: tuple[LoadedModel, LoadedModel]
+    heads: Regions | Heads | str
+    before: Side
+    after: Side
+    planned: Side
     inputs: tuple[Feeds, ...]
     ways: tuple[Way, ...]
-    reweighted: LoadedModel | None = None
-    gate: LoadedModel | None = None
+    reweighted: Side | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,8 @@ class BlockProof:
 
     Attributes:
         name: the block.
-        exact_error: largest error of the heads in float64, over max(1, |f|); None without a float64 evaluation.
+        exact_error: largest error of the heads in float64, over max(1, |f|) (of a gate over max(1, |h|) |u|); None
+            without a float64 evaluation.
         region_error: largest error of the heads in the model's type, over max(1, |f|).
         region_ratio: that over the original region's.
         block_error: largest error of the block on real inputs, absolute; None without a float64 evaluation.
@@ -104,6 +112,7 @@ class _Whole:
 def block_item(
     original: Side,
     rewritten: Side,
+    planned: Side,
     claim: Claim,
     inputs: Sequence[Feeds],
     ways: Sequence[Way],
@@ -114,25 +123,42 @@ def block_item(
     Args:
         original: the original model, in the form that the claim names tensors of.
         rewritten: the rewritten model.
+        planned: the original with the plan's numbers as its activations.
         claim: what is claimed.
         inputs: values of `block_needs`, one mapping per case; none skips the second half of the proof.
         ways: execution providers, with and without graph optimisation.
         reweighted: the original with the rewritten model's weights, where these are others.
     """
     names = tuple(inputs[0]) if inputs else claim.block_inputs
-    before, after = (side.part(claim, names, claim.block_outputs) for side in (original, rewritten))
-    between = None if reweighted is None else reweighted.part(claim, names, claim.block_outputs)
-    bounded = bool(inputs) and np.isfinite(claim.domain)
-    gate = original.part(claim, names, claim.inputs[:1]) if bounded else None
-    if claim.heads:
-        heads: Regions | Heads = heads_of(original, rewritten, claim, inputs)
+    before, after, between = (
+        Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
+    )
+    heads: Regions | Heads | str
+    foreign = _foreign(original, rewritten, claim, names, claim.block_outputs)
+    if foreign is None and not claim.heads:
+        foreign = _foreign(original, rewritten, claim, claim.inputs, (claim.output,))
+    if foreign is not None:
+        heads = f"{claim.name}: its heads read {quoted(foreign)}, which the original's block does not"
+    elif claim.heads:
+        heads = heads_of(original, rewritten, claim, inputs)
     else:
         heads = regions_of(original, rewritten, claim)
-    return BlockItem(claim, heads, (before, after), tuple(inputs), tuple(ways), between, gate)
+    other = None if reweighted is None else Side.of(reweighted.part(claim, names, claim.block_outputs))
+    return BlockItem(claim, heads, before, after, between, tuple(inputs), tuple(ways), other)
+
+
+def _foreign(
+    original: Side, rewritten: Side, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]
+) -> str | None:
+    """A tensor that the rewritten part reads and the original's does not; None where there is none."""
+    ours, theirs = (cut(side.views[claim.path], inputs, outputs).inputs for side in (original, rewritten))
+    return next((name for name in theirs if name not in ours), None)
 
 
 def prove_block(item: BlockItem) -> BlockProof:
     """Prove one block. A function of its item alone: it runs in any process that can read the weights."""
+    if isinstance(item.heads, str):
+        return BlockProof(item.claim.name, None, float("inf"), float("inf"), None, None, (item.heads,))
     if isinstance(item.heads, Heads):
         region = prove_heads(item.heads, item.claim, item.ways)
     else:
@@ -145,7 +171,7 @@ def prove_block(item: BlockItem) -> BlockProof:
         region_ratio=region.ratio,
         block_error=whole.error,
         block_ratio=whole.ratio,
-        failures=(*region.failures, *whole.failures, *_beyond_domain(item)),
+        failures=(*region.failures, *whole.failures),
         infinite=region.infinite,
         region_original_error=region.original_error,
         block_original_error=whole.original_error,
@@ -169,69 +195,159 @@ def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
     feeds = {}
     for name in claim.block_inputs:
         rank = original.views[claim.path].type_of(name).rank or 2
-        values = rng.normal(0.0, 1.0, (*(1,) * (rank - 2), 17, claim.width))
+        lead = (2, *(1,) * (rank - 3)) if rank > 2 else ()
+        values = rng.normal(0.0, 1.0, (*lead, 19, claim.width))
         feeds[name] = values.astype(numpy_dtype(original.views[claim.path].type_of(name).elem_type or claim.elem_type))
     return [feeds]
 
 
 def _prove_whole(item: BlockItem) -> _Whole:
-    claim, outputs = item.claim, item.claim.block_outputs
-    cases = _cases(item, item.wholes[0])
-    truth, rebuilt = (_evaluated(part, cases) for part in item.wholes)
-    certain = truth if item.reweighted is None else _evaluated(item.reweighted, cases)
-    if truth is None or rebuilt is None or certain is None:
+    real = [Case(str(number), feeds) for number, feeds in enumerate(item.inputs)]
+    cases = [*real, *_accepted(item.before, spread(item.claim, item.inputs))]
+    evaluated = _Evaluated.of(item, cases)
+    if evaluated is None:
         return _Whole(None, None)
-    carried = _distance(rebuilt, certain, outputs)
-    floor = machine_epsilon(claim.elem_type) * max(magnitude(right[name]) for right in truth for name in outputs)
-    worst = worst_ratio = worst_old = bound = 0.0
-    failures = []
+    parts = [_judge(item, cases, evaluated, name) for name in item.claim.block_outputs]
+    failures = [failure for part in parts for failure in part.failures]
+    failures += [*_variants(item, cases), *_reweighted(item, cases, evaluated)]
+    return _Whole(
+        error=max(part.error or 0.0 for part in parts),
+        ratio=max(part.ratio or 0.0 for part in parts),
+        failures=tuple(dict.fromkeys(failures)),
+        original_error=max(part.original_error or 0.0 for part in parts),
+        allowed=max(part.allowed or 0.0 for part in parts),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluated:
+    """Float64 evaluations of a block, case by case."""
+
+    truth: Results
+    planned: Results
+    shaken: Results
+    rebuilt: Results
+
+    @classmethod
+    def of(cls, item: BlockItem, cases: Sequence[Case]) -> _Evaluated | None:
+        found = [_wide(side, cases) for side in (item.before, item.planned, shaken(item.planned), item.after)]
+        truth, planned, moved, rebuilt = found
+        if truth is None or planned is None or moved is None or rebuilt is None:
+            return None
+        return cls(truth, planned, moved, rebuilt)
+
+    def of_output(self, name: str) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
+        """One output of each evaluation."""
+        each = (self.truth, self.planned, self.shaken, self.rebuilt)
+        truth, planned, moved, rebuilt = ([case[name] for case in results] for results in each)
+        return truth, planned, moved, rebuilt
+
+
+def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: str) -> _Whole:
+    """One output of the block: the emitted block against the planned one, in float64 and in every way."""
+    claim, eps = item.claim, machine_epsilon(item.claim.elem_type)
+    truth, planned, moved, rebuilt = evaluated.of_output(name)
+    channels = Channels.of(truth)
+    granted = channels.errors(moved, planned)
+    failures: list[str] = []
+    error = worst_ratio = original_error = allowed = 0.0
+    exact = channels.errors(rebuilt, planned)
     for way in item.ways:
-        old, new = (_distance(_runs(part, way, cases, outputs), truth, outputs) for part in item.wholes)
-        allowed = FACTOR * max(old, floor) + carried
-        worst_old, bound = max(worst_old, old), allowed if new >= worst else bound
-        worst, worst_ratio = max(worst, new), max(worst_ratio, ratio(new, old, floor))
-        if not new <= allowed:
+        old, new = ([run[name] for run in _runs(part, way, cases, [name])] for part in (item.before, item.after))
+        old_errors = channels.errors(old, truth, old)
+        rounding = channels.rounding(old_errors, eps)
+        found = worst(channels.errors(new, planned, old), rounding, granted)
+        if not found.holds:
+            failures.append(f"{claim.name}: on its inputs the block's {found.text} on {way}")
+        found64 = worst(exact, exact_rounding(rounding, eps), granted)
+        if not found64.holds:
             failures.append(
-                f"{claim.name}: on real inputs the block is off by {new:.3g} on {way}, allowed are {allowed:.3g}"
+                f"{claim.name}: in float64 the block is {found64.error:.3g} away from its plan on its inputs, more "
+                f"than the {found64.allowed:.3g} that rounding explains"
             )
-    return _Whole(worst, worst_ratio, tuple(failures), worst_old, bound)
+        new_error = float(np.max(channels.errors(new, truth, old), initial=0.0))
+        old_error = float(np.max(old_errors, initial=0.0))
+        if new_error >= error:
+            error, allowed = new_error, _total(found.allowed, channels.errors(planned, truth))
+        floor = eps * float(np.max(channels.scale, initial=0.0))
+        worst_ratio = max(worst_ratio, ratio(new_error, old_error, floor))
+        original_error = max(original_error, old_error)
+    return _Whole(error, worst_ratio, tuple(failures), original_error, allowed)
 
 
-def _cases(item: BlockItem, part: LoadedModel) -> list[Case]:
-    """The real inputs, as far as a part of the block reads them."""
-    wanted = {value.name for value in part.proto.graph.input}
-    return [
-        Case(str(number), {name: value for name, value in feeds.items() if name in wanted})
-        for number, feeds in enumerate(item.inputs)
-    ]
+def _total(rounding: float, certified: Wide) -> float:
+    """What the distance from the original may be: rounding, and what the certified error amounts to."""
+    return rounding + float(np.max(certified, initial=0.0))
 
 
-def _beyond_domain(item: BlockItem) -> list[str]:
-    """What is wrong when real pre-activations lie beyond where the claim holds."""
-    if item.gate is None:
+def _reweighted(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated) -> list[str]:
+    """Where neurons were merged: what the block's other weights make of its inputs, with its own activation."""
+    if item.reweighted is None:
         return []
-    claim, cases = item.claim, _cases(item, item.gate)
-    (gate, *_) = claim.inputs
-    way = Way(item.ways[0].provider, optimise=False)
-    reached = max(magnitude(values[gate]) for values in _runs(item.gate, way, cases, [gate]))
-    if reached <= claim.domain:
+    merged = _wide(item.reweighted, cases)
+    if merged is None:
         return []
-    limit = f"the program holds up to {claim.domain:.4g}; convert it with a larger --domain, or leave it with --skip"
-    return [f"{claim.name}: pre-activations reach {reached:.4g}, {limit}"]
+    old = _runs(item.before, item.ways[0], cases, item.claim.block_outputs)
+    failures = []
+    for name in item.claim.block_outputs:
+        truth, own = ([case[name] for case in results] for results in (evaluated.truth, old))
+        channels = Channels.of(truth)
+        rounding = channels.rounding(channels.errors(own, truth, own), machine_epsilon(item.claim.elem_type))
+        found = worst(channels.errors([case[name] for case in merged], truth), rounding)
+        if not found.holds:
+            failures.append(
+                f"{item.claim.name}: with its neurons merged the block computes something else, {found.text}"
+            )
+    return failures
 
 
-def _evaluated(part: LoadedModel, cases: Sequence[Case]) -> Results | None:
+def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
+    """The rarer ways through the block: several chunks, every position slot. In the model's type, the first way."""
+    claim, way, failures = item.claim, item.ways[0], list[str]()
+    for case, part, what in variants(claim, item.after.model, cases):
+        truth, planned = (_wide(side, [case]) for side in (item.before, item.planned))
+        if truth is None or planned is None:
+            return []
+        made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(_wanted(case, part))
+        old = _runs(item.before, way, [case], claim.block_outputs)
+        for name in claim.block_outputs:
+            channels = Channels.of([truth[0][name]])
+            own = [old[0][name]]
+            rounding = channels.rounding(channels.errors(own, [truth[0][name]], own), machine_epsilon(claim.elem_type))
+            found = worst(channels.errors([made[name]], [planned[0][name]], own), rounding)
+            if not found.holds:
+                failures.append(f"{claim.name}: {what} the block's {found.text} on {way}")
+    return failures
+
+
+def _accepted(before: Side, cases: Sequence[Case]) -> list[Case]:
+    """The cases whose sizes the original's block takes: a static shape inside it may fix them."""
+    from rewriter.errors import ValidationError
+
+    kept = []
+    if cases:
+        session = open_part(before.model, "cpu", optimise=False, prepack=False)
+        for case in cases:
+            try:
+                session.run(_wanted(case, before.model))
+            except ValidationError:
+                continue
+            kept.append(case)
+    return kept
+
+
+def _wanted(case: Case, part: LoadedModel) -> dict[str, Array]:
+    names = {value.name for value in part.proto.graph.input}
+    return {name: value for name, value in case.feeds.items() if name in names}
+
+
+def _wide(side: Side, cases: Sequence[Case]) -> Results | None:
     """The block in float64, one of its weights at a time where they are large."""
-    return run_in_segments(Side.of(part), cases, Wanted(wide=True), lambda _what, _done, _total: None).truth
+    cases = [Case(case.name, _wanted(case, side.model)) for case in cases]
+    return run_in_segments(side, cases, Wanted(wide=True), lambda _what, _done, _total: None).truth
 
 
-def _runs(part: LoadedModel, way: Way, cases: Sequence[Case], outputs: Sequence[str]) -> Results:
-    weights = sum(bytes_of(tensor) for tensor in part.proto.graph.initializer)
-    session = open_part(part, way.provider, optimise=way.optimise, prepack=weights <= SEGMENT)
-    return [session.run(case.feeds, outputs) for case in cases]
-
-
-def _distance(values: Results, truth: Results, outputs: Sequence[str]) -> float:
-    """Largest distance over cases and outputs."""
-    pairs = zip(values, truth, strict=True)
-    return max(largest(gap(value[name], right[name])) for value, right in pairs for name in outputs)
+def _runs(side: Side, way: Way, cases: Sequence[Case], outputs: Sequence[str]) -> Results:
+    weights = sum(bytes_of(tensor) for tensor in side.model.proto.graph.initializer)
+    session = open_part(side.model, way.provider, optimise=way.optimise, prepack=weights <= SEGMENT)
+    return [session.run(_wanted(case, side.model), outputs) for case in cases]

@@ -14,6 +14,7 @@ import onnx
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import upstream
 from rewriter.graph.view import GraphView
+from rewriter.proof.noise import QUANTISERS
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, 0}
 """Element types that are compared; 0 is a type that inference does not know."""
@@ -92,6 +93,20 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
         if name in a.producer and name in b.producer:
             found.setdefault(name, Boundary(name, f"output {name}", "output"))
     return tuple(sorted(found.values(), key=lambda boundary: a.producer[boundary.tensor]))
+
+
+def rounded(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
+    """The tensors that quantisers of both models read: nothing is rounded to few bits between one and the next.
+
+    So what a part between them computes does not depend on which side of a step a value happens to fall.
+    """
+    read = [{name for node in view.nodes if node.op_type in QUANTISERS for name in node.input} for view in (a, b)]
+    ends = {mark.end: mark for mark in landmarks}
+    return tuple(
+        Boundary(name, f"{ends[name].name}, activation" if name in ends else name, "stream", ends.get(name))
+        for name in common(a, b)
+        if all(name in names for names in read)
+    )
 
 
 def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> Iterator[str]:

@@ -1,7 +1,6 @@
-"""How large tensors get: the original model, run on the inputs that it will be proved on.
+"""How large tensors get on the inputs that the model will be proved on, all of them.
 
-Comes in: a model, names of tensors of its main graph, and settings. Goes out: the largest finite |entry| of each. A
-fitted head program holds on a domain, which is chosen from these.
+A fitted head program holds on a domain, which is chosen from the largest pre-activations.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import magnitude
 from rewriter.proof.endtoend import CPU
 from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.runs import Progress, Wanted, run_whole
@@ -22,7 +20,7 @@ from rewriter.proof.settings import Settings
 def largest_magnitudes(
     model: LoadedModel, tensors: Sequence[str], settings: Settings, progress: Progress
 ) -> dict[str, float]:
-    """The largest finite |entry| of each tensor on the first inputs that the model accepts.
+    """The largest finite |entry| of each tensor over all inputs that the model accepts.
 
     Raises:
         ValidationError: the model runs on none of them.
@@ -36,7 +34,7 @@ def largest_magnitudes(
     else:
         cases = make_cases(model.proto, seed=settings.seed, dims=settings.dims)
     run = run_in_segments if settings.by_blocks(model.size) else run_whole
-    runs = run(side, cases, Wanted((CPU,), taps, may_refuse=True, what="the original"), progress)
-    if not runs.taps:
+    runs = run(side, cases, Wanted((CPU,), watched=taps, may_refuse=True, what="the original"), progress)
+    if not runs.cases:
         raise ValidationError(f"the model runs on none of the {len(cases)} inputs tried ({runs.skipped[0]})")
-    return {name: max(magnitude(values[name]) for values in runs.taps) for name in taps}
+    return dict(runs.reached)

@@ -1,10 +1,8 @@
-"""How far apart two outputs are.
+"""How far apart two outputs are: `OutputStats` of an expected and an actual array, combined over several cases.
 
-Comes in: the expected and the actual array of one output. Goes out: `OutputStats`, and their combination over
-several cases. Used by the validation, end to end and per block.
-
-Everything is computed in float64, in pieces. Elements that are NaN or infinite at either
-side are left out of the distances and judged by parity: both sides must have the same ones.
+Everything is computed in float64, in pieces. Elements that are NaN or infinite on either side are left out of the
+distances and judged by parity: both sides must have the same ones. An output of which no element was ever compared
+has not been validated (`uncompared`).
 """
 
 from __future__ import annotations
@@ -22,6 +20,9 @@ from rewriter.proof.pieces import Distances, is_ranking, measure
 
 Array = NDArray[Any]
 
+STRINGS = frozenset("OUS")
+"""Kinds of numpy element types that hold strings."""
+
 _LOGITS = re.compile(r"logits|scores", re.IGNORECASE)
 
 
@@ -31,7 +32,7 @@ class OutputStats:
 
     Attributes:
         name: the output.
-        elements: how many elements were compared.
+        elements: how many elements there are.
         max_abs: largest absolute difference, in output units; infinite when shapes or parity differ.
         mean_abs: mean absolute difference.
         p99_abs: absolute difference that 99 % of the elements stay below; the largest of the cases' after
@@ -58,6 +59,8 @@ class OutputStats:
         p99_rel: what 99 % of those stay below; the largest of the cases'.
         worst_rel: index of `max_rel`.
         worst_rel_case: which of the merged cases it lies in.
+        finite: how many elements are finite on both sides, so that their distances were measured; of values that are
+            not floating-point, all.
     """
 
     name: str
@@ -84,6 +87,7 @@ class OutputStats:
     p99_rel: float = 0.0
     worst_rel: tuple[int, ...] | None = None
     worst_rel_case: int = 0
+    finite: int = 0
 
     @property
     def comparable(self) -> bool:
@@ -98,14 +102,24 @@ def compare(name: str, expected: Array, actual: Array) -> OutputStats:
     when it is float with a last axis of two or more.
     """
     same_shape = expected.shape == actual.shape
-    same_dtype = expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= set("OUS")
+    same_dtype = expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= STRINGS
     if not same_shape:
         return _apart(name, same_dtype=same_dtype)
-    if expected.dtype.kind in "OUS" or actual.dtype.kind in "OUS":
+    if expected.dtype.kind in STRINGS or actual.dtype.kind in STRINGS:
         return _compare_strings(name, expected, actual, same_dtype=same_dtype)
     ranked = is_ranking(expected) and (bool(_LOGITS.search(name)) or expected.shape[-1] > 1)
     found = measure(expected, actual, ranked=ranked)
     return _stats(name, found, expected.shape, same_dtype=same_dtype)
+
+
+def uncompared(stats: OutputStats) -> str | None:
+    """Why nothing of an output was compared, over all of its cases; None where at least one finite element was.
+
+    An output may be empty in some cases, such as a cache before the first token, but not in all.
+    """
+    if stats.finite or not stats.same_shape:
+        return None
+    return "is NaN or infinite throughout, in every case" if stats.elements else "has no elements in any case"
 
 
 def merge(stats: Sequence[OutputStats]) -> OutputStats:
@@ -118,7 +132,8 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
     ranked = [each for each in stats if each.top1 is not None and each.rows]
     rows = sum(each.rows for each in ranked)
     cosines = [each.cosine for each in stats if each.cosine is not None]
-    mean = sum(each.mean_abs * each.elements for each in stats if each.elements) / max(elements, 1)
+    finite = sum(each.finite for each in stats)
+    mean = sum(each.mean_abs * each.finite for each in stats if each.finite) / max(finite, 1)
     return OutputStats(
         name=stats[0].name,
         elements=elements,
@@ -144,6 +159,7 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
         p99_rel=max(each.p99_rel for each in stats),
         worst_rel=stats[worst_rel].worst_rel,
         worst_rel_case=worst_rel,
+        finite=finite,
     )
 
 
@@ -178,6 +194,7 @@ def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: b
         mean_rel=found.mean_rel,
         p99_rel=found.p99_rel,
         worst_rel=_index(found.worst_rel, shape),
+        finite=found.finite,
     )
 
 
@@ -199,7 +216,8 @@ def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: b
     place = int(unequal.argmax()) if unequal.size else None
     worst = _index(place, expected.shape)
     return OutputStats(
-        name, unequal.size, far, far, far, far, None, None, None, worst, 0, True, same_dtype, True, True, far
+        name, unequal.size, far, far, far, far, None, None, None, worst, 0, True, same_dtype, True, True, far,
+        finite=unequal.size,
     )  # fmt: skip
 
 

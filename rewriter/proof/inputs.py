@@ -34,6 +34,8 @@ _WITH_BRANCHES = (
     Setting(1, 17), Setting(3, 17), Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, 64),
     Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
 )  # fmt: skip
+_FIRST = (Setting(3, 17), Setting(1, 64))
+"""What comes first, since blocks are tried on it as well: several sequences, and a long one."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 
 
@@ -42,6 +44,7 @@ class _Plan:
     sizes: Sizes
     cached: bool
     special: bool
+    setting: Setting
 
 
 def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
@@ -70,6 +73,7 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
             resolve(specs, setting, hints=hints, fixed=fixed, longest=tables.sequence),
             setting.past > 0,
             setting.special,
+            setting,
         )
         for setting in _settings(specs, branches=branches)
     ]
@@ -80,10 +84,15 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
         rows = tables.rows.get(spec.name)
         return Request(spec, plan.sizes, rows, plan.cached, plan.special, masked, seed, number)
 
+    numbered = sorted(enumerate(chosen), key=lambda entry: _place(entry[1][1].setting))
     return tuple(
         Case(name, {spec.name: make_values(request(spec, plan, number)) for spec in specs})
-        for number, (name, plan) in enumerate(chosen)
+        for number, (name, plan) in numbered
     )
+
+
+def _place(setting: Setting) -> int:
+    return _FIRST.index(setting) if setting in _FIRST else len(_FIRST)
 
 
 def _is_branch(spec: InputSpec) -> bool:

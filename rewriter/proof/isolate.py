@@ -1,10 +1,8 @@
 """Which part of B is wrong: every part by itself, fed with what A really computes.
 
-Comes in: two models and their boundaries. Goes out: `Isolated` for each part between boundaries, and a `Fault` for each
-guilty one, narrowed down as far as both models name tensors alike. Used by `--bisect`.
-
 Errors do not travel from one part to the next here: each part of B reads A's own values, so a part is guilty by what
-it does itself. Parts are cut out one at a time; external weights stay external.
+it does itself. A guilty part is narrowed down as far as both models name tensors alike. Parts are cut out one at a
+time; external weights stay external.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -21,18 +18,22 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, upstream
 from rewriter.proof.boundaries import Boundary, Landmark, common
 from rewriter.proof.cases import Case
-from rewriter.proof.claims import Side
-from rewriter.proof.distance import FACTOR, Array, magnitude
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.distance import Array
 from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.proof.judging import Values, judge
+from rewriter.proof.noise import QUANTISERS
 from rewriter.proof.pairs import open_model
+from rewriter.proof.reference.operators import Operator
 from rewriter.proof.roles import is_float
+from rewriter.proof.sensitivity import Sensitivity, sensitivity
 from rewriter.proof.taps import GROUP_BYTES, groups, open_tapped
-from rewriter.proof.verdicts import believable, distance, ratio_of
 
 _MOST_INNER = 48
 """Tensors inside a guilty part that are looked at in one step."""
 
 Feeds = Mapping[str, Array]
+Own = Mapping[tuple[str, str], Operator]
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class Isolated:
     Attributes:
         boundary: where the part ends.
         error_a: error of A's part against float64 on the same values; None without a reference.
-        error_b: error of B's part.
-        allowed: what that could be.
+        error_b: error of B's part; infinite where no tolerance would help.
+        allowed: what that may be.
         error_ratio: error of B over that of A.
         obstacle: why B's part did not run.
+        reason: why the part is guilty; None where it is not.
     """
 
     boundary: Boundary
@@ -54,11 +56,12 @@ class Isolated:
     allowed: float
     error_ratio: float | None
     obstacle: str | None = None
+    reason: str | None = None
 
     @property
     def guilty(self) -> bool:
         """Whether the part is further off than it may be."""
-        return not self.error_b <= self.allowed
+        return self.reason is not None
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ class Bench:
         b: the other model.
         cases: inputs that A accepts.
         provider: execution provider.
-        coarse: the share of the largest value that is allowed without a float64 reference.
-        certified: gives a model with A's weights and certified head programs, None where there are none.
+        coarse: see `rewriter.proof.judging.judge`.
+        planned: gives A with certified head programs, in float64; asked only where B is over its share.
+        claims: what is claimed of A's activations.
         optimise: whether the parts are run with graph optimisation; A's values are always taken without.
         progress: called with what is being done, steps done, steps in all.
     """
@@ -101,7 +105,8 @@ class Bench:
     cases: Sequence[Case]
     provider: str
     coarse: float
-    certified: Callable[[], Side | None] = lambda: None
+    planned: Callable[[], Sequence[Side]] = lambda: ()
+    claims: Sequence[Claim] = ()
     optimise: bool = False
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
 
@@ -178,26 +183,19 @@ def _examine(bench: Bench, stops: frozenset[str], targets: Sequence[Boundary], g
 def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[Feeds]) -> Isolated:
     name = target.tensor
     a, b = (side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
-    ours = [values[name] for values in seen]
-    right = _truth(a, name, seen)
+    plain = [values[name] for values in seen]
     try:
-        theirs = _run(bench, b, name, seen)
-        ours = _run(bench, a, name, seen) if bench.optimise else ours
+        new = _run(bench, b, name, seen)
+        old = _run(bench, a, name, seen) if bench.optimise else plain
     except ValidationError as error:
-        return Isolated(target, None, float("inf"), 0.0, None, str(error))
-    exact = ours if right is None else right
-    top = max(magnitude(values) for values in exact)
-    if not believable(distance(ours, exact), top, bench.coarse):
-        right, exact = None, ours
-    error_a, error_b = distance(ours, exact), distance(theirs, exact)
-    if right is None:
-        allowed, ratio = bench.coarse * top, None
-    else:
-        floor = (float(ml_dtypes.finfo(ours[0].dtype).eps) if is_float(ours[0].dtype) else 0.0) * top
-        allowed, ratio = FACTOR * max(error_a, floor), ratio_of(error_b, error_a, floor)
-    if not error_b <= allowed and right is not None:
-        allowed += _certified(bench, target, cuts[0], seen, right)
-    return Isolated(target, None if right is None else error_a, error_b, allowed, ratio)
+        return Isolated(target, None, float("inf"), 0.0, None, str(error), "does not run")
+    judged = judge(
+        Values(plain, old, new, _exact(a, name, seen)),
+        bench.coarse,
+        lambda channels: _moved(bench, a, name, seen).errors(name, channels),
+        lambda: _planned(bench, cuts[0], name, seen),
+    )
+    return Isolated(target, judged.error_a, judged.error_b, judged.allowed, judged.ratio, None, judged.reason)
 
 
 def _run(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> list[Array]:
@@ -206,22 +204,34 @@ def _run(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> 
     return [session.run(given, [name])[name] for given in feeds]
 
 
-def _truth(piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> list[Array] | None:
+def _moved(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> Sensitivity:
+    """How far rounding moves the end of A's part: itself too, since the part may compute it by another formula.
+
+    What a quantiser reads from outside is the same for both models.
+    """
+    cases = [Case("", _feeds(piece, values)) for values in seen]
+    quantised = {read for node in piece.proto.graph.node if node.op_type in QUANTISERS for read in node.input}
+    plain = [{name: values[name]} for values in seen]
+    return sensitivity(piece, cases, plain, bench.provider, claims=bench.claims, ends=[name], still=quantised)
+
+
+def _exact(piece: LoadedModel, name: str, seen: Sequence[Feeds], own: Own | None = None) -> list[Array] | None:
     try:
         feeds = [_feeds(piece, values) for values in seen]
-        exact = open_reference(piece.proto, piece.base_dir)
+        exact = open_reference(piece.proto, piece.base_dir, own)
         return [exact.run(given)[name] for given in feeds]
     except NoReference:
         return None
 
 
-def _certified(bench: Bench, target: Boundary, part: Cut, seen: Sequence[Feeds], right: Sequence[Array]) -> float:
-    """How far certified programs may move the end of this part."""
-    side = bench.certified()
-    if side is None or target.tensor not in side.main.producer:
-        return 0.0
-    rebuilt = _truth(side.piece(upstream(side.main, frozenset(part.inputs), [target.tensor])), target.tensor, seen)
-    return 0.0 if rebuilt is None else distance(rebuilt, right)
+def _planned(bench: Bench, part: Cut, name: str, seen: Sequence[Feeds]) -> list[list[Array]]:
+    """The end of A's part with certified programs, in float64."""
+    found = [
+        _exact(side.piece(upstream(side.main, frozenset(part.inputs), [name])), name, seen, side.own)
+        for side in bench.planned()
+        if name in side.main.producer
+    ]
+    return [values for values in found if values is not None]
 
 
 def _feeds(piece: LoadedModel, values: Feeds) -> dict[str, Array]:

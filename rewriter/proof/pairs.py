@@ -1,51 +1,49 @@
-"""Any two models of one signature, end to end, on one execution provider.
+"""Any two models of one signature, end to end, on one execution provider: what `rewrite validate` and `diff` judge by.
 
-Comes in: two models, cases, and the float64 evaluation of the first, A. Goes out: `OutputVerdict` for each output.
-Used by `rewrite validate` and `rewrite diff`.
-
-The rule is that of `rewriter.proof.endtoend` without anything allowed for certified errors:
-
-    e(B) <= 4 max(e(A), eps max|output|),
-
-so that a B whose weights differ cannot excuse itself by them. Where blocks of B are head programs with a certificate,
-the caller gives `certified`: how far those programs, made anew from A, may move each output. Where A has no float64
-evaluation, A itself stands in, and B may be as far from it as four times what A's own optimisation changes, or a small
-share of max|output|. So it does where A is many times that share away from its float64 evaluation: somewhere a rounding
-decides (which bucket of relative positions a distance falls into), so that float64 computes another function, and four
-times that distance would excuse anything. Given tolerances replace all of that for their outputs.
+Every output is judged by `rewriter.proof.judging`, without and with graph optimisation; B earns nothing by weights of
+its own. Where blocks of B are head programs with a certificate, the caller says how far A itself would be moved by
+programs made from A. Tolerances that the user gives replace the rule for their outputs. An output of which nothing
+could be compared does not pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import ml_dtypes
+from functools import cached_property
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.cases import Case
-from rewriter.proof.compare import OutputStats, compare, merge, top_k_agreement
-from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, setting
+from rewriter.proof.claims import Claim
+from rewriter.proof.compare import compare, merge, top_k_agreement, uncompared
+from rewriter.proof.distance import Array, gap, largest, setting
 from rewriter.proof.endtoend import coarsest_allowance
+from rewriter.proof.judging import Judged, Values, disparity, judge
 from rewriter.proof.roles import is_float
+from rewriter.proof.sensitivity import Sensitivity, sensitivity
 from rewriter.proof.sessions import Session, open_session
-from rewriter.proof.verdicts import (
-    Judged,
-    OutputVerdict,
-    PairProof,
-    Rules,
-    Tolerance,
-    believable,
-    distance,
-    parity,
-    ratio_of,
-)
+from rewriter.proof.verdicts import OutputVerdict, PairProof, Rules, Tolerance
 
 Results = Sequence[Mapping[str, Array]]
 
-Certified = Callable[[], Results | None]
-"""Evaluates in float64 what certified errors amount to; called only where the rule does not hold without."""
+
+@dataclass(frozen=True)
+class Programs:
+    """The head programs that B has, as this tool plans them for A.
+
+    Attributes:
+        named: A in the form that the claims name tensors of; None where that is A itself.
+        claims: what is claimed of its activations.
+        planned: gives float64 evaluations of A with these programs; called only where the rule does not hold without.
+    """
+
+    named: LoadedModel | None = None
+    claims: Sequence[Claim] = ()
+    planned: Callable[[], Sequence[Results]] = lambda: ()
+
+
+NO_PROGRAMS = Programs()
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,43 @@ class _Setting:
     b: Results
 
 
+@dataclass(frozen=True)
+class _Measures:
+    """What outputs are measured by: on A alone.
+
+    Attributes:
+        model: A.
+        cases: the inputs.
+        provider: execution provider.
+        plain: A without graph optimisation.
+        truth: A in float64.
+        programs: see there.
+    """
+
+    model: LoadedModel
+    cases: Sequence[Case]
+    provider: str
+    plain: Results
+    truth: Results | None
+    programs: Programs
+
+    @cached_property
+    def coarse(self) -> float:
+        return coarsest_allowance(self.model.proto)
+
+    @cached_property
+    def sensitivity(self) -> Sensitivity:
+        model = self.programs.named or self.model
+        return sensitivity(model, self.cases, self.plain, self.provider, claims=self.programs.claims)
+
+
 def compare_pair(
     models: tuple[LoadedModel, LoadedModel],
     cases: Sequence[Case],
     truth: Results | None,
     provider: str,
     rules: Rules,
-    certified: Certified = lambda: None,
+    programs: Programs = NO_PROGRAMS,
 ) -> PairProof:
     """Run both models without and with graph optimisation, and judge every output.
 
@@ -71,7 +99,7 @@ def compare_pair(
         truth: A in float64, case by case; None where there is no such evaluation.
         provider: execution provider.
         rules: tolerances and what else to say.
-        certified: see `Certified`.
+        programs: those of B that have a certified error.
 
     Raises:
         ValidationError: a model cannot be loaded, or B refuses a case that A accepts.
@@ -83,8 +111,8 @@ def compare_pair(
             _run(letter, model, provider, cases, optimise=optimise) for letter, model in zip("AB", models, strict=True)
         )
         settings.append(_Setting(setting(provider, optimise=optimise), a.results, b.results))
-    coarse = coarsest_allowance(models[0].proto)
-    outputs = {name: _verdict(name, settings, truth, coarse, rules, certified) for name in settings[0].a[0]}
+    measures = _Measures(models[0], cases, provider, settings[0].a, truth, programs)
+    outputs = {name: _verdict(name, settings, measures, rules) for name in settings[0].a[0]}
     return PairProof(outputs, (a.load_seconds, b.load_seconds), b.cpu_nodes)
 
 
@@ -123,92 +151,62 @@ def _run(letter: str, model: LoadedModel, provider: str, cases: Sequence[Case], 
     return _Run(results, session.load_seconds, session.cpu_nodes or ())
 
 
-def _verdict(
-    name: str,
-    settings: Sequence[_Setting],
-    truth: Results | None,
-    coarse: float,
-    rules: Rules,
-    certified: Certified,
-) -> OutputVerdict:
-    stats = [merge([compare(name, a[name], b[name]) for a, b in zip(each.a, each.b, strict=True)]) for each in settings]
-    tolerance = rules.tolerance(name)
-    first = settings[0].a[0][name]
-    if not is_float(first.dtype):
-        judged = [_equal(each, found) for each, found in zip(settings, stats, strict=True)]
-    elif tolerance is not None:
-        judged = [_within(name, each, tolerance) for each in settings]
-    else:
-        judged = [_three_way(name, each, settings[0], truth, coarse, certified) for each in settings]
-    judged = [_with_parity(one, found) for one, found in zip(judged, stats, strict=True)]
-    worst = max(judged, key=lambda one: (one.reason is not None, one.ratio or 0.0, one.error_b))
+def _verdict(name: str, settings: Sequence[_Setting], measures: _Measures, rules: Rules) -> OutputVerdict:
+    every = [merge([compare(name, a[name], b[name]) for a, b in zip(each.a, each.b, strict=True)]) for each in settings]
+    judged = [_judged(name, each, measures, rules.tolerance(name)) for each in settings]
+    place = max(range(len(judged)), key=lambda index: _badness(judged[index]))
+    worst, nothing = judged[place], [reason for reason in map(uncompared, every) if reason is not None]
+    if worst.reason is None and nothing:
+        worst, judged = Judged("nothing", (), None, 0.0, 0.0, None, nothing[0]), []
     return OutputVerdict(
         name=name,
         rule=worst.rule,
         passed=worst.reason is None,
-        stats=stats[-1],
+        stats=every[-1],
         top_k=None if rules.top_k is None else _top_k(name, settings[-1], rules.top_k),
         error_a=worst.error_a,
         error_b=worst.error_b,
         allowed=worst.allowed,
         error_ratio=max((one.ratio for one in judged if one.ratio is not None), default=None),
-        where=worst.where,
+        where=settings[place].where,
         reason=worst.reason,
+        channel=worst.channel,
+        share=worst.share,
     )
 
 
-def _equal(each: _Setting, stats: OutputStats) -> Judged:
-    reason = None if stats.max_abs == 0.0 else "its values are no floats and differ"
-    return Judged(each.where, None, stats.max_abs, 0.0, None, reason, "equal")
+def _badness(judged: Judged) -> tuple[bool, float]:
+    """Failures first, then the one with the least room."""
+    return judged.reason is not None, judged.error_b / judged.allowed if judged.allowed else judged.error_b
 
 
-def _within(name: str, each: _Setting, tolerance: Tolerance) -> Judged:
-    pairs = [(a[name], b[name]) for a, b in zip(each.a, each.b, strict=True) if a[name].shape == b[name].shape]
-    excess = max((tolerance.excess(a, b) for a, b in pairs), default=0.0)
-    error = max((largest(gap(b, a)) for a, b in pairs), default=0.0)
-    reason = None
-    if excess > 0.0:
-        reason = f"off by up to {error:.3g}: over atol {tolerance.atol:g}, rtol {tolerance.rtol:g} by {excess:.3g}"
-    return Judged(each.where, None, error, tolerance.atol, None, reason, "tolerance")
+def _judged(name: str, each: _Setting, measures: _Measures, tolerance: Tolerance | None) -> Judged:
+    def by_case(results: Results) -> list[Array]:
+        return [case[name] for case in results]
+
+    old, new, plain = by_case(each.a), by_case(each.b), by_case(measures.plain)
+    if tolerance is not None and is_float(old[0].dtype):
+        return _within(old, new, tolerance)
+    values = Values(plain, old, new, None if measures.truth is None else by_case(measures.truth))
+
+    return judge(
+        values,
+        measures.coarse,
+        lambda channels: measures.sensitivity.errors(name, channels),
+        lambda: [by_case(planned) for planned in measures.programs.planned()],
+    )
 
 
-def _three_way(
-    name: str, each: _Setting, plain: _Setting, truth: Results | None, coarse: float, certified: Certified
-) -> Judged:
-    if truth is None:
-        return _against_a(name, each, plain, coarse)
-    right = [case[name] for case in truth]
-    error_a, error_b = (distance([case[name] for case in results], right) for results in (each.a, each.b))
-    top = max(magnitude(value) for value in right)
-    if not believable(error_a, top, coarse):
-        return _against_a(name, each, plain, coarse)
-    floor = float(ml_dtypes.finfo(each.a[0][name].dtype).eps) * top
-    allowed = FACTOR * max(error_a, floor)
-    if not error_b <= allowed:
-        moved = certified()
-        if moved is not None:
-            allowed += distance([case[name] for case in moved], right)
-    ratio = ratio_of(error_b, error_a, floor)
-    return Judged(each.where, error_a, error_b, allowed, ratio, _reason(error_b, allowed), "float64")
-
-
-def _against_a(name: str, each: _Setting, plain: _Setting, coarse: float) -> Judged:
-    """Without a reference; what certified programs move is far below the share that is allowed here."""
-    right = [case[name] for case in each.a]
-    error_b, noise = (distance([case[name] for case in results], right) for results in (each.b, plain.a))
-    allowed = max(coarse * max(magnitude(value) for value in right), FACTOR * noise)
-    return Judged(each.where, None, error_b, allowed, None, _reason(error_b, allowed), "original")
-
-
-def _reason(error_b: float, allowed: float) -> str | None:
-    return None if error_b <= allowed else f"off by {error_b:.3g}, allowed are {allowed:.3g}"
-
-
-def _with_parity(judged: Judged, stats: OutputStats) -> Judged:
-    reason = parity(stats)
-    if reason is None:
-        return judged
-    return Judged(judged.where, judged.error_a, float("inf"), judged.allowed, None, reason, judged.rule)
+def _within(old: Sequence[Array], new: Sequence[Array], tolerance: Tolerance) -> Judged:
+    apart = disparity(old, new)
+    if apart is not None:
+        return Judged("tolerance", (), None, float("inf"), tolerance.atol, None, apart)
+    pairs = list(zip(old, new, strict=True))
+    excess = max(tolerance.excess(a, b) for a, b in pairs)
+    error = max(largest(gap(b, a)) for a, b in pairs)
+    given = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    reason = f"error {error:.3g} exceeds {given} by {excess:.3g}" if excess > 0.0 else None
+    return Judged("tolerance", (), None, error, tolerance.atol, None, reason)
 
 
 def _top_k(name: str, each: _Setting, k: int) -> float | None:

@@ -1,7 +1,7 @@
-"""Distances of two arrays of numbers, piece by piece.
+"""Distances of two arrays of numbers of one shape, piece by piece.
 
-Comes in: two arrays of the same shape. Goes out: `Distances`. Used by `rewriter.proof.compare`. Only one
-array of the outputs' size is held at a time, of float32 differences for the percentile; the rest works on pieces.
+Only one array of the outputs' size is held at a time, of float32 differences for the percentile; the rest works on
+pieces.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Distances:
     """See `rewriter.proof.compare.OutputStats`; `worst` is an index into the flat array."""
 
     elements: int
+    finite: int
     max_abs: float
     mean_abs: float
     p99_abs: float
@@ -87,6 +88,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
     return Distances(
         elements=size,
+        finite=count,
         max_abs=largest,
         mean_abs=total / max(count, 1),
         p99_abs=p99_abs,

@@ -1,19 +1,18 @@
 """Running a model on all cases, in every way asked for, loaded as a whole.
 
-Comes in: a model, cases, and what is wanted of it. Goes out: `ModelRuns`. `rewriter.proof.segments` gives the same
-for a model that is never loaded as a whole; the proof does not care which.
+`rewriter.proof.segments` gives the same for a model that is never loaded as a whole; the proof does not care which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rewriter.errors import ValidationError
 from rewriter.graph.extract import with_outputs
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import Array, setting
+from rewriter.proof.distance import Array, magnitude, setting
 from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.sessions import Session, open_session
 
@@ -45,6 +44,7 @@ class Wanted:
     Attributes:
         ways: how to run it.
         taps: tensors whose values are wanted too, from the first way and the first `TAPPED` cases.
+        watched: tensors whose largest finite |entry| over all cases is wanted, from the first way.
         wide: whether to evaluate it in float64.
         may_refuse: whether cases that the first way cannot run are left out; else they are an error.
         what: how progress messages name the model.
@@ -52,6 +52,7 @@ class Wanted:
 
     ways: tuple[Way, ...] = ()
     taps: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     wide: bool = False
     may_refuse: bool = False
     what: str = "the model"
@@ -81,6 +82,7 @@ class ModelRuns:
         skipped: those that it refused, with the reason.
         ways: how it was run, and what came out.
         taps: values of the tensors tapped, for the first cases.
+        reached: largest finite |entry| of each tensor watched, over all cases.
         truth: its float64 evaluation; None where there is none.
         reference: what computed that, or why there is none.
         segments: the number of parts that were loaded one after the other.
@@ -93,6 +95,7 @@ class ModelRuns:
     truth: Results | None
     reference: str
     segments: int = 1
+    reached: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
@@ -103,9 +106,10 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
     """
     kept, skipped = list(cases), list[str]()
     taps: list[Mapping[str, Array]] = []
+    reached: dict[str, float] = {}
     ways: dict[Way, Ran] = {}
     for number, way in enumerate(wanted.ways):
-        session = _open(side, way, () if number else wanted.taps)
+        session = _open(side, way, () if number else (*wanted.taps, *wanted.watched))
         results: list[Mapping[str, Array]] = []
         for place, case in enumerate(tuple(kept)):
             progress(f"running {wanted.what}: {case.name}", place, len(cases))
@@ -118,17 +122,26 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
                 kept.remove(case)
                 continue
             results.append({name: values[name] for name in side.main.outputs})
-            if not number and len(taps) < TAPPED:
+            if not number:
                 known = {**case.feeds, **values}
-                taps.append({name: known[name] for name in wanted.taps})
+                note(reached, known, wanted.watched)
+                if len(taps) < TAPPED:
+                    taps.append({name: known[name] for name in wanted.taps})
         ways[way] = Ran(results, session.load_seconds, session.cpu_nodes)
     truth, reference = _truth(side, kept, wanted, progress) if wanted.wide else (None, "")
-    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reference)
+    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reference, reached=reached)
+
+
+def note(reached: dict[str, float], values: Mapping[str, Array], names: Iterable[str]) -> None:
+    """Raise the largest finite |entry| known of the tensors `names`."""
+    for name in names:
+        if name in values:
+            reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
 
 
 def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
     model = side.model
-    missing = [name for name in taps if name not in side.main.outputs and name not in side.main.inputs]
+    missing = [name for name in dict.fromkeys(taps) if name not in side.main.outputs and name not in side.main.inputs]
     if missing:
         proto = with_outputs(model.proto, side.main, missing)
         return open_session(proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
@@ -140,7 +153,7 @@ def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
 def _truth(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> tuple[Results | None, str]:
     results = []
     try:
-        reference = open_reference(side.model.proto, side.model.base_dir)
+        reference = open_reference(side.model.proto, side.model.base_dir, side.own)
         for place, case in enumerate(cases):
             progress(f"evaluating {wanted.what} in float64: {case.name}", place, len(cases))
             results.append(reference.run(case.feeds))

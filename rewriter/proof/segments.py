@@ -23,7 +23,8 @@ from rewriter.proof.cases import Case
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import Array
 from rewriter.proof.float64 import NoReference, widened
-from rewriter.proof.runs import TAPPED, ModelRuns, Progress, Ran, Wanted, Way
+from rewriter.proof.reference.operators import Operator
+from rewriter.proof.runs import TAPPED, ModelRuns, Progress, Ran, Wanted, Way, note
 from rewriter.proof.sessions import Session, open_session
 from rewriter.proof.wide_parts import open_wide
 from rewriter.text import quoted
@@ -45,11 +46,12 @@ def run_in_segments(
         UsageError: a case feeds an input that has a default: the segments hold the default.
     """
     _check_defaults(side, cases)
-    cuts = split(side.main, wanted.taps, limit)
+    cuts = split(side.main, (*wanted.taps, *wanted.watched), limit)
     flows = [_Flow([dict(case.feeds) for case in cases]) for _ in wanted.ways]
     wide = _Flow([{name: widened(value) for name, value in case.feeds.items()} for case in cases])
     kept, skipped = list(cases), list[str]()
     reference = ""
+    reached: dict[str, float] = {}
     for number, part in enumerate(cuts):
         progress(f"running {wanted.what}, segment {number + 1} of {len(cuts)}", number, len(cuts))
         model = side.extracted(side.main, part)
@@ -61,9 +63,11 @@ def run_in_segments(
                 skipped.append(f"{kept.pop(index).name}: {refused[index]}")
                 for other in (*flows, wide):
                     del other.values[index]
+        for values in flows[0].values if flows else ():
+            note(reached, values, set(wanted.watched).intersection((*part.inputs, *part.outputs)))
         if wanted.wide and not reference.startswith(_NONE):
             try:
-                _run_on(wide, _reference_of(wide, limit), model, part, may_refuse=False)
+                _run_on(wide, _reference_of(wide, limit, side.own), model, part, may_refuse=False)
             except NoReference as reason:
                 reference = f"{_NONE}: {reason}"
         for flow in (*flows, wide):
@@ -80,6 +84,7 @@ def run_in_segments(
         truth=wide.outputs(side.main.outputs) if known else None,
         reference=" and ".join(sorted(wide.how)) if known else reference,
         segments=len(cuts),
+        reached=reached,
     )
 
 
@@ -144,9 +149,9 @@ def _session_of(flow: _Flow, way: Way) -> Load:
     return load
 
 
-def _reference_of(flow: _Flow, limit: int) -> Load:
+def _reference_of(flow: _Flow, limit: int, own: Mapping[tuple[str, str], Operator]) -> Load:
     def load(model: LoadedModel) -> Callable[[Feeds], Values]:
-        reference = open_wide(model, limit)
+        reference = open_wide(model, limit, own)
         flow.how.add(reference.how)
         return reference.run
 

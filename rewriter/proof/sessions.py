@@ -63,6 +63,18 @@ class Session:
             ValidationError: onnxruntime refused the feeds or failed.
             MemoryError: it could not allocate what it needed.
         """
+        return {name: np.asarray(result) for name, result in self.run_any(feeds, outputs).items()}
+
+    def run_any(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        """Run the model once; sequences go in and come out as lists of arrays.
+
+        Returns:
+            Output name to value.
+
+        Raises:
+            ValidationError: onnxruntime refused the feeds or failed.
+            MemoryError: it could not allocate what it needed.
+        """
         wanted = list(self.outputs if outputs is None else outputs)
         try:
             if self._bfloat16.intersection([*feeds, *wanted]):
@@ -72,7 +84,7 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
-        return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
+        return dict(zip(wanted, results, strict=True))
 
 
 def open_session(
@@ -82,6 +94,8 @@ def open_session(
     optimise: bool = True,
     base_dir: Path | None = None,
     prepack: bool = True,
+    spin: bool = False,
+    threads: int = 0,
 ) -> Session:
     """Load a model into onnxruntime.
 
@@ -91,6 +105,8 @@ def open_session(
         optimise: onnxruntime's default graph optimisation, or none at all.
         base_dir: where the external data of a protobuf or of bytes lies.
         prepack: let kernels copy weights into a layout of their own; without, external weights stay in the page cache.
+        spin: let idle threads wait busily, as onnxruntime does by default; only worth it where time is measured.
+        threads: how many an operator may use; by default one for each core, which cost more than a small model does.
 
     Raises:
         ProviderError: the execution provider is not available.
@@ -102,9 +118,12 @@ def open_session(
     ort = load_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if not spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:

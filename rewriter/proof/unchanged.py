@@ -1,131 +1,140 @@
-"""Whatever no block claims must be as it was.
+"""Everything outside the replaced regions must be the original's, and the regions must hold attention.
 
-Comes in: both models and the claims. Goes out: failures, where a node or a weight outside the replaced regions is not
-the original's. Needed beside the measurements: the pass rule allows what the rewritten model differs by in exact
-arithmetic, because certified errors amount to something there, and a weight that was changed elsewhere would hide in
-that.
+Comes in: both models and the claims. Goes out: one line for each difference that no claim explains. Measuring cannot
+find these: the pass rule allows for certified errors, and a weight that was changed elsewhere could hide in that.
+
+Two graphs compute the same when their outputs have the same names and every name that is read has the same definition
+in both: an equal node, an equal weight, or the same input. So nodes that nothing reads may be gone and their order is
+free, but every other difference is found. New nodes may stand between the ends of a claim only, where they may read
+constants and what the claim starts from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
-from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.extract import ancestors, cut, reads
-from rewriter.graph.view import GraphView, Path, label, subgraphs
+from rewriter.files.load import LoadedModel
+from rewriter.files.walk import iter_nodes
+from rewriter.graph.extract import cut, reads
+from rewriter.graph.view import opsets
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.messages import one_line
+from rewriter.proof.definitions import Scope
+from rewriter.proof.is_attention import not_attention
+from rewriter.proof.same import Functions, Models, operator_key, same_attributes
+from rewriter.proof.scope_changes import Pair, inner, name_of, partners, scope_changes
 
 
 def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]) -> list[str]:
-    """What differs outside the regions of the claims, one line each.
+    """What differs outside the regions of the claims, or is no attention inside them, one line each.
 
     Args:
         original: the original, in the form that the claims name tensors of.
         rewritten: the rewritten model.
         claims: all that was replaced.
+
+    Raises:
+        ModelError: external data cannot be read.
     """
-    found = list(_functions(original.model.proto, rewritten.model.proto))
-    known = {_holders(original, path): view for path, view in original.views.items()}
-    explained: set[Place] = set()
-    for path, new in rewritten.views.items():
-        place = _holders(rewritten, path)
-        old = known.get(place)
-        if old is None:
-            if (*place[:-1], (place[-1][0], "")) not in explained:
-                found.append("the rewritten model has a body of control flow that the original has not")
-            explained.update((*place, (output, "")) for node in new.nodes for output in node.output)
-            continue
-        replaced = {
-            index for claim in claims if claim.path == path for index in _made_by(claim, new, frozenset(old.producer))
-        }
-        explained.update((*place, (output, "")) for index in replaced for output in new.nodes[index].output)
-        rest = [node for index, node in enumerate(new.nodes) if index not in replaced]
-        found += [*_nodes(old, rest), *_weights((original.model, old), (rewritten.model, new), rest)]
+    models = original.model, rewritten.model
+    functions = _functions(models[0]), _functions(models[1])
+    found = [*_model_changes(models), *_function_changes(models, functions)]
+    old, new = (Scope.of_graph(model, model.proto.graph) for model in models)
+    pending = [Pair(old, new, ((), ())), *_function_bodies(models, functions)]
+    unseen = list(claims)
+    while pending:
+        pair = pending.pop()
+        here = [claim for claim in unseen if pair.paths is not None and claim.path == pair.paths[0]]
+        unseen = [claim for claim in unseen if claim not in here]
+        regions = [_region(claim, pair, (original, rewritten), functions[1]) for claim in here]
+        explained = frozenset(index for region in regions for index in region.nodes)
+        same = partners(pair)
+        found += scope_changes(pair, explained, same, functions[1].keys() - functions[0].keys())
+        found += [failure for region in regions for failure in region.failures]
+        pending += inner(pair, same)
+    found += [f"{claim.name}: the graph that holds it is not in the rewritten model" for claim in unseen]
     return list(dict.fromkeys(found))
 
 
-Place = tuple[tuple[str, str], ...]
-"""Where a body is: the first output of each node that holds it, and the attribute. Numbers shift when nodes come in."""
+@dataclass(frozen=True)
+class _Region:
+    """What a claim explains.
 
-
-def _holders(side: Side, path: Path) -> Place:
-    place: list[tuple[str, str]] = []
-    for depth, (number, attribute) in enumerate(path):
-        holders = [node for node in side.views[path[:depth]].nodes if next(subgraphs(node), None) is not None]
-        place.append((holders[number].output[0], attribute))
-    return tuple(place)
-
-
-def _made_by(claim: Claim, view: GraphView, known: frozenset[str]) -> set[int]:
-    """The nodes that a claim explains: between its ends, and what else was made for them alone.
-
-    A node made anew has outputs of new names. One that is in the original under its name is explained only by lying
-    between the ends.
+    Attributes:
+        nodes: indices of nodes of the rewritten model.
+        failures: what contradicts the claim.
     """
-    if not claim.heads:
-        return set(cut(view, claim.inputs, [claim.output]).nodes)
-    ends = (*claim.block_outputs, *claim.shapes)
-    above = ancestors(view, frozenset(claim.block_inputs), ends)
-    new = {index for index in above if not any(name in known for name in view.nodes[index].output)}
-    return new | set(cut(view, claim.block_inputs, ends).nodes)
+
+    nodes: frozenset[int]
+    failures: tuple[str, ...]
 
 
-def _nodes(old: GraphView, rest: Sequence[onnx.NodeProto]) -> Iterator[str]:
-    for node in rest:
-        before = old.made_by(next((name for name in node.output if name), ""))
-        if before is None or not _same(before, node):
-            yield f"{one_line(label(node), 120)} is not as in the original, and no block explains it"
-
-
-def _same(old: onnx.NodeProto, new: onnx.NodeProto) -> bool:
-    """Equal but for names and remarks; bodies of control flow are graphs of their own."""
-    return (
-        (old.op_type, old.domain) == (new.op_type, new.domain)
-        and list(old.input) == list(new.input)
-        and list(old.output) == list(new.output)
-        and _attributes(old) == _attributes(new)
+def _region(claim: Claim, pair: Pair, sides: tuple[Side, Side], functions: Functions) -> _Region:
+    old, new = (side.views[path] for side, path in zip(sides, pair.paths or (), strict=True))
+    starts: Sequence[str] = claim.inputs
+    ends: Sequence[str] = [claim.output]
+    if claim.heads:
+        starts, ends = claim.block_inputs, [*claim.block_outputs, *claim.shapes]
+    between = cut(new, starts, ends)
+    nodes = [new.nodes[index] for index in between.nodes]
+    failures = [
+        f"{claim.name}: its heads read {name_of(name)}, which is no input of its block"
+        for name in between.inputs
+        if name not in starts
+    ]
+    return _Region(
+        frozenset(index for index in between.nodes if _made_anew(new.nodes[index], claim, ends, pair.old)),
+        (*failures, *not_attention(claim, old, nodes, pair.models, functions)),
     )
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, bytes]:
-    graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    plain = {item.name: item for item in node.attribute if item.type not in graphs}
-    return {name: item.SerializeToString(deterministic=True) for name, item in plain.items()}
+def _made_anew(node: onnx.NodeProto, claim: Claim, ends: Sequence[str], old: Scope) -> bool:
+    """Whether a node's outputs have new names; only what a block ends in keeps its name.
+
+    Where the whole block was replaced, its end is made of new tensors alone.
+    """
+    kept = [name for name in node.output if old.find(name) is not None]
+    if not kept or not claim.heads:
+        return set(kept) <= set(ends)
+    return set(kept) <= set(ends) and all(old.find(name) is None for name in reads(node))
 
 
-def _weights(
-    old: tuple[LoadedModel, GraphView], new: tuple[LoadedModel, GraphView], rest: Sequence[onnx.NodeProto]
-) -> Iterator[str]:
-    names = dict.fromkeys((*(name for node in rest for name in reads(node)), *new[1].outputs))
-    for name in names:
-        after, before = new[1].initializers.get(name), old[1].initializers.get(name)
-        if after is None or before is None:
-            if (after is None) is not (before is None) and name not in old[1].producer:
-                yield f"weight '{one_line(name, 120)}' is in one of the models only"
-        elif not _same_values((old[0], before), (new[0], after)):
-            yield f"weight '{one_line(name, 120)}' is not the original's"
+def _model_changes(models: Models) -> Iterator[str]:
+    old, new = (model.proto for model in models)
+    if old.ir_version != new.ir_version:
+        yield f"the IR version is {new.ir_version}, and {old.ir_version} in the original"
+    versions = opsets(new.opset_import)
+    for domain, version in opsets(old.opset_import).items():
+        if versions.get(domain) != version:
+            which = name_of(domain or "ai.onnx")
+            yield f"the opset of {which} is {versions.get(domain, 'missing')}, and {version} in the original"
 
 
-def _same_values(old: tuple[LoadedModel, onnx.TensorProto], new: tuple[LoadedModel, onnx.TensorProto]) -> bool:
-    """Bit for bit. References to the same bytes of one file are not read."""
-    (source, before), (target, after) = old, new
-    if list(before.dims) != list(after.dims) or before.data_type != after.data_type:
-        return False
-    if before == after and (before.data_location != onnx.TensorProto.EXTERNAL or source.base_dir == target.base_dir):
-        return True
-    if before.data_type == onnx.TensorProto.STRING:
-        return list(before.string_data) == list(after.string_data)
-    left, right = (np.ascontiguousarray(read_tensor(*each)) for each in (old, new))
-    return left.tobytes() == right.tobytes()
+def _functions(model: LoadedModel) -> Functions:
+    return {operator_key(function): function for function in model.proto.functions}
 
 
-def _functions(old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
-    known = {(function.domain, function.name): function for function in old.functions}
-    for function in new.functions:
-        before = known.get((function.domain, function.name))
-        if before is not None and before != function:
-            yield f"function '{one_line(function.name, 120)}' is not the original's"
+def _function_changes(models: Models, functions: tuple[Functions, Functions]) -> Iterator[str]:
+    """Functions that are missing, or declare something else; `_function_bodies` are compared like graphs."""
+    old, new = functions
+    nodes = (*models[1].proto.graph.node, *(node for function in new.values() for node in function.node))
+    called = {operator_key(node) for node in iter_nodes(nodes)}
+    for key, before in old.items():
+        after = new.get(key)
+        if after is None:
+            if key in called:
+                yield f"function {name_of(key[1])} is missing"
+        elif (
+            sorted(before.attribute) != sorted(after.attribute)
+            or not same_attributes(before.attribute_proto, after.attribute_proto, models)
+            or opsets(before.opset_import) != opsets(after.opset_import)
+        ):
+            yield f"function {name_of(key[1])} does not have the attributes and opsets of the original's"
+
+
+def _function_bodies(models: Models, functions: tuple[Functions, Functions]) -> Iterator[Pair]:
+    for key, function in functions[0].items():
+        if key in functions[1]:
+            yield Pair(Scope.of_function(models[0], function), Scope.of_function(models[1], functions[1][key]))

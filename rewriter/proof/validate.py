@@ -1,7 +1,7 @@
 """The proof that a rewritten model computes what the original does.
 
-Comes in: both models, the claims about the replaced blocks, and how to try them. Goes out: `Validation`, with numbers
-also when it passes. First each block by itself (`rewriter.proof.blocks`), then end to end
+Given both models and the claims about the replaced blocks, it returns a `Validation`, with numbers also when it passes.
+First each block by itself (`rewriter.proof.blocks`), then end to end
 (`rewriter.proof.endtoend`), on every execution provider asked for, with onnxruntime's default optimisation and with
 none. A large model is never loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive
 segments.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
+import numpy as np
 import onnx
 
 from rewriter.errors import ValidationError
@@ -20,11 +22,13 @@ from rewriter.proof.blocks import BlockItem, BlockProof, block_item, block_needs
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.distance import Array
-from rewriter.proof.endtoend import CPU, ProviderProof, judge_end_to_end
+from rewriter.proof.doubt import doubt
+from rewriter.proof.endtoend import CPU, Evaluations, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs import load_cases, make_cases
 from rewriter.proof.jobs import run_jobs
+from rewriter.proof.planned import planned_side, reached, shaken
 from rewriter.proof.providers import parse_provider
-from rewriter.proof.runs import TAPPED, ModelRuns, Progress, Wanted, Way, run_whole
+from rewriter.proof.runs import ModelRuns, Progress, Results, Wanted, Way, run_whole
 from rewriter.proof.segments import run_in_segments
 from rewriter.proof.settings import Settings
 from rewriter.proof.unchanged import unexplained_changes
@@ -36,10 +40,11 @@ Runner = Callable[[Side, Sequence[Case], Wanted, Progress], ModelRuns]
 
 @dataclass(frozen=True)
 class _Asked:
-    """How models are run, and which tensors the proof of each block needs."""
+    """How models are run, which tensors the proof of each block needs, and which must stay within a domain."""
 
     ways: tuple[Way, ...]
     needs: Mapping[str, tuple[str, ...]]
+    watched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,34 @@ def validate(
         from rewriter.proof.isolated import validate_isolated
 
         return validate_isolated(original, rewritten, claims, settings, progress, variants)
+    changed = _changed(original, rewritten, claims, variants)
+    try:
+        return _measured(original, rewritten, claims, settings, progress, variants, changed)
+    except (ValidationError, LookupError, ValueError):
+        # What stands in the file is not what was claimed, so that it cannot even be measured: say that.
+        if not changed:
+            raise
+        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed))
+
+
+def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
+    """What differs from the original although no block claims it; read from the files, nothing is run."""
+    if not claims:
+        return []
+    old = variants.reweighted or variants.lowered or original
+    return unexplained_changes(Side.of(old), Side.of(variants.alone or rewritten), claims)
+
+
+def _measured(
+    original: LoadedModel,
+    rewritten: LoadedModel,
+    claims: Sequence[Claim],
+    settings: Settings,
+    progress: Progress,
+    variants: Variants,
+    changed: Sequence[str],
+) -> Validation:
+    """Run everything; `changed` is what is known to be wrong before that."""
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     run = run_in_segments if by_blocks else run_whole
     old, new = Side.of(original), Side.of(rewritten)
@@ -95,32 +128,45 @@ def validate(
     named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
     between = None if reweighted is None else Side.of(reweighted)
     apart = new if variants.alone is None else Side.of(variants.alone)
+    planned = planned_side(between or named, claims)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
     needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
-    before = _run_original(run, old, named, _cases(original, settings), _Asked(ways, needs), progress)
+    watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
+    asked = _Asked(ways, needs, watched)
+    before = _run_original(run, old, named, _cases(original, settings), asked, progress)
 
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
             progress(f"proving {claim.name}", number, len(claims))
-            yield block_item(named, apart, claim, _seen(named, claim, needs, before, settings), ways, between)
+            yield block_item(named, apart, planned, claim, _seen(named, claim, needs, before, settings), ways, between)
 
     blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
-    wanted = Wanted(ways, wide=before.truth is not None, what="the rewritten model")
-    after = run(new, before.cases, wanted, progress)
-    if apart is not new and before.truth is not None:
-        # What certified errors amount to is taken from the model whose blocks were proved.
-        wanted = Wanted(wide=True, what="the rewritten model with blocks alone")
-        after = replace(after, truth=run(apart, before.cases, wanted, progress).truth)
-    certain = None
-    if between is not None and before.truth is not None:
-        certain = run(between, before.cases, Wanted(wide=True, what="the original with fewer neurons"), progress).truth
-    certified = sum(claim.max_error + claim.rounding for claim in claims)
+
+    def wide(side: Side, what: str) -> Results | None:
+        return run(side, before.cases, Wanted(wide=True, what=what), progress).truth
+
+    exact = before.truth is not None
+    after = run(new, before.cases, Wanted(ways, wide=exact, what="the rewritten model"), progress)
+    same = {
+        what: wide(side, what)
+        for what, side in (("the lowered original", named), ("the original with fewer neurons", between))
+        if exact and side is not None and side is not old
+    }
+    runs = Evaluations(
+        before,
+        after,
+        planned=wide(planned, "the plan") if exact else None,
+        shaken=wide(shaken(planned), "the plan, shaken") if exact and any(c.unstable for c in claims) else None,
+        same={what: results for what, results in same.items() if results is not None},
+    )
+    why = cache(partial(doubt, original, before.cases))
     providers: dict[str, ProviderProof] = {}
     for number, name in enumerate(settings.providers):
         progress(f"end to end on {name}", number, len(settings.providers))
-        providers[name] = judge_end_to_end(original.proto, (before, after), certain, certified, name)
-    failures = unexplained_changes(between or named, apart, claims) if claims else []
+        providers[name] = judge_end_to_end(original, runs, claims, name, why)
+    failures = [*changed]
     failures += [failure for block in blocks for failure in block.failures]
+    failures += _beyond(claims, planned, before)
     failures += [failure for proof in providers.values() for failure in proof.failures]
     return Validation(
         passed=not failures,
@@ -129,10 +175,24 @@ def validate(
         cases=tuple(case.name for case in before.cases),
         skipped=before.skipped,
         reference=before.reference if before.truth is None else after.reference,
-        failures=tuple(failures),
+        failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
     )
+
+
+def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[str]:
+    """Blocks whose pre-activations left the domain of their program, on any input."""
+    seen = reached(planned, claims)
+    failures = []
+    for claim in claims:
+        largest = max(seen.get(claim.name, 0.0), before.reached.get(claim.gate, 0.0) if not claim.path else 0.0)
+        if largest > claim.domain:
+            failures.append(
+                f"{claim.name}: pre-activations reach {largest:.4g}, its program holds up to {claim.domain:.4g}; "
+                "convert it with a larger --domain, or leave it with --skip"
+            )
+    return failures
 
 
 def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
@@ -150,13 +210,16 @@ def _run_original(
         ways = tuple(dict.fromkeys((*ways, CPU)))
     taps = tuple(dict.fromkeys(name for names in asked.needs.values() for name in names))
     tapped_here = named is original
-    wanted = Wanted(ways, taps if tapped_here else (), wide=True, may_refuse=True, what="the original")
+    watched = asked.watched
+    wanted = Wanted(
+        ways, *((taps, watched) if tapped_here else ((), ())), wide=True, may_refuse=True, what="the original"
+    )
     try:
         runs = run(original, cases, wanted, progress)
         if not tapped_here and runs.cases:
             # The lowered form names the tensors; it computes the same.
-            wanted = Wanted(ways[:1], taps, what="the original")
-            runs = replace(runs, taps=run(named, runs.cases[:TAPPED], wanted, progress).taps)
+            found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
+            runs = replace(runs, taps=found.taps, reached=found.reached)
     except ValidationError as error:
         raise ValidationError(_refused(original, error)) from error
     if not runs.cases:

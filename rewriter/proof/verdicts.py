@@ -1,18 +1,14 @@
-"""What is said of one output of two models, and the small rules behind it.
-
-Comes in: errors, statistics, tolerances. Goes out: `OutputVerdict`, `PairProof`, and answers to single questions. Used
-by `rewriter.proof.pairs` for outputs, by `rewriter.proof.taps` and `rewriter.proof.isolate` inside the models.
-"""
+"""What is said of one output of two models, as data: tolerances that users give, and verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rewriter.proof.compare import OutputStats
-from rewriter.proof.distance import Array, gap, largest
+from rewriter.proof.distance import Array, gap
 
 SUSPECT = 8.0
 """An original this many times its coarse share away from float64 is not rounded, but another function."""
@@ -51,21 +47,24 @@ class Rules:
 
 @dataclass(frozen=True)
 class OutputVerdict:
-    """One output of B against A; errors are the largest over cases, in output units.
+    """One output of B against A; errors are those of the channel with the least room, in output units.
 
     Attributes:
         name: the output.
-        rule: what judged it: `float64`, `original` (no float64 reference), `tolerance`, `equal` (values that are no
-            floats).
+        rule: what judged it: `float64`, `original` (no float64 reference), `tolerance`, `equal` (values that are not
+            floating-point), `nothing` (there was nothing to compare).
         passed: whether it held, without and with graph optimisation.
         stats: B against A, both optimised.
         top_k: share of A's k best entries per row that B has too; None where not asked for.
         error_a: error of A against the reference, in the setting that is worst for B.
-        error_b: error of B there.
-        allowed: what that could be.
-        error_ratio: error of B over that of A, the worst setting; None without float64 reference.
+        error_b: error of B there; infinite where no tolerance would help.
+        allowed: what that may be.
+        error_ratio: largest error of B over that of A, the worst setting; None without float64 reference.
         where: that setting.
         reason: why it did not pass.
+        channel: the index of that channel; empty where an output has one channel.
+        share: where the original stands in for the reference, the most that is allowed for rounding, as a share of its
+            channel's scale; else 0.
     """
 
     name: str
@@ -79,6 +78,22 @@ class OutputVerdict:
     error_ratio: float | None
     where: str
     reason: str | None
+    channel: tuple[int, ...] = ()
+    share: float = 0.0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether B is further off than it may be, rather than not compared."""
+        return not self.passed and self.rule != "nothing"
+
+    @property
+    def failure(self) -> str | None:
+        """The reason as a line of its own."""
+        if self.reason is None:
+            return None
+        if self.rule == "nothing":
+            return f"nothing could be compared: output {self.name} {self.reason}"
+        return f"output {self.name}: {self.reason} on {self.where}"
 
 
 @dataclass(frozen=True)
@@ -99,44 +114,3 @@ class PairProof:
     def error_ratio(self) -> float | None:
         """The worst ratio of errors over the outputs, None without a float64 reference."""
         return max((each.error_ratio for each in self.outputs.values() if each.error_ratio is not None), default=None)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One tensor in one setting: errors, what is allowed, and why it does not hold."""
-
-    where: str
-    error_a: float | None
-    error_b: float
-    allowed: float
-    ratio: float | None
-    reason: str | None
-    rule: str
-
-
-def believable(error_a: float, top: float, coarse: float) -> bool:
-    """Whether a float64 evaluation is that of the same function: A is off by rounding only."""
-    return error_a <= SUSPECT * coarse * top
-
-
-def ratio_of(error_b: float, error_a: float, floor: float) -> float:
-    """Error of B over error of A, where either counts as half of `floor` at least; 1 where they are equal."""
-    least = max(0.5 * floor, float(np.finfo(np.float64).tiny))
-    return max(error_b, least) / max(error_a, least)
-
-
-def parity(stats: OutputStats) -> str | None:
-    """What no tolerance forgives."""
-    if not stats.same_shape:
-        return "its shape is another one"
-    if not stats.same_dtype:
-        return "its element type is another one"
-    if not stats.nan_parity:
-        return "NaN at other places"
-    return None if stats.inf_parity else "infinite at other places"
-
-
-def distance(values: Sequence[Array], truth: Sequence[Array]) -> float:
-    """Largest distance over the cases; a wrong shape is infinitely far."""
-    pairs = zip(values, truth, strict=True)
-    return max(largest(gap(v, t)) if v.shape == t.shape else float("inf") for v, t in pairs)

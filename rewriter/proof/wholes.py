@@ -1,21 +1,17 @@
 """Proof of the heads of a block that was replaced as a whole: there is no region left to try by itself.
 
-Comes in: a claim with `heads`, the two models, and values that the block really sees. Goes out: `RegionProof`, as
-of a region, against a float64 evaluation of the original:
+Against float64 evaluations of the original, on values that the block really sees, on those scaled down and up so that
+every part of the activation is met, and on more batches and tokens:
 
-1. from the block's inputs to the heads' outputs: in float64 within the certified error of the activation; in the
-   model's own type as accurate as the original's activation. The inputs are real ones, and those scaled down and
-   up, so that every part of the activation is met.
+1. from the block's inputs to the heads' outputs: the plan's numbers are within the certified error of the original's
+   activation; the emitted heads are the plan's numbers up to rounding, in float64 and in the model's own type.
 2. from the heads' outputs on, in float64: what the original makes of the same activations, whatever stands in the
    rows that are no tokens.
-
-Together they bound what the block's output may be off by; without the second, an error in the output projection would
-count as an error that the heads carry through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,21 +19,26 @@ import numpy as np
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio, relative_gap
-from rewriter.proof.float64 import NoReference, Reference, open_reference
+from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
+from rewriter.proof.float64 import NoReference, open_reference
 from rewriter.proof.points import largest_finite, machine_epsilon
-from rewriter.proof.regions import RegionProof
+from rewriter.proof.regions import RegionProof, evaluated, unit
 from rewriter.proof.roles import is_float
 from rewriter.proof.runs import Way
 from rewriter.proof.segments import open_part
+from rewriter.proof.spread import spread
 
 Feeds = Mapping[str, Array]
+Run = Callable[[Feeds], dict[str, Array]]
 
 _SCALES = (1.0, 0.0, 1e-6, 1e-2, 8.0, 1e3)
 """What real inputs are multiplied with."""
 
-_EXACT_SLACK = 1e-11
-"""Rounding of the float64 evaluations, linear operators included, relative to the largest value."""
+_FEW_SCALES = (1.0, 8.0)
+"""The same for further batches and tokens."""
+
+_EXACT_SLACK = 1e-12
+"""Rounding of float64 evaluations of linear operators, relative to the largest value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Heads:
         before: the original, from the block's inputs to the ends of its region and of the block.
         front: the rewritten model, from the block's inputs to what the heads write, and what else `behind` reads.
         behind: the rewritten model from there on.
-        cases: the block's inputs, real ones and scaled ones.
+        cases: the block's inputs: real ones, scaled ones, and further batches and tokens.
     """
 
     before: LoadedModel
@@ -59,7 +60,9 @@ class Heads:
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
     """The parts of a block; `inputs` are values of `block_needs`, one mapping per case."""
+    further = [case.feeds for case in spread(claim, inputs)]
     cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)
+    cases += tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _FEW_SCALES for feeds in further[:1])
     names = tuple(cases[0]) if cases else claim.block_inputs
     rest = cut(rewritten.views[claim.path], [claim.heads], claim.block_outputs)
     computed = [name for name in rest.inputs if name not in (*names, claim.heads)]
@@ -71,79 +74,105 @@ def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Fee
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One input of the block, with what float64 makes of it; without float64, the original stands in."""
+
+    feeds: Feeds
+    truth: Feeds | None = None
+    planned: Array | None = None
+
+
 def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
     """Prove the heads of one block from its inputs."""
     if not heads.cases:
         return RegionProof(None, 0.0, 0.0, (f"{claim.name}: it has no inputs to be proved on",), 0.0)
-    exact, failures, wide = _exact(heads, claim)
+    cases, exact, failures = _exact(heads, claim)
     error = worst = original_error = 0.0
     floor = machine_epsilon(claim.elem_type)
     for way in ways:
         old_session, new_session = (
             open_part(part, way.provider, optimise=way.optimise, prepack=True) for part in (heads.before, heads.front)
         )
-        for case in heads.cases:
-            old = old_session.run(_wanted(case, heads.before))
-            new = _tokens(new_session.run(_wanted(case, heads.front))[claim.heads], old[claim.output])
-            truth = old if wide is None else wide.run(_wanted(case, heads.before))
-            target = truth[claim.output]
-            judged = (np.abs(target.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
-            old_error = largest(relative_gap(old[claim.output], target)[judged])
-            new_error = largest(relative_gap(new, target)[judged])
-            allowed = FACTOR * max(old_error, floor) + _certified(claim, truth) + claim.rounding
+        for case in cases:
+            old = old_session.run(_wanted(case.feeds, heads.before))
+            new = _tokens(new_session.run(_wanted(case.feeds, heads.front))[claim.heads], old[claim.output])
+            truth = old if case.truth is None else case.truth
+            right = truth[claim.output]
+            target = right if case.planned is None else case.planned
+            judged = (np.abs(right.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
+            units = unit(right, claim, truth)
+            old_error, new_error = (
+                largest((gap(v, t) / units)[judged]) for v, t in ((old[claim.output], right), (new, target))
+            )
+            allowed = FACTOR * max(old_error, floor) + claim.rounding
             error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
             original_error = max(original_error, old_error)
             if not new_error <= allowed:
                 failures.append(
-                    f"{claim.name}: the heads are off by {new_error:.3g} on {way}, allowed are {allowed:.3g}"
+                    f"{claim.name}: the heads' error {new_error:.3g} on {way} exceeds the allowed {allowed:.3g} = "
+                    f"{FACTOR:g} x {max(old_error, floor):.3g} (the original's) + {claim.rounding:.3g} (stated "
+                    "rounding)"
                 )
     return RegionProof(exact, error, worst, tuple(dict.fromkeys(failures)), original_error)
 
 
-def _exact(heads: Heads, claim: Claim) -> tuple[float | None, list[str], Reference | None]:
-    """How far the heads are from the truth in float64, what is wrong with that or with what follows; the truth."""
+def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[str]]:
+    """The cases with their float64 evaluations, how far the heads are from those, and what is wrong with that."""
     try:
         whole, front, behind = (
             open_reference(part.proto, part.base_dir) for part in (heads.before, heads.front, heads.behind)
         )
-        worst, failures = 0.0, []
-        for case in heads.cases:
-            truth = whole.run(_wanted(case, heads.before))
-            made = front.run(_wanted(case, heads.front))
-            distance = relative_gap(_tokens(made[claim.heads], truth[claim.output]), truth[claim.output])
-            error = largest(distance[_inside(truth, claim)])
-            worst = max(worst, error)
-            rounding = claim.float64_rounding + _EXACT_SLACK * max(1.0, _magnitude(truth, claim))
-            if error > _certified(claim, truth) + rounding:
+        worst, failures, cases = 0.0, [], []
+        for feeds in heads.cases:
+            truth = whole.run(_wanted(feeds, heads.before))
+            made = front.run(_wanted(feeds, heads.front))
+            planned, rounding = evaluated(claim, truth)
+            rounding = rounding + _EXACT_SLACK * _linear_size(truth, claim)
+            cases.append(_Case(feeds, truth, planned))
+            found = _tokens(made[claim.heads], truth[claim.output])
+            units, inside = unit(truth[claim.output], claim, truth), _inside(truth, claim)
+            worst = max(worst, largest((gap(found, truth[claim.output]) / units)[inside]))
+            off = (gap(planned, truth[claim.output]) - rounding) / units - claim.max_error
+            if largest(off[inside]) > 0.0:
                 failures.append(
-                    f"{claim.name}: in float64 the heads are off by {error:.3g}, certified are {claim.max_error:.3g}"
+                    f"{claim.name}: the head program's error exceeds the certified {claim.max_error:.3g} by "
+                    f"{largest(off[inside]):.3g}; this is a bug, please report it"
                 )
-            feeds = {**case, **made, claim.heads: _as_heads(truth[claim.output], made[claim.heads])}
-            result = behind.run(_wanted(feeds, heads.behind))
-            for name in claim.block_outputs:
-                off = largest(gap(result[name], truth[name]))
-                if off > _EXACT_SLACK * max(1.0, magnitude(truth[name])):
-                    failures.append(
-                        f"{claim.name}: in float64 the heads' outputs are projected to something else, off by {off:.3g}"
-                    )
+            apart = (gap(found, planned) - 2.0 * rounding)[inside]
+            if largest(apart) > 0.0:
+                failures.append(
+                    f"{claim.name}: in float64 the heads are {largest(gap(found, planned)[inside]):.3g} away from "
+                    "their program, more than rounding explains"
+                )
+            failures += _projected(behind.run, heads, claim, {**feeds, **made}, truth)
     except NoReference:
-        return None, [], None
-    return worst, failures, whole
+        return [_Case(feeds) for feeds in heads.cases], None, []
+    return cases, worst, failures
+
+
+def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds) -> list[str]:
+    """What is wrong with the way from the heads' outputs on, given the original's activations."""
+    result = run(_wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
+    failures = []
+    for name in claim.block_outputs:
+        off = largest(gap(result[name], truth[name]))
+        if not off <= _EXACT_SLACK * max(1.0, magnitude(truth[claim.output]), magnitude(truth[name])):
+            failures.append(
+                f"{claim.name}: in float64 the heads' outputs are projected to something else, error {off:.3g}"
+            )
+    return failures
+
+
+def _linear_size(truth: Feeds, claim: Claim) -> float:
+    """How large the numbers are that the linear operators add up; 1 at least."""
+    return max(1.0, *(magnitude(truth[name]) for name in claim.inputs_and_output))
 
 
 def _inside(truth: Feeds, claim: Claim) -> Array:
     """Where the claim holds: pre-activations beyond its domain are judged by nobody."""
-    gate = np.abs(truth[claim.inputs[0]].astype(np.float64))
+    gate = np.abs(truth[claim.gate].astype(np.float64))
     return np.asarray(np.broadcast_to(~(gate > claim.domain), truth[claim.output].shape))
-
-
-def _magnitude(truth: Feeds, claim: Claim) -> float:
-    return max(magnitude(truth[name]) for name in claim.inputs_and_output)
-
-
-def _certified(claim: Claim, truth: Feeds) -> float:
-    """The certified error in output units: a gate's is multiplied with the value."""
-    return claim.max_error * max((magnitude(truth[name]) for name in claim.inputs[1:]), default=1.0)
 
 
 def _scaled(feeds: Feeds, names: Sequence[str], scale: float) -> Feeds:

@@ -1,12 +1,12 @@
-"""A part of a model in float64, with its weights widened once and as late as possible.
+"""A part of a model in float64, with its largest weight widened as late as possible.
 
-Comes in: a part whose weights stand inline or outside. Goes out: `Reference`. Large weights are fed to the part as
-inputs, so that no protobuf holds them. A part that is nothing but one operator on one very large weight (an
-embedding table, the projection to the vocabulary) never has that weight in float64 as a whole: `_CHUNKED`.
+A part that is nothing but one operator on one very large weight (an embedding table, the projection to the vocabulary)
+never has that weight in float64 as a whole: `_CHUNKED`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.segments import bytes_of
 from rewriter.graph.view import ONNX_DOMAINS
 from rewriter.proof.float64 import Reference, open_reference, widened
-
-_FED = 2**16
-"""Bytes above which a weight is fed instead of stored in the part."""
+from rewriter.proof.reference.operators import Operator
 
 _CHUNK = 2**24
 """Entries of a very large weight that are widened at a time."""
@@ -32,61 +30,20 @@ Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 
 
-def open_wide(part: LoadedModel, large: int) -> Reference:
+def open_wide(part: LoadedModel, large: int, own: Mapping[tuple[str, str], Operator] | None = None) -> Reference:
     """Load the float64 evaluation of a part.
 
     Args:
         part: a model; it is not changed.
         large: bytes above which a weight is widened in chunks, where its operator allows that.
+        own: the caller's operators, as in `open_reference`.
 
     Raises:
         NoReference: it has none.
         ModelError: a weight cannot be read.
     """
     chunked = _chunked(part, large)
-    if chunked is not None:
-        return Reference("numpy, in chunks", chunked)
-    proto, weights = _with_weights_as_inputs(part)
-    inner = open_reference(proto)
-    return Reference(inner.how, _Fed(inner, weights)) if weights else inner
-
-
-@dataclass(frozen=True, eq=False)
-class _Fed:
-    """A reference some of whose inputs are weights."""
-
-    inner: Reference
-    weights: Feeds
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        return self.inner.run({**self.weights, **feeds})
-
-
-def _with_weights_as_inputs(part: LoadedModel) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A copy of the part without its large float weights, and these in float64; small ones stand inline."""
-    proto = onnx.ModelProto()
-    bare = part.proto.graph
-    proto.ir_version = part.proto.ir_version
-    proto.opset_import.extend(part.proto.opset_import)
-    proto.functions.extend(part.proto.functions)
-    graph = proto.graph
-    graph.name = bare.name
-    graph.node.extend(bare.node)
-    graph.input.extend(bare.input)
-    graph.output.extend(bare.output)
-    graph.sparse_initializer.extend(bare.sparse_initializer)
-    weights: dict[str, Array] = {}
-    outputs = {value.name for value in bare.output}
-    for tensor in bare.initializer:
-        if tensor.data_type in _FLOATS and bytes_of(tensor) > _FED and tensor.name not in outputs:
-            weights[tensor.name] = widened(read_tensor(part, tensor))
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
-            values = np.ascontiguousarray(read_tensor(part, tensor))
-            graph.initializer.append(onnx.numpy_helper.from_array(values, tensor.name))
-        else:
-            graph.initializer.append(tensor)
-    return proto, weights
+    return Reference(chunked) if chunked else open_reference(part.proto, part.base_dir, own, largest=sys.maxsize)
 
 
 def _product(left: Array, weight: Array) -> Array:
@@ -130,6 +87,7 @@ class _Chunked:
     operands: tuple[str, ...]
     constants: Feeds
     output: str
+    how: str = "numpy, in chunks"
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         known = {**self.constants, **feeds}

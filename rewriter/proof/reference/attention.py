@@ -1,7 +1,7 @@
 """The Attention and RotaryEmbedding operators of ai.onnx in numpy.
 
 Comes in: attributes and arrays in float64. Goes out: arrays in float64. Used by
-`rewriter.proof.numpy_operators`: onnx's reference rounds the scale to float32 and honours a float32
+`rewriter.proof.reference.operators`: onnx's reference rounds the scale to float32 and honours a float32
 `softmax_precision`, neither of which belongs in the truth. Source: the operators' specification, opset 23.
 """
 

@@ -1,0 +1,78 @@
+"""The inputs of a comparison: made for A or given, those of them that A accepts, and when they are to blame.
+
+A comparison in which nothing was compared must not pass. Where the inputs that the user gave are the reason, that is a
+usage error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rewriter.errors import UsageError, ValidationError
+from rewriter.files.load import LoadedModel
+from rewriter.proof.cases import Case
+from rewriter.proof.inputs import load_cases, make_cases
+from rewriter.proof.pairs import open_named
+from rewriter.proof.roles import is_float
+from rewriter.proof.verdicts import OutputVerdict, PairProof
+from rewriter.text import quoted
+
+
+def accepted_cases(
+    model: LoadedModel, provider: str, inputs: Path | None, dims: Mapping[str, int], seed: int
+) -> tuple[list[Case], list[str]]:
+    """The inputs that A accepts, and the refusals.
+
+    Raises:
+        UsageError: it accepts none of those that were given.
+        ValidationError: it accepts none of those that were made.
+    """
+    made = load_cases(inputs, model.proto) if inputs is not None else make_cases(model.proto, seed=seed, dims=dims)
+    session = open_named("A", model, provider, optimise=False)
+    kept, skipped = [], []
+    for case in made:
+        try:
+            session.run(case.feeds)
+            kept.append(case)
+        except ValidationError as error:
+            skipped.append(f"{case.name}: {error}")
+    if kept:
+        return kept, skipped
+    if inputs is not None:
+        raise UsageError(f"nothing could be compared: model A refuses every case of {inputs.name} ({skipped[0]})")
+    raise ValidationError(
+        f"nothing could be compared: model A runs on none of the {len(made)} inputs tried; give some with --inputs or "
+        f"sizes with --dim ({skipped[0]})"
+    )
+
+
+def failures_of(providers: Mapping[str, PairProof]) -> tuple[str, ...]:
+    """What did not hold, output by output."""
+    return tuple(dict.fromkeys(each.failure for each in _verdicts(providers) if each.failure is not None))
+
+
+def blame_inputs(inputs: Path | None, cases: Sequence[Case], providers: Mapping[str, PairProof]) -> None:
+    """Raise a usage error where the given inputs are why an output could not be compared, and nothing else failed."""
+    failed = [each for each in _verdicts(providers) if not each.passed]
+    flaw = _flaw(cases)
+    if inputs is not None and flaw is not None and failed and all(each.rule == "nothing" for each in failed):
+        raise UsageError(f"{failed[0].failure}; in {inputs.name}, {flaw}")
+
+
+def _flaw(cases: Sequence[Case]) -> str | None:
+    """What may keep outputs from being compared."""
+    for case in cases:
+        where = f" in case {case.name}" if len(cases) > 1 else ""
+        for name, array in case.feeds.items():
+            if not array.size:
+                return f"input {quoted(name)} has shape {list(array.shape)}{where}, which holds no elements"
+            if is_float(array.dtype) and not np.isfinite(array.astype(np.float64)).all():
+                return f"input {quoted(name)} holds NaN or infinities{where}"
+    return None
+
+
+def _verdicts(providers: Mapping[str, PairProof]) -> list[OutputVerdict]:
+    return [each for proof in providers.values() for each in proof.outputs.values()]

@@ -1,0 +1,105 @@
+"""What a name stands for in a graph: a node's output, a weight, an input, or something of a graph around it.
+
+onnxruntime looks a name up from the inside out, and so does `Scope.find`. Bodies of control flow and of local functions
+are scopes like the main graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.files.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a name stands for.
+
+    Attributes:
+        depth: how many graphs further out it is defined.
+        kind: `computed`, `a weight` (also the default of an input), `a sparse weight` or `an input`.
+        dims: those of a sparse weight, which its tensors do not have.
+        tensors: its values: one tensor, or values and indices of a sparse one.
+    """
+
+    depth: int
+    kind: str
+    dims: tuple[int, ...] = ()
+    tensors: tuple[onnx.TensorProto, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One graph, or the body of a local function.
+
+    Attributes:
+        model: the model it belongs to.
+        where: the empty string for the main graph, else a readable path.
+        nodes: its nodes.
+        inputs: what it declares as inputs; those of a function have no types.
+        outputs: its outputs, likewise.
+        makers: tensor name to the index of the node that makes it.
+        weights: initializers by name; the value of an input of the same name is its default.
+        annotations: what a graph says of the quantisation of its tensors.
+        outer: the graph around it.
+    """
+
+    model: LoadedModel
+    where: str
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    outputs: tuple[onnx.ValueInfoProto, ...]
+    makers: Mapping[str, int]
+    weights: Mapping[str, onnx.TensorProto | onnx.SparseTensorProto]
+    annotations: frozenset[tuple[str, ...]] = frozenset()
+    outer: Scope | None = None
+
+    @classmethod
+    def of_graph(cls, model: LoadedModel, graph: onnx.GraphProto, where: str = "", outer: Scope | None = None) -> Scope:
+        """The scope of a graph."""
+        nodes, sparse = tuple(graph.node), {tensor.values.name: tensor for tensor in graph.sparse_initializer}
+        return cls(
+            model=model,
+            where=where,
+            nodes=nodes,
+            inputs=tuple(graph.input),
+            outputs=tuple(graph.output),
+            makers=_makers(nodes),
+            weights={**{tensor.name: tensor for tensor in graph.initializer}, **sparse},
+            annotations=frozenset(_annotation(entry) for entry in graph.quantization_annotation),
+            outer=outer,
+        )
+
+    @classmethod
+    def of_function(cls, model: LoadedModel, function: onnx.FunctionProto) -> Scope:
+        """The scope of a function's body."""
+        inputs, outputs = (
+            tuple(onnx.ValueInfoProto(name=name) for name in names) for names in (function.input, function.output)
+        )
+        nodes = tuple(function.node)
+        return cls(model, f"function {function.domain}::{function.name}", nodes, inputs, outputs, _makers(nodes), {})
+
+    def find(self, name: str, depth: int = 0) -> Definition | None:
+        """What `name` stands for here; None where it stands for nothing. `depth` is that of this scope."""
+        if name in self.makers:
+            return Definition(depth, "computed")
+        weight = self.weights.get(name)
+        if isinstance(weight, onnx.SparseTensorProto):
+            return Definition(depth, "a sparse weight", tuple(weight.dims), (weight.values, weight.indices))
+        if weight is not None:
+            return Definition(depth, "a weight", tensors=(weight,))
+        if any(value.name == name for value in self.inputs):
+            return Definition(depth, "an input")
+        return None if self.outer is None else self.outer.find(name, depth + 1)
+
+
+def _makers(nodes: tuple[onnx.NodeProto, ...]) -> dict[str, int]:
+    return {name: index for index, node in enumerate(nodes) for name in node.output if name}
+
+
+def _annotation(entry: onnx.TensorAnnotation) -> tuple[str, ...]:
+    parameters = sorted((item.key, item.value) for item in entry.quant_parameter_tensor_names)
+    return entry.tensor_name, *(text for parameter in parameters for text in parameter)

@@ -1,0 +1,184 @@
+"""The pass rule for one tensor of any two models, A and B: an output, a boundary, the end of a part.
+
+Against the float64 evaluation of A where there is one to be believed, per channel (`rewriter.proof.pass_rule`). Else A
+itself stands in, and B may be as far from it as A is from itself when it rounds differently
+(`rewriter.proof.sensitivity`). Shapes, types, NaN and infinities must agree in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from rewriter.proof.compare import STRINGS, compare
+from rewriter.proof.distance import Array
+from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, worst
+from rewriter.proof.roles import is_float
+from rewriter.proof.sensitivity import rounding
+from rewriter.proof.verdicts import SUSPECT
+
+Moved = Callable[[Channels], Wide]
+"""[channels] how far A moves under rounding; called only where A stands in, and B does not hold without."""
+
+Planned = Callable[[], Sequence[Sequence[Array]]]
+"""Float64 evaluations of A with certified programs, each case by case; called only where B does not hold without."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the models give for one tensor, case by case.
+
+    Attributes:
+        plain: A, without graph optimisation.
+        old: A, run as B is.
+        new: B.
+        right: A in float64; None where there is no such evaluation.
+    """
+
+    plain: Sequence[Array]
+    old: Sequence[Array]
+    new: Sequence[Array]
+    right: Sequence[Array] | None
+
+    @property
+    def eps(self) -> float:
+        """Spacing of floats in the tensor's type."""
+        return float(ml_dtypes.finfo(self.old[0].dtype).eps)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found of one tensor; errors are those of the channel with the least room, in its units.
+
+    Attributes:
+        rule: `float64`, `original` (it stands in), `equal` (values that are not floating-point).
+        channel: that channel.
+        error_a: error of A against float64; None where A stands in.
+        error_b: error of B; infinite where no tolerance would help.
+        allowed: what that may be; 0 where nothing would help.
+        ratio: largest error of B over that of A, over all channels; None where A stands in.
+        reason: why it does not hold.
+        share: where A stands in, the most that is allowed for rounding, as a share of its channel's scale.
+    """
+
+    rule: str
+    channel: tuple[int, ...]
+    error_a: float | None
+    error_b: float
+    allowed: float
+    ratio: float | None
+    reason: str | None
+    share: float = 0.0
+
+
+def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judged:
+    """Apply the rule.
+
+    Args:
+        values: the tensor.
+        coarse: how far A may be from a float64 evaluation that is to be believed, as a share of its scale, up to a
+            factor.
+        moved: see there.
+        planned: see there.
+    """
+    if not is_float(values.old[0].dtype):
+        return _equal(values)
+    exact = values.right is not None and believed(values.plain, values.right, coarse)
+    apart = disparity(values.old, values.new)
+    if apart is not None:
+        return Judged("float64" if exact else "original", (), None, float("inf"), 0.0, None, apart)
+    return _three_way(values, planned) if exact else _stand_in(values, moved)
+
+
+def believed(plain: Sequence[Array], right: Sequence[Array], coarse: float) -> bool:
+    """Whether a float64 evaluation is that of the same function: A is off by rounding only, and finite where it is."""
+    channels = Channels.of(right)
+    known = zip(plain, right, strict=True)
+    return channels.share(channels.errors(plain, right, plain)) <= SUSPECT * coarse and all(
+        value.shape == exact.shape and not np.any(_finite(value) & ~_finite(exact)) for value, exact in known
+    )
+
+
+def disparity(old: Sequence[Array], new: Sequence[Array]) -> str | None:
+    """What no tolerance forgives."""
+    for ours, theirs in zip(old, new, strict=True):
+        if ours.shape != theirs.shape:
+            return f"has shape {list(theirs.shape)} instead of {list(ours.shape)}"
+        if ours.dtype != theirs.dtype and not {ours.dtype.kind, theirs.dtype.kind} <= STRINGS:
+            return f"is of type {theirs.dtype} instead of {ours.dtype}"
+        if is_float(ours.dtype):
+            a, b = (each.astype(np.float64) for each in (ours, theirs))
+            if not np.array_equal(np.isnan(a), np.isnan(b)):
+                return "is NaN in other places"
+            if not np.array_equal(np.where(np.isinf(a), a, 0), np.where(np.isinf(b), b, 0)):
+                return "is infinite in other places"
+    return None
+
+
+def ratio_of(error_b: float, error_a: float, floor: float) -> float:
+    """Error of B over error of A, where either counts as half of `floor` at least; 1 where they are equal."""
+    least = max(0.5 * floor, float(np.finfo(np.float64).tiny))
+    return max(error_b, least) / max(error_a, least)
+
+
+def _equal(values: Values) -> Judged:
+    apart = disparity(values.old, values.new)
+    pairs = zip(values.old, values.new, strict=True)
+    error = float("inf") if apart else max(compare("", old, new).max_abs for old, new in pairs)
+    reason = apart or (None if error == 0.0 else "holds values that are not floating-point, and they differ")
+    return Judged("equal", (), None, error, 0.0, None, reason)
+
+
+def _stand_in(values: Values, moved: Moved) -> Judged:
+    channels = Channels.of(values.old)
+    errors, told = channels.errors(values.new, values.old), channels.errors(values.plain, values.old)
+    noise = rounding(channels, told, values.eps)
+    excess = worst(errors, noise)
+    if not excess.holds:
+        noise = rounding(channels, np.maximum(told, moved(channels)), values.eps)
+        excess = worst(errors, noise)
+    return Judged(
+        rule="original",
+        channel=excess.channel,
+        error_a=None,
+        error_b=excess.error,
+        allowed=excess.allowed,
+        ratio=None,
+        reason=None if excess.holds else excess.text,
+        share=channels.share(FACTOR * noise),
+    )
+
+
+def _three_way(values: Values, planned: Planned) -> Judged:
+    right = values.right or ()
+    channels = Channels.of(right)
+    errors_a, errors_b = (channels.errors(given, right, values.old) for given in (values.old, values.new))
+    noise = channels.rounding(errors_a, values.eps)
+    excess = worst(errors_b, noise)
+    if not excess.holds:
+        excess = worst(errors_b, noise, _carried(channels, right, planned()))
+    top_a, top_b, floor = (float(np.max(each, initial=0.0)) for each in (errors_a, errors_b, channels.scale))
+    return Judged(
+        rule="float64",
+        channel=excess.channel,
+        error_a=float(errors_a[excess.channel]) if errors_a.size else 0.0,
+        error_b=excess.error,
+        allowed=excess.allowed,
+        ratio=ratio_of(top_b, top_a, values.eps * floor),
+        reason=None if excess.holds else excess.text,
+    )
+
+
+def _carried(channels: Channels, right: Sequence[Array], programs: Sequence[Sequence[Array]]) -> Wide:
+    """[channels] what certified errors amount to, capped."""
+    carried: Wide = np.zeros(channels.scale.shape)
+    for results in programs:
+        carried = np.maximum(carried, channels.errors(results, right))
+    return np.minimum(carried, CAP * channels.scale)
+
+
+def _finite(values: Array) -> Array:
+    return np.isfinite(values.astype(np.float64))

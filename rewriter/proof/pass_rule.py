@@ -1,0 +1,163 @@
+"""The pass rule, in one place: how far a tensor may be from the truth.
+
+With e(model) the largest distance of a model's output from a float64 evaluation, per channel,
+
+    e(rewritten) <= 4 max(e(original), 3 median e(original), eps) + certified,
+
+every term in units of its channel's scale. The first term is rounding: the original's own, its typical value over all
+channels where one channel was lucky, and the spacing of floats where the original happens to be exact. `certified` is
+what certified program errors amount to at that output; it is never measured on the model under test
+(`rewriter.proof.planned`). Channels keep their allowances to themselves: one logit of -1e9 buys nothing for the others.
+See docs/decisions/0004-pass-rule.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewriter.proof.distance import FACTOR, Array, gap
+
+__all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "exact_rounding", "worst"]
+
+Wide = NDArray[np.float64]
+
+LUCK = 3.0
+"""A channel counts as rounded at least by this many times what the median channel is: it may have been lucky."""
+
+SLACK = 16.0
+"""What float64 evaluations may differ by, in units of the original's rounding scaled down to float64."""
+
+CAP = 1e-3
+"""What certified errors may amount to at an output, as a share of its channel's scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """How the elements of one output fall into channels.
+
+    The first axis, and every axis whose size differs between cases, counts samples (batch, tokens); the other axes
+    count channels.
+
+    Attributes:
+        samples: the axes that count samples; None where the cases have nothing in common, so that all is one channel.
+        scale: [channels] largest finite |truth| of each channel; at least the median of those that are not all zero.
+    """
+
+    samples: tuple[int, ...] | None
+    scale: Wide
+
+    @classmethod
+    def of(cls, truth: Sequence[Array]) -> Channels:
+        """The channels of an output, from its true values case by case."""
+        samples = _sample_axes([value.shape for value in truth])
+        top = _largest([_finite_magnitude(value) for value in truth], samples)
+        used = np.sort(top[top > 0.0], axis=None)
+        middle = used[(used.size - 1) // 2] if used.size else 0.0
+        return cls(samples, np.maximum(top, middle))
+
+    def errors(self, values: Sequence[Array], truth: Sequence[Array], known: Sequence[Array] | None = None) -> Wide:
+        """[channels] largest distance over the cases, in output units.
+
+        Elements are left out where the truth is not finite, or where `known` is not: those are judged by parity. A
+        wrong shape is infinitely far.
+        """
+        if any(value.shape != right.shape for value, right in zip(values, truth, strict=True)):
+            return np.full(self.scale.shape, np.inf)
+        gaps = [gap(value, right) for value, right in zip(values, truth, strict=True)]
+        if known is not None:
+            gaps = [np.where(np.isfinite(k.astype(np.float64)), g, 0.0) for g, k in zip(gaps, known, strict=True)]
+        return _largest(gaps, self.samples)
+
+    def rounding(self, errors: Wide, eps: float) -> Wide:
+        """[channels] the rounding that counts as the original's, given its errors: see the module's rule."""
+        relative = self._relative(errors)
+        typical = LUCK * float(np.median(relative)) if relative.size else 0.0
+        return self.scale * np.maximum(np.maximum(relative, typical), eps)
+
+    def share(self, errors: Wide) -> float:
+        """The largest error as a share of its channel's scale."""
+        relative = self._relative(errors)
+        return float(relative.max()) if relative.size else 0.0
+
+    def _relative(self, errors: Wide) -> Wide:
+        with np.errstate(all="ignore"):
+            return np.where(errors == 0.0, 0.0, errors / self.scale)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """The channel of an output that is worst off.
+
+    Attributes:
+        channel: its index.
+        error: its largest error, in output units.
+        allowed: what that may be.
+        rounding: the part of it that is the original's own rounding, before the factor.
+    """
+
+    channel: tuple[int, ...]
+    error: float
+    allowed: float
+    rounding: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rule holds in this channel, and so in all."""
+        return self.error <= self.allowed
+
+    @property
+    def text(self) -> str:
+        """The failure in words, with what the allowance consists of."""
+        place = f" in channel {', '.join(map(str, self.channel))}" if self.channel else ""
+        parts = f"{FACTOR:g} x {self.rounding:.3g} (the original's rounding)"
+        further = self.allowed - FACTOR * self.rounding
+        if further > 0.005 * self.allowed:
+            parts += f" + {further:.3g} (certified)"
+        return f"error {self.error:.3g}{place} exceeds the allowed {self.allowed:.3g} = {parts}"
+
+
+def worst(errors: Wide, rounding: Wide, certified: Wide | float = 0.0) -> Excess:
+    """Apply the rule to every channel; returns the one with the least room."""
+    allowed = FACTOR * rounding + certified
+    if not errors.size:
+        return Excess((), 0.0, 0.0, 0.0)
+    with np.errstate(all="ignore"):
+        use = np.where(errors <= allowed, np.where(allowed > 0.0, errors / allowed, 0.0), np.inf)
+        use = np.where(np.isinf(use), np.maximum(2.0, np.nan_to_num(errors / allowed, nan=np.inf, posinf=1e300)), use)
+    place = np.unravel_index(int(np.argmax(use)), errors.shape)
+    channel = tuple(int(index) for index in place)
+    return Excess(
+        channel, float(errors[place]), float(allowed[place]), float(np.broadcast_to(rounding, errors.shape)[place])
+    )
+
+
+def exact_rounding(rounding: Wide, eps: float) -> Wide:
+    """[channels] the same where both sides are float64: rounding shrinks with the spacing of floats.
+
+    `SLACK` leaves room for operators that the two sides evaluate in another order.
+    """
+    return rounding * (SLACK * float(np.finfo(np.float64).eps) / eps)
+
+
+def _sample_axes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) != 1:
+        return None
+    (rank,) = ranks
+    return tuple(axis for axis in range(rank) if axis == 0 or len({shape[axis] for shape in shapes}) > 1)
+
+
+def _largest(values: Sequence[Array], samples: tuple[int, ...] | None) -> Wide:
+    if samples is None:
+        return np.asarray(max((float(value.max()) for value in values if value.size), default=0.0))
+    reduced = [np.max(value, axis=samples, initial=0.0) for value in values]
+    return np.asarray(np.max(reduced, axis=0), dtype=np.float64)
+
+
+def _finite_magnitude(values: Array) -> Wide:
+    wide = np.abs(values.astype(np.float64))
+    return np.where(np.isfinite(wide), wide, 0.0)

@@ -1,0 +1,106 @@
+"""Where a rounding may decide what a model computes.
+
+A float64 evaluation may be far from the model although every operator is right in it: somewhere a rounding decides
+something, such as the bucket of a relative position. `decided_by_rounding` names the first such operator. It means
+nothing where `rewriter.proof.reference.audit` finds an operator that is computed wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
+from rewriter.proof.reference.operators import Operator
+from rewriter.proof.reference.scope import Key, Node, Scope, read_model, twins
+from rewriter.proof.reference.widen import widened
+from rewriter.proof.roles import is_float
+
+Array = NDArray[Any]
+
+DISCONTINUOUS = frozenset(
+    """
+    ArgMax ArgMin Ceil DynamicQuantizeLinear Equal Floor Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual
+    MaxRoiPool Mod NonMaxSuppression NonZero QuantizeLinear Round Shrink Sign ThresholdedRelu TopK Unique
+    """.split()  # noqa: SIM905 - a list of names reads better so
+)
+"""Operators that may give something else altogether for operands that differ by a rounding."""
+
+_BY_MODE = {"Resize": b"nearest", "Upsample": b"nearest", "GridSample": b"linear"}
+"""Operators that are discontinuous in mode nearest, and their default mode."""
+
+_WHOLE = frozenset({"Ceil", "Floor", "Hardmax", "Round", "Sign"})
+"""Discontinuous operators whose floats are whole numbers."""
+
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+
+
+def discontinuous(node: Node) -> bool:
+    """Whether a rounding of its operands may decide what an operator gives."""
+    kind, stated = node.proto.op_type, {each.name: helper.get_attribute_value(each) for each in node.proto.attribute}
+    if kind in _BY_MODE:
+        return bool(stated.get("mode", _BY_MODE[kind]) == b"nearest")
+    return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in _FLOATS)
+
+
+def decided_by_rounding(
+    model: onnx.ModelProto,
+    base_dir: Path | None,
+    feeds: Mapping[str, Array],
+    own: Mapping[Key, Operator] | None = None,
+) -> str | None:
+    """The first discontinuous operator that gives something else in float64 than in the model's own run.
+
+    Compared are booleans, integers and whole numbers; inside loops, step by step.
+
+    Args:
+        model: the model.
+        base_dir: where its external data lies.
+        feeds: what to run it on.
+        own: the caller's operators, as in `rewriter.proof.float64.open_reference`.
+
+    Returns:
+        How messages name the operator, or None.
+
+    Raises:
+        NoReference: the model has no float64 evaluation.
+        ValidationError: onnxruntime cannot run it.
+    """
+    plain, wide = (read_model(model, base_dir, wide=wide) for wide in (False, True))
+    pairs = twins(plain, wide)
+    ours = _decisions(plain, plain_ways(own or {}, keep=discontinuous), feeds)
+    truth = _decisions(wide, float64_ways(own or {}, keep=discontinuous), {k: widened(v) for k, v in feeds.items()})
+    for (node, made), (twin, exact) in zip_longest(ours, truth, fillvalue=(None, ())):
+        if node is None:
+            return str(twin)
+        # Another operator comes next: the runs parted.
+        if pairs[node] is not twin or any(map(_differ, made, exact)):
+            return str(node)
+    return None
+
+
+def _decisions(scope: Scope, ways: Ways, feeds: Mapping[str, Array]) -> list[tuple[Node | None, list[Array]]]:
+    """The discontinuous operators in the order in which they ran, each with its decisions."""
+    found: list[tuple[Node | None, list[Array]]] = []
+
+    def watch(node: Node, values: Values) -> None:
+        if discontinuous(node):
+            made = [np.asarray(values[name]) for name in node.gives]
+            whole = node.proto.op_type in _WHOLE
+            found.append((node, [array for array in made if whole or not is_float(array.dtype)]))
+
+    plan(scope, ways).run(feeds, {}, watch)
+    return found
+
+
+def _differ(made: Array, exact: Array) -> bool:
+    if is_float(made.dtype):
+        made, exact = np.rint(made.astype(np.float64)), np.rint(exact)
+    return not np.array_equal(made, exact, equal_nan=made.dtype.kind == "f")

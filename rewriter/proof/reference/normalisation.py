@@ -1,0 +1,84 @@
+"""Normalisations in numpy.
+
+Source: onnx, opset 1 to 23, and onnxruntime's contributed operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+
+
+def number(attributes: Attributes, name: str, default: float) -> float:
+    """An attribute as onnxruntime has it: rounded to float32, then exact."""
+    return float(np.float32(attributes.get(name, default)))
+
+
+def _normalised(attributes: Attributes, x: Array, *, centred: bool) -> tuple[Array, Array, Array]:
+    """What is normalised over the axes from `axis` on, its mean, and one over its deviation."""
+    axis = int(attributes.get("axis", -1)) % x.ndim
+    axes = tuple(range(axis, x.ndim))
+    mean = x.mean(axes, keepdims=True)
+    shifted = x - mean if centred else x
+    inverse = 1 / np.sqrt((shifted * shifted).mean(axes, keepdims=True) + number(attributes, "epsilon", 1e-5))
+    return shifted * inverse, mean, inverse
+
+
+def layer_norm(attributes: Attributes, x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
+    """LayerNormalization, its mean, and one over its deviation."""
+    y, mean, inverse = _normalised(attributes, x, centred=True)
+    return y * scale if bias is None else y * scale + bias, mean, inverse
+
+
+def rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
+    """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization."""
+    return np.asarray(_normalised(attributes, x, centred=False)[0] * scale)
+
+
+def group_norm(attributes: Attributes, x: Array, scale: Array, bias: Array) -> Array:
+    """GroupNormalization: up to opset 20 with one scale per group, since then with one per channel."""
+    flat = x.reshape(x.shape[0], int(attributes["num_groups"]), -1)
+    y = _normalised(attributes, flat, centred=True)[0].reshape(x.shape)
+    channels = (1, -1) + (1,) * (x.ndim - 2)
+    each = x.shape[1] // scale.size
+    return np.asarray(y * np.repeat(scale, each).reshape(channels) + np.repeat(bias, each).reshape(channels))
+
+
+def skip_layer_norm(
+    attributes: Attributes,
+    x: Array,
+    skip: Array,
+    gamma: Array,
+    beta: Array | None = None,
+    bias: Array | None = None,
+) -> tuple[Array | None, ...]:
+    """SkipLayerNormalization: its result, and the sum that it is of."""
+    total = x + skip if bias is None else x + skip + bias
+    wanted = {"epsilon": number(attributes, "epsilon", 1e-12)}
+    return layer_norm(wanted, total, gamma, beta)[0], None, None, total
+
+
+def skip_rms_norm(
+    attributes: Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None
+) -> tuple[Array | None, ...]:
+    """SkipSimplifiedLayerNormalization: its result, and the sum that it is of."""
+    total = x + skip if bias is None else x + skip + bias
+    wanted = {"epsilon": number(attributes, "epsilon", 1e-12)}
+    return rms_norm(wanted, total, gamma), None, None, total
+
+
+def local_response_norm(attributes: Attributes, x: Array) -> Array:
+    """LRN: each channel over what the channels around it amount to."""
+    size, channels = int(attributes["size"]), x.shape[1]
+    squares = np.zeros_like(x)
+    for channel in range(channels):
+        around = slice(max(channel - (size - 1) // 2, 0), channel + size // 2 + 1)
+        squares[:, channel] = (x[:, around] ** 2).sum(1)
+    alpha, beta, bias = (number(attributes, *pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    return np.asarray(x / (bias + alpha / size * squares) ** beta)

@@ -1,0 +1,114 @@
+"""Consecutive operators, run by onnxruntime in one session, unoptimised.
+
+Element types are taken from the values that the part is given, so nothing is declared twice. Large constants are fed:
+shared between parts, stored in no protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from rewriter.errors import ValidationError
+from rewriter.proof.reference.scope import Array, Node, Value
+from rewriter.proof.sessions import Session, open_session
+
+_INLINE = 2**16
+"""Bytes up to which a constant is stored in a part instead of fed."""
+
+_SMALL = 2**18
+"""Elements fed up to which one thread is faster than starting more."""
+
+_IR_VERSION = 10
+
+_Kinds = tuple[tuple[str, bytes | None], ...]
+"""Name and type, serialised, of everything that is fed; None for an operand left out."""
+
+
+class NoKernelError(Exception):
+    """onnxruntime cannot load a part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Operators that onnxruntime runs together.
+
+    Attributes:
+        nodes: the operators, without bodies, all of one version of each domain.
+        gives: the names that later operators read, or that someone wants to see.
+        constants: constants of the scope around it.
+    """
+
+    nodes: tuple[Node, ...]
+    gives: tuple[str, ...]
+    constants: Mapping[str, Array]
+    _sessions: dict[_Kinds, Session] = field(default_factory=dict)
+
+    def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Run the operators on what they read.
+
+        Raises:
+            NoKernelError: onnxruntime cannot load them for these types.
+            ValidationError: it cannot run them.
+        """
+        inline = {name for name in self.reads if self._is_inline(name, values)}
+        fed = {name: values[name] for name in self.reads if name not in inline}
+        kinds = tuple((name, _kind(value)) for name, value in fed.items())
+        if kinds not in self._sessions:
+            few = sum(value.size for value in fed.values() if isinstance(value, np.ndarray)) <= _SMALL
+            try:
+                self._sessions[kinds] = open_session(
+                    self._model(kinds, inline), optimise=False, threads=1 if few else 0
+                )
+            except ValidationError as error:
+                raise NoKernelError(str(error)) from error
+        feeds = {name: value for name, value in fed.items() if value is not None}
+        return self._sessions[kinds].run_any(feeds)
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The names that it takes from outside, in the order of first use."""
+        made = {name for node in self.nodes for name in node.gives}
+        read = dict.fromkeys(name for node in self.nodes for name in node.reads)
+        return tuple(name for name in read if name not in made)
+
+    def _is_inline(self, name: str, values: Mapping[str, Value]) -> bool:
+        # A constant that is an input too may have been given another value.
+        constant = self.constants.get(name)
+        return constant is not None and constant.nbytes <= _INLINE and values[name] is constant
+
+    def _model(self, kinds: _Kinds, inline: set[str]) -> onnx.ModelProto:
+        absent = {name for name, kind in kinds if kind is None}
+        graph = onnx.GraphProto(name="part")
+        for node in self.nodes:
+            added = graph.node.add()
+            added.CopyFrom(node.proto)
+            added.input[:] = ["" if name in absent else name for name in node.proto.input]
+        graph.initializer.extend(numpy_helper.from_array(self.constants[name], name) for name in sorted(inline))
+        for name, kind in kinds:
+            if kind is not None:
+                graph.input.add(name=name).type.ParseFromString(kind)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.gives)
+        imports = {node.proto.domain: node.opset for node in self.nodes}
+        versions = [helper.make_opsetid(domain, version) for domain, version in imports.items()]
+        return helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
+
+
+def _kind(value: Value) -> bytes | None:
+    """The type of a value, serialised; None for none."""
+    return None if value is None else type_of(value).SerializeToString()
+
+
+def type_of(value: Value) -> onnx.TypeProto:
+    """The type of a tensor or a sequence; of the former only the element type."""
+    if isinstance(value, list):
+        return helper.make_sequence_type_proto(type_of(value[0] if value else np.zeros(0)))
+    array: np.ndarray[Any, Any] = np.asarray(value)
+    kind = onnx.TensorProto.STRING if array.dtype.kind in "OUS" else helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_type_proto(int(kind), None)

@@ -1,0 +1,134 @@
+"""Nodes and tensors in double precision.
+
+float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast and the like. The values
+are the original's; nothing is computed again. Operators that round on purpose (quantisation) or draw random numbers
+are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.errors import RewriteError
+from rewriter.graph.view import label
+from rewriter.proof.messages import one_line
+from rewriter.proof.roles import is_float
+
+Array = NDArray[Any]
+
+_NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_EXACT = {
+    TensorProto.DOUBLE, TensorProto.BOOL, TensorProto.STRING, TensorProto.UNDEFINED,
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+}  # fmt: skip
+_QUANTISED = (
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul",
+    "MatMulInteger", "ConvInteger",
+)  # fmt: skip
+_RANDOM = (
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+)  # fmt: skip
+_REFUSED = {
+    **dict.fromkeys(_QUANTISED, "quantised"),
+    **dict.fromkeys(_RANDOM, "random"),
+    "BitCast": "about bits",
+}
+"""Operators without a float64 form, and what they are."""
+
+_TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "output_datatype"}
+_DEFAULTS = {
+    "ConstantOfShape": helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))),
+    **dict.fromkeys(
+        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"),
+        helper.make_attribute("output_datatype", TensorProto.DOUBLE),
+    ),
+}
+"""Operators that give float32 where an attribute does not say otherwise, and that attribute for float64."""
+
+
+_CONSTANTS: dict[int, type[np.generic]] = {
+    onnx.AttributeProto.FLOAT: np.float32,
+    onnx.AttributeProto.FLOATS: np.float32,
+    onnx.AttributeProto.INT: np.int64,
+    onnx.AttributeProto.INTS: np.int64,
+}
+"""Kinds of values that a Constant node states without a tensor."""
+
+
+class NoReference(RewriteError):  # noqa: N818 - no mistake of anyone: the proof does without
+    """There is no float64 evaluation of the model; the message is the reason."""
+
+
+def widened(array: Array) -> Array:
+    """Floats as float64, anything else as it is."""
+    return array.astype(np.float64, copy=False) if is_float(array.dtype) else array
+
+
+def widened_node(node: onnx.NodeProto, values: Callable[[TensorProto], Array]) -> onnx.NodeProto:
+    """A copy of the node on float64, without its bodies; `values` reads a tensor in float64. Raises NoReference."""
+    kind = _REFUSED.get(node.op_type)
+    if kind is not None:
+        raise NoReference(f"{one_line(label(node), 120)} is {kind}")
+    wide = onnx.NodeProto(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
+    for attribute in node.attribute:
+        if attribute.type not in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}:
+            wide.attribute.append(_widened_attribute(attribute, node, values))
+    default = _DEFAULTS.get(node.op_type)
+    if default is not None and all(attribute.name != default.name for attribute in wide.attribute):
+        wide.attribute.append(default)
+    return wide
+
+
+def _widened_attribute(
+    attribute: onnx.AttributeProto, node: onnx.NodeProto, values: Callable[[TensorProto], Array]
+) -> onnx.AttributeProto:
+    wide = onnx.AttributeProto()
+    wide.CopyFrom(attribute)
+    if attribute.name in _TYPE_ATTRIBUTES and attribute.type == onnx.AttributeProto.INT:
+        check_type(attribute.i, label(node))
+        wide.i = TensorProto.DOUBLE if attribute.i in _NARROW else attribute.i
+    elif attribute.type == onnx.AttributeProto.TENSOR:
+        wide.t.CopyFrom(numpy_helper.from_array(values(attribute.t), attribute.t.name))
+    return wide
+
+
+def constant_of(node: onnx.NodeProto, values: Callable[[TensorProto], Array], *, wide: bool) -> Array:
+    """What a Constant node gives; `values` reads a tensor."""
+    stated = {attribute.type: attribute for attribute in node.attribute}
+    if (tensor := stated.get(onnx.AttributeProto.TENSOR)) is not None:
+        return values(tensor.t)
+    for kind, dtype in _CONSTANTS.items():
+        if kind in stated:
+            array = np.asarray(helper.get_attribute_value(stated[kind]), dtype)
+            return widened(array) if wide else array
+    raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+
+
+def check_values(values: Iterable[onnx.ValueInfoProto]) -> None:
+    """Refuse inputs and outputs of a type without a float64 form. Raises NoReference."""
+    for value in values:
+        _check_kind(value.type)
+
+
+def _check_kind(kind: onnx.TypeProto) -> None:
+    held = kind.WhichOneof("value")
+    if held == "tensor_type":
+        check_type(kind.tensor_type.elem_type, "an input or output")
+    elif held in {"sequence_type", "optional_type"}:
+        _check_kind(getattr(kind, held).elem_type)
+    elif held is not None:
+        raise NoReference(f"an input or output is a {held.removesuffix('_type')}")
+
+
+def check_type(elem_type: int, what: str) -> None:
+    """Refuse an element type without a float64 form. Raises NoReference."""
+    if elem_type not in _NARROW | _EXACT:
+        name = next((key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type))
+        raise NoReference(f"{one_line(what, 120)} is of type {name.lower()}")
