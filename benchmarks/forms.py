@@ -114,9 +114,9 @@ def time_rows(
 ) -> Iterator[TimeRow]:
     """Times of every form, of the original and of its second session, length by length."""
     model = mlp(shape, random_weights())
-    sessions = {ORIGINAL: open_session(model, "cpu"), CONTROL: open_session(model, "cpu")}
+    sessions = {ORIGINAL: open_session(model, "cpu", spin=True), CONTROL: open_session(model, "cpu", spin=True)}
     for form in forms:
-        sessions[form] = open_session(_built(model, form, max(tokens), max_pattern_mb), "cpu")
+        sessions[form] = open_session(_built(model, form, max(tokens), max_pattern_mb), "cpu", spin=True)
     for length in tokens:
         x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
         seconds: dict[str, list[float]] = {}

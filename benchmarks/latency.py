@@ -159,9 +159,9 @@ def _measure(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"
         )
     sessions = {
-        "original": open_session(path, provider),
-        "rewritten": open_session(out, provider),
-        "control": open_session(path, provider),
+        "original": open_session(path, provider, spin=True),
+        "rewritten": open_session(out, provider, spin=True),
+        "control": open_session(path, provider, spin=True),
     }
     proto = load_model(path).proto
     for length in tokens:

@@ -111,6 +111,18 @@ def attend(x: Array, heads: Sequence[AttentionHead], allowed: Array | None = Non
     return total
 
 
+def neurons(program: ProgramNumbers, y: Array, z: Array) -> Array:
+    """What the heads of a program write for every pre-activation y and value z: theorem 3 without the stream."""
+    total = program.linear * z + program.constant
+    for head in program.heads:
+        logits = [head.alpha * y * y + head.beta * y + head.gamma]
+        logits += [token.slope * y + token.offset for token in head.bias_tokens]
+        values = [head.c * z + head.d] + [np.full_like(z, token.value) for token in head.bias_tokens]
+        weights = np.exp(np.stack(logits) - np.max(logits, axis=0))
+        total = total + np.sum(weights * np.stack(values), axis=0) / weights.sum(axis=0)
+    return np.asarray(total)
+
+
 # -- streams and masks ---------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,10 @@
-"""Makes the checkout importable, and shares exported models among all tests of a session."""
+"""Makes the checkout importable, skips slow tests, shares cores among workers and exported models among all tests."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,43 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)
 
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+"""Whether other workers of pytest-xdist use the cores too. Threads that wait for each other spin: one each then."""
+
+if WORKER:  # before numpy is imported, which reads them
+    os.environ.update({f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")})
+
 if TYPE_CHECKING:
     from models.entry import Dtype, Exporter
 
+slow = pytest.mark.slow
+"""Part of the extended suite: takes long, is rarely wrong, and something quicker tests the same by default."""
+
 Export = Callable[..., Path]
 """Entry name, exporter and element type (fp32 by default) to the exported file."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without ATTNONLY_SLOW, slow tests are skipped."""
+    if not os.environ.get("ATTNONLY_SLOW"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: set ATTNONLY_SLOW=1"))
+
+
+@pytest.fixture(scope="session", autouse=WORKER)
+def sessions_of_one_thread() -> Iterator[None]:
+    """Sessions of onnxruntime that are opened in this process; without pytest-xdist they have all cores."""
+    import onnxruntime
+
+    class OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", OneThread)
+        yield
 
 
 @pytest.fixture(scope="session")

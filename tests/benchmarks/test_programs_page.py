@@ -59,8 +59,10 @@ def test_what_the_page_says_was_measured(name: str) -> None:
     truth = one.entry.function(y, example(one.entry))
     error = np.abs(one.program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth))
     assert one.error == error.max()
-    assert stated == pytest.approx(one.error, rel=0.3, abs=1e-14)
-    assert stated32 == pytest.approx(one.error32, rel=0.5, abs=2e-8)
+    # The page rounds up to two digits, which is a tenth at most. What is left below the second bounds is rounding, of
+    # differences in float64 and of float32, which differ between processors.
+    assert stated == pytest.approx(one.error, rel=0.1, abs=5e-10)
+    assert stated32 == pytest.approx(one.error32, rel=0.1, abs=2e-8)
     assert one.error <= 1.001 * one.program.max_error + one.program.rounding
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -13,14 +14,16 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import error_propagation, forms, large_model, latency, plan_scaling, validation
+from benchmarks import error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation
 from benchmarks.common import interleaved, ratio
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
 from passes.forms import FORMS
 from rewriter.api import rewrite
 from rewriter.proof.sessions import open_session
+from tests.conftest import slow
 
+MODULES = (error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 
 
@@ -32,6 +35,14 @@ def run(command: click.Command, *arguments: str, json_path: Path) -> dict[str, A
     assert content["environment"]["cores"] >= 1
     assert content["rows"]
     return content
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_options(module: ModuleType) -> None:
+    """Each can be started; the slow tests below run them."""
+    result = CliRunner().invoke(module.main, ["--help"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "--json" in result.output or "--out" in result.output
 
 
 def test_latency(tmp_path: Path) -> None:
@@ -76,6 +87,7 @@ def test_latency_of_a_file_without_blocks(tmp_path: Path) -> None:
     assert not (tmp_path / "latency.json").exists()
 
 
+@slow
 @pytest.mark.parametrize("dense", [False, True])
 def test_large_model(tmp_path: Path, dense: bool) -> None:
     arguments = ["--layers", "2", "--width", "64", "--heads", "4", "--vocabulary", "64", "--repeats", "1"]
@@ -93,6 +105,7 @@ def test_large_model(tmp_path: Path, dense: bool) -> None:
         assert row["seconds_process"] >= row["seconds"]
 
 
+@slow
 def test_proof_of_a_large_model(tmp_path: Path) -> None:
     arguments = ["--layers", "1", "--width", "64", "--heads", "4", "--vocabulary", "64", "--prove"]
     content = run(large_model.main, *arguments, "--folder", str(tmp_path), json_path=tmp_path / "proof.json")
@@ -101,6 +114,7 @@ def test_proof_of_a_large_model(tmp_path: Path) -> None:
     assert row["runs"][0]["steps"]["validate"] > 0
 
 
+@slow
 def test_plan_scaling(tmp_path: Path) -> None:
     content = run(
         plan_scaling.main,
@@ -118,7 +132,9 @@ def test_plan_scaling(tmp_path: Path) -> None:
     assert set(large["seconds"]) == set(plan_scaling.STEPS)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation", [pytest.param(name, marks=slow if name == "relu" else ()) for name in ACTIVATIONS]
+)
 @pytest.mark.parametrize(("build", "blocks"), [(decoder, 2), (mlp, 1)])
 def test_models_are_valid_and_proved(tmp_path: Path, activation: str, build: Any, blocks: int) -> None:
     shape = Shape(**{**TINY.__dict__, "activation": activation})
@@ -165,6 +181,7 @@ def test_ratio_is_taken_within_rounds() -> None:
     assert result.of_fastest == 2.0
 
 
+@slow
 def test_validation(tmp_path: Path) -> None:
     sizes = ("--layers", "2", "--width", "32", "--hidden", "64", "--heads", "4", "--vocabulary", "50")
     content = run(validation.main, *sizes, "--repeats", "1", json_path=tmp_path / "validation.json")
@@ -174,6 +191,7 @@ def test_validation(tmp_path: Path) -> None:
     assert {"float64", "outputs", "blocks", "taps"} <= set(content["rows"][-1]["steps"])
 
 
+@slow
 def test_forms(tmp_path: Path) -> None:
     sizes = ("--width", "8", "--hidden", "16", "--memory-width", "8", "--memory-hidden", "16", "--memory-tokens", "9")
     content = run(forms.main, *sizes, "--tokens", "5", "--repeats", "3", json_path=tmp_path / "forms.json")

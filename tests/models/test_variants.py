@@ -11,6 +11,7 @@ from models.registry import COMMITTED, ENTRIES, Committed, get
 from models.tools.optimisers import MODEL_TYPES
 from models.variants import VARIANTS, Hints, Refused, Variant, get_variant, make_variant
 from rewriter import rewrite
+from tests.conftest import slow
 
 FOLDER = Path(__file__).resolve().parents[2] / "models"
 FREE = ("onnxruntime", "storage", "scopes")
@@ -18,6 +19,9 @@ OTHERWISE = ("ort-transformers", "external-all")
 """The transformers optimizer takes some architectures only; onnxruntime does not load shapes from a data file."""
 
 PLAIN = [variant for variant in VARIANTS if variant.group in FREE and not variant.name.startswith(OTHERWISE)]
+QUICK = ("silu-decoder.onnx", "gelu-encoder.onnx", "gated-decoder.onnx")
+"""One from TorchScript, one of several nodes for its activation, one with gates; the others are slow tests."""
+
 NO_PROGRAM = "no head program"
 
 
@@ -38,7 +42,10 @@ def test_names_are_unique_and_known() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", PLAIN, ids=each_variant)
-@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
+@pytest.mark.parametrize(
+    "committed",
+    [pytest.param(each, id=each_file(each), marks=() if each.file in QUICK else slow) for each in COMMITTED],
+)
 def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_path: Path) -> None:
     entry = get(committed.entry)
     target = make_variant(variant, FOLDER / committed.file, tmp_path / "model.onnx", Hints(entry.name, 4, 32))
@@ -53,7 +60,16 @@ def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_p
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["ort-extended", "inputs", "constants", "no-names", "if-captured", "loop", "function-shared"]
+    "name",
+    [
+        "ort-extended",
+        pytest.param("inputs", marks=slow),
+        pytest.param("constants", marks=slow),
+        pytest.param("no-names", marks=slow),
+        "if-captured",
+        pytest.param("loop", marks=slow),
+        "function-shared",
+    ],
 )
 def test_a_variant_is_converted_and_proved(name: str, tmp_path: Path) -> None:
     target = make_variant(get_variant(name), FOLDER / "silu-decoder.onnx", tmp_path / "model.onnx")

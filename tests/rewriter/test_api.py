@@ -141,7 +141,7 @@ def test_inline(inline: bool) -> None:
 def test_dims_and_seed_reach_the_proof() -> None:
     report = rewrite(mlp(SILU), dims={"tokens": 5})
     assert report.validation is not None
-    assert report.validation.cases == ("batch 1, sequence 5", "batch 3, sequence 5")
+    assert report.validation.cases == ("batch 3, sequence 5", "batch 1, sequence 5")
     stats = [
         proof.outputs["out"].mean_abs
         for seed in (0, 1)
@@ -357,3 +357,10 @@ def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
     with pytest.raises(ValidationError, match="another signature; this is a bug"):
         rewrite(mlp(SILU))
+
+
+def test_softplus_of_a_multiple_is_the_right_function() -> None:
+    """It used to be off by the multiple: the proof excused it."""
+    report = rewrite(mlp("m = Mul(y, $0.5) h = Softplus(m)"))
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.blocks[0].activation == "softplus(inner=0.5, factor=1)"

@@ -1,7 +1,8 @@
-"""The committed example models, the whole way, without PyTorch."""
+"""The committed example models: what every form makes of them, against the oracle; and the whole way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import pytest
 
 from models.entry import Entry
 from models.registry import COMMITTED, Committed, get
+from passes.formoptions import FormOptions
+from passes.forms import FORMS
+from passes.plan import Options, Plan, apply, make_plan
 from rewriter import ExitStatus, Report, rewrite
+from tests.committed import ACTIVATIONS, FOLDER, emitted, feeds, in_place
+from tests.conftest import slow
+from tests.errors import apart, error_ratio
 from tests.passes.test_apply import DOMAIN, all_nodes, assert_unique_names, metadata, new_nodes
 
-FOLDER = Path(__file__).resolve().parents[2] / "models"
 EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
 CONVERTED = [committed for committed in COMMITTED if not get(committed.entry).gated]
 EACH_CONVERTED = pytest.mark.parametrize("committed", CONVERTED, ids=lambda committed: committed.file)
@@ -36,8 +42,59 @@ def entry_of(committed: Committed) -> Entry:
 
 def test_there_are_models() -> None:
     assert len(list(FOLDER.glob("*.onnx"))) == len(COMMITTED) > 0
+    assert set(ACTIVATIONS) == set(MEASURED) == {committed.file for committed in COMMITTED}
     assert {"silu", "relu", "gelu"} <= {entry_of(committed).activation for committed in COMMITTED}
     assert len(CONVERTED) > 3
+
+
+# -- what every form makes of them, against the oracle -----------------------------------------------------------
+
+MEASURED: Mapping[str, Mapping[str, float]] = {
+    "silu-decoder.onnx": {"local": 0.9, "masked": 1.0, "maskless": 1.0, "staged": 1.1},
+    "relu-decoder.onnx": {"local": 1.0, "masked": 1.0, "maskless": 1.0, "staged": 1.0},
+    "gelu-encoder.onnx": {"local": 1.2, "masked": 0.7, "maskless": 0.7, "staged": 0.7},
+    "conformer-encoder.onnx": {"local": 1.0, "masked": 1.2, "maskless": 1.2, "staged": 1.0},
+    "gelu-vision.onnx": {"local": 1.2, "masked": 0.9, "maskless": 0.9, "staged": 0.9},
+    "gated-decoder.onnx": {"local": 1.0, "masked": 0.9, "maskless": 0.9, "staged": 0.9},
+}
+"""e(rewritten) over e(original), the worse of onnxruntime with and without optimisation. Tests allow twice that."""
+
+EACH_MODEL = pytest.mark.parametrize("file", ACTIVATIONS)
+EACH_FORM = pytest.mark.parametrize("form", FORMS)
+
+
+@cache
+def rewritten(file: str, form: str) -> tuple[onnx.ModelProto, Plan, onnx.ModelProto]:
+    model = onnx.load(FOLDER / file)
+    # 64 positions: one of the models folds batch and tokens into one axis.
+    plan = make_plan(model, Options(form=form, forms=FormOptions(max_tokens=64)))
+    return model, plan, apply(plan)
+
+
+@EACH_FORM
+@EACH_MODEL
+def test_every_form_is_the_same_function(file: str, form: str) -> None:
+    """In float64: three sequences, one of them padded, each entry of the output by itself."""
+    model, plan, result = rewritten(file, form)
+    found = apart(model, result, in_place(file, plan), [feeds(model)])
+    bound = emitted(file)
+    assert found.emitted <= bound
+    assert found.program <= max(conversion.max_error for conversion in plan.conversions) + 4.5e-16  # measured: 2.3e-16
+    assert found.exact <= found.carried + bound
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=slow if form in ("maskless", "staged") else ()) for form in FORMS]
+)
+@EACH_MODEL
+def test_every_form_is_as_accurate(file: str, form: str) -> None:
+    model, _, result = rewritten(file, form)
+    cases = [feeds(model, seed) for seed in range(4)]
+    optimised = (False, True) if form == "local" else (True,)
+    assert error_ratio(model, result, cases, optimised) <= 2.0 * MEASURED[file][form]
+
+
+# -- the whole way --------------------------------------------------------------------------------------------------
 
 
 @EACH_CONVERTED
@@ -47,14 +104,6 @@ def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path)
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == entry_of(committed).mlp_blocks("tiny")
-    for proof in report.validation.providers.values():
-        assert proof.error_ratio is not None
-        assert proof.error_ratio <= (
-            1.5 if all(row.exact or row.program == "relu" for row in report.converted) else 3.0
-        )
-        for stats in proof.outputs.values():
-            assert stats.cosine is not None
-            assert stats.cosine >= 0.999999
 
 
 @EACH_CONVERTED
@@ -108,7 +157,10 @@ def test_second_run_has_nothing_to_convert(committed: Committed, folder: Path) -
     assert not (folder / f"again-{committed.file}").exists()
 
 
-@EACH_CONVERTED
+@pytest.mark.parametrize(
+    "committed",
+    [pytest.param(c, id=c.file, marks=() if c.file.startswith("silu") else slow) for c in CONVERTED],
+)
 def test_inline_is_the_same(committed: Committed, folder: Path) -> None:
     report = rewrite(FOLDER / committed.file, folder / f"inline-{committed.file}", inline=True)
     assert report.exit_status is ExitStatus.CONVERTED

@@ -128,7 +128,7 @@ def test_a_planted_difference_is_found_and_named(pair: Pair, tmp_path: Path, wha
     assert found.failures
     assert [fault.block for fault in found.faults] == [block]
     assert found.faults[0].part == part
-    assert cause in found.faults[0].causes[0]
+    assert any(cause in each for each in found.faults[0].causes)
     assert found.first_exceeding is not None
     assert found.first_exceeding.boundary.label == block
 
@@ -140,7 +140,7 @@ def test_a_planted_coefficient_is_found_and_its_program_named(pair: Pair, tmp_pa
     (fault,) = found.faults
     assert (fault.block, fault.part, fault.program) == ("h.1.mlp", "the heads", "silu")
     assert fault.causes == ("weight h.1.mlp/heads/key differs in 1 element, by up to 0.001",)
-    assert any("h.1.mlp: in float64 the heads are off" in failure for failure in found.failures)
+    assert any("h.1.mlp: in float64 the heads are" in failure for failure in found.failures)
     assert not any("h.0.mlp" in failure or "h.2.mlp" in failure for failure in found.failures)
     assert found.first_exceeding is not None
     assert found.first_exceeding.boundary.label == "h.1.mlp"
@@ -269,7 +269,7 @@ def test_tolerances_replace_the_rule(pair: Pair, tmp_path: Path) -> None:
     ):
         verdict = validate(pair[0], bad, **options).providers["cpu"].outputs["logits"]
         assert (verdict.rule, verdict.passed) == ("tolerance", passed), options
-        assert passed or (verdict.reason is not None and "over atol" in verdict.reason)
+        assert passed or (verdict.reason is not None and "exceeds atol" in verdict.reason)
 
 
 def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> None:

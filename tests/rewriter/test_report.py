@@ -37,7 +37,7 @@ REPORTS: dict[str, Any] = {
     "not-proved": lambda: rewrite(mlp(SILU), validate=False),
     "dry-run": lambda: rewrite(mlp(SILU), dry_run=True),
     "nothing": lambda: rewrite(mlp("h = Softmax(y)")),
-    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)")),
+    "left": lambda: rewrite(mlp(SILU, second="out = LayerNormalization(h, b1)")),
     "failed": lambda: replace(rewrite(mlp(SILU)), exit_status=ExitStatus.VALIDATION_FAILED),
     "old": lambda: rewrite(mlp(SILU, ir=7)),
     "nothing-at-all": lambda: rewrite(text_model("out = Identity(x)")),

@@ -68,7 +68,8 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json"]) == 1
     assert names(room) == {"model.onnx", "report.json"}
     out = capsys.readouterr().out
-    assert "mlp: in float64 the heads are off by" in out
+    assert "mlp: in float64 the heads are" in out
+    assert "away from their program, more than rounding explains" in out.replace("\n", " ")
     assert last_line(out) == "FAILED  1 block, 8 attention heads: the proof failed, nothing was written"
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
@@ -378,7 +379,7 @@ EVIL = "\x1b[31m\x07[red]bold[/red]\r\n\u202e{0}%s"
 def test_hostile_names_are_shown_harmlessly(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control characters, markup, right-to-left marks: in names of blocks, nodes, operators, outputs and dimensions."""
     model = text_model(
-        TWO.replace("h2 = Mul(s2, y2)", "k2 = Mul(s2, y2) h2 = Sin(k2)"), outputs="float[batch, tokens, 4] out"
+        TWO.replace("h2 = Mul(s2, y2)", "k2 = Mul(s2, y2) h2 = Softmax(k2)"), outputs="float[batch, tokens, 4] out"
     )
     for number, node in enumerate(model.graph.node):
         node.name = f"/{EVIL}/{node.op_type}_{number}"

@@ -50,7 +50,8 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     assert "first over its share: mlp" in text
     assert "the heads, program silu" in text
     assert "weight mlp/heads/key differs in 1 element, by up to 0.001" in text
-    assert "output out on cpu" in text
+    assert "output out: error " in text
+    assert " (the original's rounding) on cpu, " in text
     assert "FAILED  bad.onnx does not compute what a.onnx does; guilty: mlp, the heads (program silu)" in text
 
 
@@ -58,7 +59,7 @@ def test_failing_says_what_to_do_next(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "-q"]) == 1
     text = capsys.readouterr().out
     assert "Outputs" not in text
-    assert "--bisect names the guilty block" in text.splitlines()[-1]
+    assert "; guilty: mlp; --bisect says what differs there, in " in text.splitlines()[-1]
 
 
 def test_tolerances(capsys: Capture) -> None:
@@ -67,7 +68,7 @@ def test_tolerances(capsys: Capture) -> None:
     assert run(["diff", "a.onnx", "a.onnx", "--atol", "0", "--rtol", "out:0"]) == 0
     assert "the tolerance given" in capsys.readouterr().out
     assert run(["validate", "a.onnx", "b.onnx", "--atol", "out:1e-12"]) == 1
-    assert "over atol 1e-12, rtol 0 by" in capsys.readouterr().out
+    assert "exceeds atol 1e-12, rtol 0 by" in capsys.readouterr().out
 
 
 def test_diff_shows_both_sides(capsys: Capture) -> None:
@@ -81,7 +82,7 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
         "mlp/heads/key",
         "function   attnonly::NeuronAttention",
         "the same in both: 4 nodes, 4 weights bit for bit",
-        "4 x the error of A",
+        "4 x the rounding of A",
     ):
         assert part in text, part
     assert text.splitlines()[-1].startswith("SAME  b.onnx computes what a.onnx does on cpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +119,11 @@ def test_what_becomes_of_the_child_is_one_line(
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_out_of_time_leaves_no_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A grandchild, as a worker would be, and a child that waits for it.
-    stand_in(tmp_path, monkeypatch, f"sleep 600 & echo $! > {tmp_path}/grandchild; wait")
-    before, start = processes(), time.monotonic()
+    # Neither ends by itself: a proof that waited for them would not end.
+    stand_in(tmp_path, monkeypatch, f"sleep 1000000 & echo $! > {tmp_path}/grandchild; wait")
+    before = processes()
     with pytest.raises(ValidationError, match="did not end within 2 s and was stopped; give it more time"):
         rewrite(model, model.with_name("out.onnx"), isolate=True, time_limit=2)
-    assert time.monotonic() - start < 60
     assert processes() == before
     grandchild = Path("/proc") / (tmp_path / "grandchild").read_text().strip() / "cmdline"
     assert not grandchild.exists() or b"sleep" not in grandchild.read_bytes()

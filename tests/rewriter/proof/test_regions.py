@@ -10,11 +10,12 @@ from onnx import TensorProto
 
 from rewriter import ExitStatus, rewrite
 from rewriter.proof.claims import Claim
-from rewriter.proof.points import adversarial, largest_finite
+from rewriter.proof.points import adversarial, laid_out, largest_finite
 from rewriter.proof.regions import _same_overflow
+from tests.plans import Silu
 from tests.textmodels import ERF_GELU, SILU, mlp
 
-CLAIM = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, 0.0, TensorProto.FLOAT)
+CLAIM = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, 0.0, TensorProto.FLOAT, Silu())
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
@@ -60,4 +61,29 @@ def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found:
 def test_overflow_is_the_same_overflow(old: float, new: float, truth: float, same: bool) -> None:
     assert largest_finite(CLAIM.elem_type) < 1e39
     before, after = (np.asarray([value], np.float32) for value in (old, new))
-    assert _same_overflow(before, after, np.asarray([truth]), CLAIM) is same
+    assert _same_overflow(before, after, np.asarray([truth]), CLAIM, np.asarray([True])) is same
+    assert _same_overflow(before, after, np.asarray([truth]), CLAIM, np.asarray([False]))  # beyond the domain
+
+
+def test_points_reach_every_order_of_magnitude() -> None:
+    points = np.abs(adversarial(TensorProto.FLOAT).astype(np.float64))
+    decades = np.unique(np.floor(np.log10(points[(points > 1e4) & np.isfinite(points)])))
+    np.testing.assert_array_equal(decades, np.arange(4, 39))
+
+
+@pytest.mark.parametrize(("rank", "axis", "rows"), [(1, -1, 1), (2, -1, 23), (3, -1, 46), (4, -3, 46), (3, -2, 46)])
+def test_points_differ_in_every_batch_and_token(rank: int, axis: int, rows: int) -> None:
+    points = adversarial(TensorProto.FLOAT)
+    placed = laid_out(points, rank, axis)
+    assert placed.ndim == rank
+    by_row = np.moveaxis(placed, axis, -1).reshape(-1, placed.shape[axis])
+    assert by_row.shape[0] == rows
+    wide = by_row.astype(np.float64)
+    assert set(wide[np.isfinite(wide)]) == set(points[np.isfinite(points)].astype(np.float64))  # none is lost
+    for one in range(rows):
+        for other in range(one):
+            assert not np.array_equal(wide[one], wide[other], equal_nan=True)
+
+
+def test_no_more_tokens_than_the_block_takes() -> None:
+    assert laid_out(adversarial(TensorProto.FLOAT), 3, -1, longest=5).shape[:2] == (2, 5)

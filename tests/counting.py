@@ -1,0 +1,32 @@
+"""How much work a function does, as a count, so that a test of its growth does not depend on the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def steps(function: Callable[[], object]) -> int:
+    """How many lines of Python are run (a line once for each turn of a loop in it), and functions in C called."""
+    count = 0
+
+    def lines(_frame: FrameType, _event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += 1
+        return lines
+
+    def calls(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event == "c_call"
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(lines)
+    sys.setprofile(calls)
+    try:
+        function()
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    return count

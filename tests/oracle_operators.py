@@ -1,0 +1,251 @@
+"""What each ONNX operator computes, in float64 numpy, written from the operators' specification.
+
+`OPERATORS` is for `tests.oracle`, and for nothing else: it shares no code with the proof, with the passes, or with
+onnx's own reference evaluator, so that a mistake of theirs cannot be repeated here. `tests/test_oracle.py` compares
+every entry with onnxruntime. Control flow is not in the table: it needs the graph around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import reduce
+
+import numpy as np
+import onnx
+
+from tests.oracle_shapes import SHAPES, Array, Call, Outputs
+
+FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+
+
+# -- elementwise ------------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _gelu(x: Array, bias: Array | float = 0.0) -> Array:
+    y = x + bias
+    return np.asarray(0.5 * y * (1.0 + _erf(y / math.sqrt(2.0))))
+
+
+def _gelu_tanh(x: Array, bias: Array | float = 0.0) -> Array:
+    y = x + bias
+    return np.asarray(0.5 * y * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * y**3))))
+
+
+def _divide(x: Array, y: Array) -> Array:
+    """Integers are rounded towards zero."""
+    if x.dtype.kind == "f":
+        return np.asarray(x / y)
+    return np.asarray(np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))).astype(x.dtype)
+
+
+def _clip(call: Call, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    low, high = call.get("min", low), call.get("max", high)
+    return np.asarray(np.minimum(np.maximum(x, -np.inf if low is None else low), np.inf if high is None else high))
+
+
+def _cast(call: Call, x: Array) -> Array:
+    """Casts among float types change nothing: in exact arithmetic there is only one."""
+    to = call.get("to")
+    if to in FLOATS:
+        return np.asarray(x, np.float64)
+    return (
+        np.trunc(x).astype(onnx.helper.tensor_dtype_to_np_dtype(to))
+        if x.dtype.kind == "f"
+        else x.astype(onnx.helper.tensor_dtype_to_np_dtype(to))
+    )
+
+
+def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    """One scale for all, or one for each entry of an axis."""
+    shape = [-1 if axis == call.get("axis", 1) % x.ndim else 1 for axis in range(x.ndim)] if scale.ndim else []
+    shift = 0.0 if zero is None else zero.astype(np.float64).reshape(shape)
+    return np.asarray((x.astype(np.float64) - shift) * scale.reshape(shape))
+
+
+ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "And": np.logical_and,
+    "Cos": np.cos,
+    "Div": _divide,
+    "Equal": np.equal,
+    "Erf": _erf,
+    "Exp": np.exp,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "HardSwish": lambda x: x * np.clip(x / 6.0 + 0.5, 0.0, 1.0),
+    "Identity": np.asarray,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Log": np.log,
+    "Max": lambda *xs: reduce(np.maximum, xs),
+    "Mish": lambda x: x * np.tanh(np.logaddexp(0.0, x)),
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Not": np.logical_not,
+    "Or": np.logical_or,
+    "Pow": lambda x, y: np.power(x, y).astype(x.dtype),
+    "PRelu": lambda x, slope: np.where(x < 0.0, slope * x, x),
+    "Reciprocal": lambda x: 1.0 / x,
+    "Relu": lambda x: np.maximum(x, 0.0),
+    "Sigmoid": _sigmoid,
+    "Sin": np.sin,
+    "Softplus": lambda x: np.logaddexp(0.0, x),
+    "Softsign": lambda x: x / (1.0 + np.abs(x)),
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+    "Sum": lambda *xs: reduce(np.add, xs),
+    "Tanh": np.tanh,
+    "Where": np.where,
+}
+"""Operators without attributes."""
+
+
+def _elu(x: Array, alpha: float, gamma: float = 1.0) -> Array:
+    return np.asarray(gamma * np.where(x < 0.0, alpha * np.expm1(np.minimum(x, 0.0)), x))
+
+
+def _gelu_of(call: Call, x: Array) -> Array:
+    return _gelu_tanh(x) if call.get("approximate", "none") == "tanh" else _gelu(x)
+
+
+def _hard_sigmoid(call: Call, x: Array) -> Array:
+    return np.asarray(np.clip(call.get("alpha", 0.2) * x + call.get("beta", 0.5), 0.0, 1.0))
+
+
+# -- linear maps, sums, softmax ---------------------------------------------------------------------------------
+
+
+def _gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:
+    a, b = (x.T if call.get(flag, 0) else x for x, flag in ((a, "transA"), (b, "transB")))
+    return np.asarray(call.get("alpha", 1.0) * (a @ b) + call.get("beta", 1.0) * c)
+
+
+def _fused_gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:
+    return ELEMENTWISE[call.get("activation")](_gemm(call, a, b, c))
+
+
+def _matmul_nbits(call: Call, x: Array, packed: Array, scales: Array) -> Array:
+    """4 bits each, the lower half of a byte first, in blocks with one scale and the zero point 8."""
+    if call.get("bits", 4) != 4:
+        raise NotImplementedError("MatMulNBits other than with 4 bits")
+    rows, block = call.get("N"), call.get("block_size")
+    steps = np.stack([packed & 15, packed >> 4], axis=-1).reshape(rows, -1, block).astype(np.float64) - 8.0
+    weight = (steps * scales.reshape(rows, -1, 1)).reshape(rows, -1)[:, : call.get("K")]
+    return np.asarray(x @ weight.T)
+
+
+def _conv(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """x [batch, channels, *places], weight [out, channels / group, *kernel]."""
+    kernel, group = weight.shape[2:], call.get("group", 1)
+    count = len(kernel)
+    strides, dilations = (call.get(name, [1] * count) for name in ("strides", "dilations"))
+    if call.get("auto_pad", "NOTSET") != "NOTSET":
+        raise NotImplementedError("Conv with auto_pad")
+    pads = np.reshape(call.get("pads", [0] * 2 * count), (2, count)).T
+    x = np.pad(x, [(0, 0), (0, 0), *pads])
+    reach = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + count)))
+    every = [slice(None)] * 2 + [slice(None, None, step) for step in (*strides, *dilations)]
+    windows = windows[tuple(every)]
+    parts = [
+        np.tensordot(w, k, axes=([1, *range(2 + count, 2 + 2 * count)], range(1, 2 + count)))
+        for w, k in zip(np.split(windows, group, axis=1), np.split(weight, group), strict=True)
+    ]
+    out = np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
+    return out if bias is None else out + bias.reshape(-1, *[1] * count)
+
+
+def _cumsum(call: Call, x: Array, axis: Array) -> Array:
+    if call.get("exclusive", 0) or call.get("reverse", 0):
+        raise NotImplementedError("CumSum backwards, or without the entry itself")
+    return np.cumsum(x, axis=axis.item(), dtype=x.dtype)
+
+
+def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
+    def reduction(call: Call, x: Array, axes: Array | None = None) -> Array:
+        along = call.axes(axes) or None
+        if along is None and call.get("noop_with_empty_axes", 0):
+            return x
+        return np.asarray(function(x, axis=along, keepdims=bool(call.get("keepdims", 1))))
+
+    return reduction
+
+
+def softmax(x: Array, axis: int | tuple[int, ...]) -> Array:
+    weights = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
+
+
+def _softmax(call: Call, x: Array) -> Array:
+    """Before opset 13 over all axes from `axis` on, which was 1."""
+    if call.opset >= 13:
+        return softmax(x, call.get("axis", -1))
+    return softmax(x, tuple(range(call.get("axis", 1) % x.ndim, x.ndim)))
+
+
+def _layer_normalization(call: Call, x: Array, scale: Array, shift: Array | float = 0.0) -> tuple[Array, ...]:
+    axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
+    mean = x.mean(axis=axes, keepdims=True)
+    inverse = 1.0 / np.sqrt(((x - mean) ** 2).mean(axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
+    return (x - mean) * inverse * scale + shift, mean, inverse
+
+
+def _attention(call: Call, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+    """Of four axes: batch, heads, tokens, head dimension."""
+    scores = call.get("scale", 0.0) or query.shape[-1] ** -0.5
+    scores = scores * (query @ np.swapaxes(key, -1, -2))
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    return np.asarray(softmax(scores, -1) @ value)
+
+
+STATED: Mapping[str, Callable[..., Outputs]] = {
+    "Attention": _attention,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Conv": _conv,
+    "CumSum": _cumsum,
+    "DequantizeLinear": _dequantize,
+    "Dropout": lambda _, x, *_more: (x, np.ones(x.shape, bool)),
+    "Elu": lambda call, x: _elu(x, call.get("alpha", 1.0)),
+    "Gelu": _gelu_of,
+    "Gemm": _gemm,
+    "HardSigmoid": _hard_sigmoid,
+    "LayerNormalization": _layer_normalization,
+    "LeakyRelu": lambda call, x: np.where(x < 0.0, call.get("alpha", 0.01) * x, x),
+    "MatMul": lambda _, a, b: np.matmul(a, b),
+    "ReduceMax": _reduced(np.max),
+    "ReduceMean": _reduced(np.mean),
+    "ReduceSum": _reduced(np.sum),
+    "Selu": lambda call, x: _elu(
+        x, call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    ),
+    "Softmax": _softmax,
+    "Swish": lambda call, x: x * _sigmoid(call.get("alpha", 1.0) * x),
+}
+"""Operators with attributes, which are handed over first."""
+
+MICROSOFT: Mapping[str, Callable[..., Outputs]] = {
+    "BiasGelu": lambda _, x, bias: _gelu(x, bias),
+    "FastGelu": lambda _, x, bias=0.0: _gelu_tanh(x, bias),
+    "FusedGemm": _fused_gemm,
+    "Gelu": lambda _, x: _gelu(x),
+    "MatMulNBits": _matmul_nbits,
+    "QuickGelu": lambda call, x: x * _sigmoid(call.get("alpha", 1.702) * x),
+}
+
+OPERATORS: Mapping[tuple[str, str], Callable[..., Outputs]] = {
+    **{("", name): (lambda _, *xs, f=function: f(*xs)) for name, function in ELEMENTWISE.items()},
+    **{("", name): function for name, function in {**STATED, **SHAPES}.items()},
+    **{("com.microsoft", name): function for name, function in MICROSOFT.items()},
+}
+"""Domain and operator to a function of the call and its inputs, None for those left out."""

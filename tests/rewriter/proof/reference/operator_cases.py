@@ -1,0 +1,476 @@
+"""Examples of operators, as text: every one that the float64 evaluation computes, in what variants it knows.
+
+A line is a node on operands of `OPERANDS`, perhaps with the opsets that it is meant for and how many outputs it gives;
+`{a|b}` stands for either. Indented lines continue the one before, which ends at a space or a bar. An operator is tried
+at every opset where its definition changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, parser
+
+Array = NDArray[Any]
+
+LATEST = 26
+"""The newest opset that onnxruntime loads."""
+
+_RANDOM = np.random.default_rng(7)
+
+
+def _normal(*shape: int) -> Array:
+    return _RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def _between(low: float, high: float, *shape: int) -> Array:
+    return _RANDOM.uniform(low, high, shape).astype(np.float32)
+
+
+def _floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def _ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+OPERANDS: dict[str, Array] = {
+    # elementwise: signs, large and small, inside the domains of functions
+    "x": _normal(2, 3, 4), "x2": _normal(2, 3, 4), "x4": _normal(2, 3, 4, 5), "big": 5 * _normal(2, 3, 4),
+    "ends": _floats(-200, -50, -20, -3, 0, 3, 20, 50, 200), "unit": _between(-0.99, 0.99, 2, 3, 4),
+    "over1": _between(1.01, 9, 2, 3, 4), "pos": _between(0.1, 3, 2, 3, 4),
+    "halves": _floats(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5),
+    "odd": _floats(1, np.inf, -np.inf, np.nan), "row": _normal(4), "row2": _normal(4), "col": _normal(3, 1) + 3,
+    "one": _normal(1), "two": _floats(2)[0], "three": _floats(3)[0], "lo": _floats(-0.5)[0], "hi": _floats(0.7)[0],
+    "yes": _RANDOM.random((2, 3, 4)) < 0.5, "yes4": np.array([True, False, True, True]),
+    "i": _ints(5, -5, 7), "j": _ints(3, 3, -2), "cube": _ints(3), "u": np.array([5, 6], np.uint32),
+    "v": np.array([1, 2], np.uint32), "large": _ints(2**24 + 1, 2**53 + 1),
+    # axes, shapes, counts
+    "a0": _ints(0), "a1": _ints(1), "a02": _ints(-1, 0), "none": _ints(), "n0": _ints(0)[0], "n1": _ints(1)[0],
+    "n4": _ints(4)[0], "k3": _ints(3), "shape": _ints(2, 3, 4), "flatten": _ints(0, -1), "twice": _ints(2, 1),
+    # normalisation
+    "c3": _normal(3), "c3b": _normal(3), "mean": _normal(3), "var": _between(0.5, 2, 3), "s34": _normal(3, 4),
+    "m34": _normal(3, 4), "v34": _between(0.5, 2, 3, 4), "g": _normal(2, 6, 4, 5), "c6": _normal(6),
+    "c6b": _normal(6),
+    "wide7": _normal(2, 7, 4, 5), "flat": _normal(2, 3), "nchw": _normal(2, 3, 4, 5),
+    # convolution and pooling
+    "img": _normal(2, 4, 9, 8), "w": _normal(6, 4, 3, 2), "w2": _normal(6, 2, 3, 2), "b6": _normal(6),
+    "sound": _normal(2, 4, 9), "w1": _normal(6, 4, 3), "deep": _normal(4, 1, 3), "room": _normal(2, 4, 5, 6, 4),
+    "w3": _normal(6, 4, 3, 2, 2), "t": _normal(2, 4, 5, 6), "up": _normal(4, 3, 3, 2), "up2": _normal(4, 2, 3, 2),
+    "b3": _normal(3), "b4": _normal(4), "t1": _normal(2, 4, 7), "up1": _normal(4, 3, 4),
+    "pooled": _normal(1, 1, 2, 2), "where": np.array([[[[5, 7], [13, 15]]]]), "cols": _normal(1, 8, 9),
+    "size44": _ints(4, 4), "size22": _ints(2, 2), "offsets": 0.5 * _normal(1, 18, 4, 4), "wd": _normal(3, 2, 3, 3),
+    "xd": _normal(1, 2, 6, 6),
+    # resampling
+    "pic": _normal(1, 2, 4, 5), "pic9": _normal(1, 2, 9, 8), "tone": _normal(1, 2, 6),
+    "cube3": _normal(1, 1, 3, 4, 5),
+    "grow": _floats(1, 1, 2, 3), "shrink": _floats(1, 1, 0.5, 0.6), "uneven": _floats(1, 1, 1.7, 2.3),
+    "s3": _floats(1, 1, 2),
+    "s5": _floats(1, 1, 2, 1.5, 2), "s2": _floats(2, 3), "noroi": _floats(), "noscale": _floats(),
+    "to": _ints(1, 2, 7, 3),
+    "to88": _ints(8, 8), "roi": _floats(0, 0, 0.2, 0.3, 1, 1, 0.8, 0.7),
+    "beyond": _floats(0, 0, -0.21, 0.3, 1, 1, 1.3, 0.7),
+    "grid": _between(-1.3, 1.3, 2, 4, 3, 2), "pics": _normal(2, 3, 5, 6), "theta": _normal(2, 2, 3),
+    "gsize": _ints(2, 3, 4, 5),
+    "rois": _floats(0, 0, 5, 6, 1, 2, 7, 7).reshape(2, 4), "batches": _ints(0, 0),
+    # selection and movement
+    "rank2": _normal(3, 7), "ties": _floats(1, 3, 3, 2, 2, 0).reshape(2, 3),
+    "zeros": _floats(1, 0, 0, 2).reshape(2, 2),
+    "dupes": _floats(2, 1, 1, 3, 2), "idx": _ints(0, 2, -1), "vals": _floats(0.5, 2.5),
+    "keep3": np.array([True, False, True]),
+    "tab": _normal(5, 3), "rows": _ints(0, 4, -1, 2).reshape(2, 2), "sq": _normal(3, 3),
+    "at": _ints(0, 2, 1, -1, 0, 0).reshape(2, 3),
+    "put": _ints(1, 0, 2, 0, 2, 1).reshape(2, 3), "puts": _ints(1, 0, 2, 1, 2, 1).reshape(2, 3), "new": _normal(2, 3),
+    "nd": _ints(1, 3, 0).reshape(3, 1), "nds": _ints(1, 3, 1).reshape(3, 1), "tab4": _normal(4, 3),
+    "nd2": _ints(0, 1, 2, 3).reshape(2, 2),
+    "nd3": _ints(1, 2, 0).reshape(3, 1), "x342": _normal(3, 4, 2), "lens": _ints(1, 4, 2), "x432": _normal(4, 3, 2),
+    "start": _floats(1)[0], "limit": _floats(5)[0], "delta": _floats(0.7)[0], "p34": _normal(3, 4),
+    "pads": _ints(1, 0, 1, 2),
+    "pads1": _ints(1, 2), "m56": _normal(5, 6), "from": _ints(-2, 0), "till": _ints(-9, 5), "axes01": _ints(0, 1),
+    "step": _ints(-1, 2), "m64": _normal(6, 4), "cut": _ints(2, 4), "m74": _normal(7, 4), "m131": _normal(1, 3, 1),
+    "crop": _ints(3, 8),
+    "d2s": _normal(1, 8, 2, 3), "s2d": _normal(1, 2, 4, 6), "sparse": np.array([[1, 0, 2]]), "add13": _normal(1, 3),
+    "cache": _normal(2, 3, 5, 4), "fresh": _normal(2, 3, 2, 4), "at2": _ints(1, 2),
+    "boxes": _floats(0, 0, 1, 1, 0, 0.1, 1, 1.1, 0, 2, 1, 3).reshape(1, 3, 4),
+    "scores": _floats(0.9, 0.75, 0.6).reshape(1, 1, 3),
+    "most": _ints(3), "iou": _floats(0.5), "least": _floats(0.1),
+    # products
+    "q": _normal(2, 4, 5, 8), "k": _normal(2, 2, 5, 8), "val": _normal(2, 2, 5, 8), "causal": np.tri(5) > 0,
+    "bias55": _normal(5, 5),
+    "bias4": _normal(2, 1, 5, 5), "pk": _normal(2, 2, 3, 8), "pv": _normal(2, 2, 3, 8), "q3": _normal(2, 5, 32),
+    "k3d": _normal(2, 6, 16),
+    "v3d": _normal(2, 6, 16), "norow": np.array([[True] * 5] + [[False] * 5] + [[True] * 5] * 3),
+    "heads": _normal(2, 3, 5, 8), "flat24": _normal(2, 5, 24), "cos": _normal(9, 4), "sin": _normal(9, 4),
+    "cos2": _normal(9, 2),
+    "sin2": _normal(9, 2), "cos5": _normal(2, 5, 4), "sin5": _normal(2, 5, 4),
+    "places": np.arange(10).reshape(2, 5) % 9,
+    "m45": _normal(4, 5), "m43": _normal(4, 3), "m54": _normal(5, 4), "m31": _normal(3, 1), "m233": _normal(2, 3, 3),
+    "m42": _normal(4, 2),
+    "b5": _normal(5), "shape34": _ints(3, 4), "b245": _normal(2, 4, 5), "b243": _normal(2, 4, 3),
+    "b254": _normal(2, 5, 4), "k4": _normal(2, 4, 6, 8), "m23": _normal(2, 3),
+    "wave": _normal(1, 8, 1), "wave2": _normal(1, 8, 2), "signal": _normal(1, 32, 1), "hop": _ints(4)[0],
+    "frame": _ints(16)[0],
+    "window": _between(0, 1, 16), "seven": _ints(7)[0], "bins": _ints(8)[0], "fft": _ints(32)[0],
+    "rate": _ints(8000)[0],
+    "lowest": _floats(100)[0], "highest": _floats(3000)[0],
+    # recurrent: 4 steps of 2 sequences, 3 inputs, 5 hidden units, 1 or 2 directions
+    "steps": _normal(4, 2, 3), "lengths": np.array([4, 2], np.int32), "h1": _normal(1, 2, 5), "h2": _normal(2, 2, 5),
+    "e1": _normal(1, 2, 5), "e2": _normal(2, 2, 5), "peep1": _normal(1, 15), "peep2": _normal(2, 15),
+    **{f"{gates}w{d}": _normal(d, size * 5, 3) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
+    **{f"{gates}r{d}": _normal(d, size * 5, 5) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
+    **{f"{gates}b{d}": _normal(d, size * 10) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
+}  # fmt: skip
+
+LINES = """
+{Abs|Asinh|Atan|Ceil|Cos|Cosh|Erf|Exp|Floor|Gelu|HardSwish|Identity|Mish|Neg|Relu|Round|Sigmoid|Sign|Sin|Sinh|
+    Softplus|Softsign|Swish|Tanh}(big)
+{Celu|Elu|Erf|Gelu|HardSwish|Mish|Selu|Sigmoid|Softplus|Softsign|Swish|Tanh}(ends)
+{Acos|Asin|Atanh|Tan}(unit)
+Acosh(over1)
+{Log|Reciprocal|Sqrt}(pos)
+Round(halves)
+{IsInf|IsNaN}(odd)
+IsInf<{detect_negative|detect_positive} = 0>(odd)
+{And|Or|Xor}(yes, yes4)
+Not(yes)
+{Celu|Elu|LeakyRelu|ThresholdedRelu}<alpha = {0.3|0.01}>(x)
+{LeakyRelu|ThresholdedRelu}(x)
+Selu<alpha = 1.3, gamma = 0.7>(x)
+HardSigmoid(big)
+HardSigmoid<alpha = 0.3, beta = 0.4>(big)
+Gelu<approximate = "tanh">(big)
+Swish<alpha = 0.5>(x)
+Shrink<lambd = 0.4, bias = 0.1>(x)
+Clip<min = -0.5, max = 0.7>(x) until 10
+Clip<min = 0.1>(x) until 10
+Clip(x, {lo|}, {hi|}) since 11
+PRelu(x, {one|row|x2})
+PRelu(x, col) since 7
+{Add|Sub|Mul|Div}(x, {x2|col|row})
+Pow(pos, {row|two|x2})
+Pow(x, {two|three})
+Pow(pos, cube) since 12
+Mod<fmod = 1>(x, pos)
+Mod<fmod = {0|1}>(i, j)
+{Max|Min|Sum|Mean}(x, x2, big)
+{Max|Min|Sum|Mean}(x)
+{Max|Min|Sum|Mean}(x, col, row) since 8
+Equal(i, j)
+Equal(x, x2) since 11
+{Less|Greater}(x, row)
+{Less|Greater}(i, j) since 9
+{LessOrEqual|GreaterOrEqual}(x, row)
+Where(yes, x, row)
+{BitwiseAnd|BitwiseOr|BitwiseXor}(i, j)
+BitwiseNot(i)
+BitShift<direction = "{LEFT|RIGHT}">(u, v)
+{Softmax|LogSoftmax}({x|x4|big|flat})
+{Softmax|LogSoftmax}<axis = {0|1}>(x)
+{Softmax|LogSoftmax}<axis = -1>(x4) since 11
+{ReduceL1|ReduceL2|ReduceLogSumExp|ReduceMax|ReduceMean|ReduceMin|ReduceProd|ReduceSum|ReduceSumSquare}{|
+    <keepdims = 0>}(x)
+{ReduceL1|ReduceL2|ReduceLogSumExp|ReduceMax|ReduceMean|ReduceMin|ReduceProd|ReduceSumSquare}<axes = [1]>(x)
+    until 17
+{ReduceL1|ReduceL2|ReduceLogSumExp|ReduceMax|ReduceMean|ReduceMin|ReduceProd|ReduceSumSquare}<axes = [-1, 0],
+    keepdims = 0>(x) since 11 until 17
+{ReduceL1|ReduceL2|ReduceLogSumExp|ReduceMax|ReduceMean|ReduceMin|ReduceProd|ReduceSumSquare}{|<keepdims =
+    0>}(x, {a1|a02|none}) since 18
+{ReduceL1|ReduceL2|ReduceLogSumExp|ReduceMax|ReduceMean|ReduceMin|ReduceProd|
+    ReduceSumSquare}<noop_with_empty_axes = 1>(x, {none|}) since 18
+ReduceLogSum(pos)
+ReduceLogSum<axes = [1]>(pos) until 17
+ReduceLogSum(pos, a02) since 18
+ReduceSum<axes = [1]>(x) until 12
+ReduceSum{|<keepdims = 0>}(x, {a1|a02|none}) since 13
+ReduceSum<noop_with_empty_axes = 1>(x, {none|}) since 13
+BatchNormalization{|<epsilon = 0.001>|<momentum = 0.9>|<momentum = 0.8, epsilon = 0.001>}({nchw|flat}, c3, c3b,
+    mean, var)
+BatchNormalization<spatial = 0>(x, s34, m34, m34, v34) until 8
+InstanceNormalization{|<epsilon = 0.001>}({nchw|x}, c3, c3b)
+LayerNormalization<epsilon = 0.001>(x, row, {row2|})
+LayerNormalization<axis = 1>(x, s34)
+LayerNormalization(x, row, row2) gives 3
+RMSNormalization<epsilon = 0.001>(x, row)
+RMSNormalization<axis = 1>(x, s34)
+SimplifiedLayerNormalization<epsilon = 0.001>(x, row)
+GroupNormalization<num_groups = 3>(g, c3, c3b) until 20
+GroupNormalization<num_groups = 3, epsilon = 0.001>(g, c6, c6b) since 21
+LpNormalization{|<p = 1, axis = 1>}(x)
+LRN<size = {1|3|5}, alpha = 0.2, beta = 0.6, bias = 1.5>(wide7)
+LRN<size = 3>(wide7)
+Conv{|<strides = [2, 1], pads = [1, 0, 2, 1]>|<dilations = [2, 2]>|<auto_pad = "SAME_UPPER", strides = [2, 2]>|
+    <auto_pad = "SAME_LOWER", strides = [2, 2]>|<auto_pad = "VALID">}(img, w, {b6|})
+Conv<group = 2{|, strides = [2, 1], pads = [1, 0, 2, 1]|, auto_pad = "SAME_LOWER"}>(img, w2)
+Conv<pads = [1, 1]>(sound, w1, b6)
+Conv<group = 4, pads = [1, 1], kernel_shape = [3]>(sound, deep)
+Conv(room, w3, b6)
+ConvTranspose{|<strides = [2, 3]>|<strides = [2, 3], pads = [1, 0, 1, 1]>|<strides = [2, 2], output_padding =
+    [1, 1]>|<dilations = [2, 2]>|<strides = [2, 2], output_shape = [10, 12]>}(t, up, {b3|})
+ConvTranspose<strides = {[2, 2]|[3, 1]}, auto_pad = "{SAME_UPPER|SAME_LOWER|VALID}">(t, up)
+ConvTranspose<strides = [3, 2], output_shape = {[14, 13]|[13, 11]}{|, auto_pad = "SAME_UPPER"|, auto_pad =
+    "SAME_LOWER"}>(t, up)
+ConvTranspose<group = 2{|, strides = [2, 3], pads = [1, 0, 1, 1]|, dilations = [2, 2]}>(t, up2, b4)
+ConvTranspose<strides = [2], pads = [1, 1]>(t1, up1, b3)
+{AveragePool|MaxPool}<kernel_shape = [3, 2]{|, strides = [2, 2], pads = [1, 0, 1, 1]|, auto_pad = "SAME_UPPER",
+    strides = [2, 2]|, auto_pad = "SAME_LOWER", strides = [2, 2]|, auto_pad = "VALID"}>(img)
+{AveragePool|MaxPool}<kernel_shape = [3], strides = [2]>(sound)
+{AveragePool|MaxPool}<kernel_shape = [2, 3, 2]>(room)
+{AveragePool|MaxPool}<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1{|, pads = [1, 1, 1, 1]}>(img)
+    since 10
+AveragePool<kernel_shape = [3, 2], count_include_pad = 1, pads = [1, 1, 1, 1]{|, strides = [2, 2]}>(img)
+AveragePool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad =
+    1>(img) since 10
+MaxPool<kernel_shape = [2, 2], dilations = [2, 3]>(img) since 10
+AveragePool<kernel_shape = [2, 2], dilations = [2, 3]>(img) since 19
+MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(img) since 8 gives 2
+{GlobalAveragePool|GlobalMaxPool}({img|sound})
+MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(pooled, where)
+Col2Im(cols, size44, size22)
+DeformConv(xd, wd, offsets, b3)
+Upsample<mode = "{nearest|linear}", scales = [1.0, 1.0, 2.0, 3.0]>(pic) until 8
+Upsample<mode = "{nearest|linear}">(pic, grow) since 9 until 9
+Resize<mode = "{nearest|linear}">(pic, {grow|shrink|uneven}) since 10 until 10
+Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "{half_pixel|pytorch_half_pixel|
+    align_corners|asymmetric}">(pic, noroi, {grow|shrink|uneven}) since 11
+Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "{half_pixel|align_corners|
+    asymmetric}">(pic, noroi, noscale, to) since 11 until 12
+Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "{half_pixel|align_corners|
+    asymmetric}">(pic, , , to) since 13
+Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "half_pixel_symmetric">(pic, , {grow|
+    shrink|uneven}) since 19
+Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "tf_half_pixel_for_nn">(pic, noroi,
+    {grow|shrink|uneven}) since 11 until 12
+Resize<nearest_mode = "{round_prefer_floor|round_prefer_ceil|floor|ceil}", coordinate_transformation_mode =
+    "{half_pixel|asymmetric}">(pic, noroi, uneven) since 11
+Resize<mode = "cubic", {cubic_coeff_a = -0.5|exclude_outside = 1}>(pic, noroi, {grow|uneven}) since 11
+Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize", extrapolation_value = 0.5>(pic,
+    {roi|beyond}, grow) since 11
+Resize<mode = "{linear|cubic}", antialias = 1{|, exclude_outside = 1}>(pic9, , shrink) since 18
+Resize<mode = "linear", axes = [2, 3]>(pic, , s2) since 18
+Resize<mode = "linear", axes = [2, 3], keep_aspect_ratio_policy = "{not_larger|not_smaller|stretch}">(pic, , ,
+    to88) since 18
+Resize<mode = "linear">(tone, noroi, s3) since 11
+Resize<mode = "linear">(cube3, noroi, s5) since 11
+GridSample<mode = "{bilinear|nearest|bicubic}", padding_mode = "{zeros|border|reflection}", align_corners = {0|
+    1}>(pics, grid) until 19
+GridSample<mode = "{linear|nearest|cubic}", padding_mode = "{zeros|border|reflection}", align_corners = {0|
+    1}>(pics, grid) since 20
+AffineGrid<align_corners = {0|1}>(theta, gsize)
+RoiAlign<output_height = 3, output_width = 2, sampling_ratio = 2{|, spatial_scale = 0.9}>(xd, rois, batches)
+    until 21
+RoiAlign<output_height = 3, output_width = 2, sampling_ratio = 2, coordinate_transformation_mode =
+    "output_half_pixel">(xd, rois, batches) since 16 until 21
+CenterCropPad(m56, crop)
+TopK<k = 3>(rank2) until 9 gives 2
+TopK(rank2, k3) since 10 gives 2
+TopK<largest = 0, axis = 0>(rank2, a1) since 11 gives 2
+OneHot{|<axis = 0>}(idx, n4, vals)
+{ArgMax|ArgMin}{|<axis = 1, keepdims = 0>}(rank2)
+{ArgMax|ArgMin}<axis = 1, select_last_index = 1>(ties) since 12
+NonZero({zeros|yes})
+NonMaxSuppression(boxes, scores, most, {iou|iou, least})
+Unique{|<sorted = 0>}(dupes) gives 4
+Compress<axis = 0>(m43, yes4)
+ReverseSequence(x432, lens)
+EyeLike{|<k = 1>}(p34)
+CumSum(p34, n1)
+CumSum<exclusive = 1, reverse = 1>(p34, n0)
+CumProd(p34, n1)
+Trilu(m45)
+Trilu<upper = 0>(m45, n1)
+Range(start, limit, delta)
+Tile(m23, twice)
+Pad<pads = [1, 0, 1, 2], mode = "{constant|reflect|edge}">(p34) until 10
+Pad<pads = [1, 0, 0, 2], value = 0.5>(p34) until 10
+Pad<mode = "{constant|reflect|edge}">(p34, pads) since 11
+Pad(p34, pads, hi) since 11
+Pad(p34, pads1, hi, a1) since 18
+Pad<mode = "wrap">(p34, pads) since 19
+Slice<starts = [1, 0], ends = [4, -1]>(m56) until 9
+Slice(m56, from, till, axes01, step) since 10
+Split<axis = 0{|, split = [2, 4]}>(m64) until 12 gives 2
+Split<axis = 0>(m64, cut) since 13 gives 2
+Split<axis = 0, num_outputs = 3>(m74) since 18 gives 3
+Squeeze<axes = [0]>(m131) until 12
+Squeeze(m131, a0) since 13
+Unsqueeze<axes = [0, 2]>(row) until 12
+Unsqueeze(row, a02) since 13
+Scatter(sq, sparse, add13) until 10
+ScatterElements(sq, put, new)
+ScatterElements<reduction = "{add|mul}">(sq, puts, new) since 16
+ScatterElements<reduction = "{max|min}">(sq, puts, new) since 18
+ScatterND(tab4, nd, sq)
+ScatterND<reduction = "{add|mul}">(tab4, nds, sq) since 16
+ScatterND<reduction = "{max|min}">(tab4, nds, sq) since 18
+Gather(tab, rows)
+Gather<axis = 1>(tab, a02)
+GatherElements(sq, at)
+GatherND(x342, nd2)
+GatherND<batch_dims = 1>(x342, nd3) since 12
+Einsum<equation = "ij,jk->ik">(m54, m45)
+Einsum<equation = "bhqd,bhkd->bhqk">(q, k4)
+Einsum<equation = "{ii->i|ij->|ij->ji}">(sq)
+Einsum<equation = "i,j->ij">(row, c3)
+Einsum<equation = "ij,jk,kl->il">(m54, m45, m54)
+Det(m233)
+MatMul(x, {m45|row})
+MatMul(row, m45)
+Gemm(p34, m45, b5)
+Gemm<alpha = 0.5, beta = -0.3, transA = 1, transB = 1>(m43, m54, m31)
+Gemm(p34, m45) since 11
+Concat<axis = 1>(sq, m31)
+Concat<axis = -2>(sq, new) since 11
+Expand(m31, shape34)
+Flatten{|<axis = 0>|<axis = 2>}(x)
+Flatten<axis = -1>(x) since 11
+Reshape(x, flatten)
+Transpose{|<perm = [1, 2, 0]>}(x)
+{Shape|Size}(x)
+Shape<start = 1, end = -1>(x) since 15
+ConstantOfShape(shape)
+SpaceToDepth<blocksize = 2>(s2d)
+DepthToSpace<blocksize = 2>(d2s)
+DepthToSpace<blocksize = 2, mode = "CRD">(d2s) since 11
+Dropout(x)
+Dropout(x) since 10 gives 2
+Dropout<ratio = 0.9>(x) until 11
+Dropout(x, hi) since 12
+Cast<to = {1|6|7|9}>(big)
+Cast<to = {1|11}>(large)
+CastLike(i, one)
+{RNN|GRU|LSTM}<hidden_size = 5{|, direction = "reverse"|, clip = 0.4}>(steps, @w1, @r1, @b1)
+{RNN|GRU|LSTM}<hidden_size = 5{|, direction = "reverse"}>(steps, @w1, @r1, {|@b1}, lengths, h1) gives 2
+{RNN|GRU|LSTM}<hidden_size = 5, direction = "bidirectional">(steps, @w2, @r2, @b2, {|lengths}, {|h2}) gives 2
+LSTM<hidden_size = 5{|, clip = 0.4|, input_forget = 1}>(steps, lw1, lr1, lb1, , h1, e1, {|peep1}) gives 3
+LSTM<hidden_size = 5, direction = "bidirectional">(steps, lw2, lr2, lb2, lengths, h2, e2, peep2) gives 3
+LSTM<hidden_size = 5, activations = {["Sigmoid", "Relu", "Tanh"]|["Sigmoid", "Tanh", "Softsign"]}>(steps, lw1,
+    lr1, lb1)
+LSTM<hidden_size = 5, activations = ["HardSigmoid", "Tanh", "Elu"], activation_alpha = [0.3, 0.7],
+    activation_beta = [0.4]>(steps, lw1, lr1, lb1)
+GRU<hidden_size = 5, linear_before_reset = 1{|, clip = 0.4}>(steps, gw1, gr1, {gb1|}, {lengths|}) gives 2
+GRU<hidden_size = 5, activations = {["Sigmoid", "Relu"]|["HardSigmoid", "Tanh"]}>(steps, gw1, gr1, gb1)
+GRU<hidden_size = 5, activations = ["HardSigmoid", "LeakyRelu"], activation_alpha = [0.2, 0.1], activation_beta
+    = [0.5]>(steps, gw1, gr1, gb1)
+RNN<hidden_size = 5, activations = {["Relu"]|["Softplus"]|["Elu"]|["LeakyRelu"]|["HardSigmoid"]}>(steps, rw1,
+    rr1, rb1)
+RNN<hidden_size = 5, activations = ["{ScaledTanh|ThresholdedRelu}"], activation_alpha = [0.7], activation_beta
+    = [1.3]>(steps, rw1, rr1, rb1)
+RNN<hidden_size = 5, direction = "bidirectional", activations = ["Tanh", "Affine"], activation_alpha = [0.3],
+    activation_beta = [0.2]>(steps, rw2, rr2, rb2)
+Attention{|<is_causal = 1>|<scale = 0.3>|<softcap = 2.0>}(q, k, val, {|causal|bias55|bias4})
+Attention(q, k, val, norow)
+Attention{|<is_causal = 1>}(q, k, val, , pk, pv) gives 3
+Attention<q_num_heads = 4, kv_num_heads = 2>(q3, k3d, v3d)
+Attention<qk_matmul_output_mode = {0|1|2|3}, softcap = 2.0>(q, k, val, bias55) gives 4
+RotaryEmbedding{|<interleaved = 1>}(heads, cos, sin, places)
+RotaryEmbedding{|<interleaved = 1>}(heads, cos5, sin5)
+RotaryEmbedding<num_heads = 3{|, interleaved = 1}>(flat24, cos, sin, places)
+RotaryEmbedding<num_heads = 3, rotary_embedding_dim = 4{|, interleaved = 1}>(flat24, cos2, sin2, places)
+DFT<axis = 1>(wave) until 19
+DFT<axis = 1, inverse = 1>(wave2) until 19
+DFT{|<onesided = 1>}(wave, , n1) since 20
+STFT(signal, hop, , frame)
+STFT(signal, hop, window)
+{HannWindow|HammingWindow|BlackmanWindow}{|<periodic = 0>}(seven)
+MelWeightMatrix(bins, fft, rate, lowest, highest)
+TensorScatter(cache, fresh, at2)
+com.microsoft.{Gelu|FastGelu|QuickGelu}({big|ends})
+com.microsoft.QuickGelu<alpha = 1.0>(big)
+com.microsoft.{FastGelu|BiasGelu}(x, row)
+com.microsoft.FusedMatMul<alpha = 0.5>(x, b245)
+com.microsoft.FusedMatMul<transA = 1, transB = 1>(b243, b254)
+com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|}, {row|})
+com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|})
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node, the opsets that it is meant for, and how many outputs it gives."""
+
+    domain: str
+    op_type: str
+    node: str
+    since: int
+    until: int
+    outputs: int
+
+    @property
+    def operands(self) -> list[str]:
+        return [name for name in re.split(r"[ ,]+", self.node[self.node.rindex("(") + 1 : -1]) if name]
+
+    @property
+    def opsets(self) -> list[int]:
+        """Where the definition changed, from opset 7 on, which is the first that onnxruntime promises to know."""
+        if self.domain or not _HISTORY.get(self.op_type):
+            return [17]
+        versions = {max(version, 7) for version in _HISTORY[self.op_type]} | {self.since}
+        first = max(self.since, min(_HISTORY[self.op_type]), 7)
+        return sorted(version for version in versions if first <= version <= min(self.until, LATEST))
+
+
+_HISTORY: dict[str, set[int]] = {}
+for _schema in onnx.defs.get_all_schemas_with_history():
+    if not _schema.domain:
+        _HISTORY.setdefault(_schema.name, set()).add(_schema.since_version)
+
+_LINE = re.compile(
+    r"(?P<node>(?P<op>[\w.]+).*?\))(?: since (?P<since>\d+))?(?: until (?P<until>\d+))?(?: gives (?P<n>\d))?"
+)
+
+
+def _spelled(line: str) -> Iterator[str]:
+    """A line with each choice of alternatives."""
+    parts = [part.split("|") if index % 2 else [part] for index, part in enumerate(re.split(r"[{}]", line))]
+    return ("".join(choice) for choice in itertools.product(*parts))
+
+
+def _cases() -> Iterator[Case]:
+    lines = re.sub(r"\n +", " ", re.sub(r"\|\n +", "|", LINES.strip())).splitlines()
+    for line in itertools.chain.from_iterable(map(_spelled, lines)):
+        found = _LINE.fullmatch(line)
+        assert found, line
+        domain, _, name = found["op"].rpartition(".")
+        # Of the recurrent operators each has weights of its own.
+        node = found["node"].replace("@", name[0].lower())
+        yield Case(domain, name, node, int(found["since"] or 0), int(found["until"] or 99), int(found["n"] or 1))
+
+
+CASES = tuple(_cases())
+OPERATORS = tuple(dict.fromkeys((case.domain, case.op_type) for case in CASES))
+
+
+def cases_of(key: tuple[str, str]) -> dict[int, list[Case]]:
+    """The cases of an operator by opset."""
+    found: dict[int, list[Case]] = {}
+    for case in CASES:
+        for opset in case.opsets if (case.domain, case.op_type) == key else ():
+            found.setdefault(opset, []).append(case)
+    return found
+
+
+def model_of(cases: list[Case], opset: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """All of these cases as one model, which gives whatever they give, and what to feed it."""
+    names = sorted({name for case in cases for name in case.operands})
+    body = "\n".join(
+        f"{', '.join(f'out_{number}_{index}' for index in range(case.outputs))} = {case.node}"
+        for number, case in enumerate(cases)
+    )
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]> operators (float x) => () {{ {body} }}'
+    )
+    del model.graph.input[:]
+    for name in names:
+        kind = helper.np_dtype_to_tensor_dtype(OPERANDS[name].dtype)
+        model.graph.input.append(helper.make_tensor_value_info(name, kind, OPERANDS[name].shape))
+    outputs = [name for node in model.graph.node for name in node.output]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return model, {name: np.asarray(OPERANDS[name]) for name in names}

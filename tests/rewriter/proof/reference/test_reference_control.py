@@ -1,0 +1,230 @@
+"""If, Loop, Scan and calls of local functions in the float64 evaluation, against onnxruntime's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.proof.sessions import open_session
+
+X = np.array([[0.5, -1.5, 0.1], [2.0, 0.25, -0.7]], np.float32)
+
+
+def parse(body: str, *, opset: int = 17, inputs: str = "", functions: str = "", outputs: str = "y") -> onnx.ModelProto:
+    given = ", ".join(part for part in ("float[2, 3] x", inputs) if part)
+    made = ", ".join(f"float {name}" for name in outputs.split())
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": {opset}, "local": 1]> g ({given}) => ({made}) {{ {body} }} {functions}'
+    )
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return model
+
+
+def agree(model: onnx.ModelProto, **more: Any) -> dict[str, Any]:
+    """The reference, which must be what onnxruntime makes of the model, to rounding."""
+    feeds = {"x": X, **more}
+    plain, exact = open_session(model, optimise=False).run(feeds), open_reference(model).run(feeds)
+    for name, value in plain.items():
+        assert exact[name].shape == value.shape
+        assert value.dtype.kind != "f" or exact[name].dtype == np.float64
+        np.testing.assert_allclose(value, exact[name], rtol=0, atol=1e-6 * max(np.abs(exact[name]).max(initial=0), 1))
+    return exact
+
+
+# Erf has no double kernel, so that no body is a single part.
+STEP = "e = Erf(a) b = Add(e, x)"
+LOOP = "float t, bool go"
+LOOPS = {
+    "counted": f"y = Loop(three, , x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
+    f"{{ d = Identity(c) {STEP} }}>",
+    "never": f"y = Loop(three, no, x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
+    f"{{ d = Identity(c) {STEP} }}>",
+    "none": f"y = Loop(zero, , x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
+    f"{{ d = Identity(c) {STEP} }}>",
+    "until": f"y = Loop(, yes, x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
+    f"{{ d = Less(i, two) {STEP} }}>",
+    "both": f"y = Loop(three, yes, x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
+    f"{{ d = Less(i, one) {STEP} }}>",
+    "collects": "z, y = Loop(three, , x) <body = s (int64 i, bool c, float[2, 3] a) => "
+    f"(bool d, float[2, 3] b, float[2, 3] k) {{ d = Identity(c) {STEP} j = Cast<to = 1>(i) k = Mul(a, j) }}>",
+    "one-element": f"y = Loop(threes, yeses, x) <body = s (int64 i, bool[1] c, float[2, 3] a) => "
+    f"(bool[1] d, float[2, 3] b) {{ d = Identity(c) {STEP} }}>",
+    "nested": "y = Loop(two, , x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) { "
+    "d = Identity(c) b = Loop(two, , a) <body = r (int64 j, bool f, float[2, 3] p) => (bool g, float[2, 3] q) { "
+    "g = Identity(f) k = Add(i, j) m = Cast<to = 1>(k) o = Add(p, m) n = Erf(o) q = Add(n, x) }> }>",
+}
+
+
+@pytest.mark.parametrize("opset", [11, 17, 21])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name: str, opset: int) -> None:
+    model = parse(LOOPS[name], opset=opset, outputs="z y" if name == "collects" else "y")
+    for key, value in {
+        "zero": 0, "one": 1, "two": 2, "three": 3, "threes": [3], "yes": True, "no": False, "yeses": [True],
+    }.items():  # fmt: skip
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), key))
+    made = agree(model)["y"]
+    assert made.shape == ((3, 2, 3) if name == "collects" else (2, 3))
+
+
+def test_a_loop_without_a_step_that_collects() -> None:
+    body = (
+        "n = Constant<value = int64 {0}>() z, y = Loop(n, , x) <body = s (int64 i, bool c, float[2, 3] a) => "
+        "(bool d, float[2, 3] b, float[2, 3] k) { d = Identity(c) b = Erf(a) k = Neg(a) }>"
+    )
+    with pytest.raises(NoReference, match=r"^Loop 'z' makes no step, so the shape of what it collects is unknown$"):
+        open_reference(parse(body, outputs="z y")).run({"x": X})
+
+
+@pytest.mark.parametrize("condition", [True, False])
+@pytest.mark.parametrize("shape", ["bool c", "bool[1] c"])
+def test_branches(condition: bool, shape: str) -> None:
+    body = (
+        "h = Exp(x) y, z = If (c) <then_branch = t () => (float[2, 3] p, float[2, 3] q) "
+        "{ p = Erf(h) k = Constant<value = float {0.1}>() q = Mul(h, k) }, "
+        "else_branch = e () => (float[2, 3] r, float[2, 3] s) { r = Softplus(x) s = Identity(h) }>"
+    )
+    fed = np.array([condition]) if "[" in shape else np.array(condition)
+    agree(parse(body, inputs=shape, outputs="y z"), c=fed)
+
+
+def test_branches_with_weights_of_their_own() -> None:
+    branch = "k = Constant<value = float[3, 2] {{{}}}>() m = MatMul(x, k) {} = Erf(m)"
+    body = (
+        f"y = If (c) <then_branch = t () => (float[2, 2] p) {{ {branch.format('1, 2, 3, 4, 5, 6', 'p')} }}, "
+        f"else_branch = e () => (float[2, 2] q) {{ {branch.format('6, 5, 4, 3, 2, 1', 'q')} }}>"
+    )
+    model = parse(body, inputs="bool c")
+    for attribute in model.graph.node[0].attribute:
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(attribute.g.node[0].attribute[0].t)
+        tensor.name = "k"
+        del attribute.g.node[0]
+        attribute.g.initializer.append(tensor)
+    first, second = (agree(model, c=np.array(choice))["y"] for choice in (True, False))
+    assert np.abs(first - second).max() > 0.1
+
+
+def scan(attributes: str, body: str, inputs: int = 1, outputs: int = 1, opset: int = 17) -> onnx.ModelProto:
+    """A Scan over `inputs` times x, with the sum of a row carried along."""
+    given = ", ".join(["s", *["x"] * inputs])
+    rows = ", ".join(f"float[n] r{number}" for number in range(inputs))
+    made = ", ".join(f"float[n] o{number}" for number in range(outputs))
+    results = ", ".join(["z", *(f"y{number}" if number else "y" for number in range(outputs))])
+    return parse(
+        f"s = Constant<value = float[1] {{0.5}}>() {results} = Scan<num_scan_inputs = {inputs}{attributes}, "
+        f"body = b (float[1] a, {rows}) => (float[1] c, {made}) {{ {body} }}>({given})",
+        opset=opset,
+        outputs=" ".join(results.split(", ")),
+    )
+
+
+ROW = "k = ReduceSum<keepdims = 1>(r0) e = Erf(k) c = Add(a, e) "
+
+
+@pytest.mark.parametrize("opset", [16, 21])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "",
+        ", scan_input_axes = [1]",
+        ", scan_input_directions = [1]",
+        ", scan_output_directions = [1]",
+        ", scan_output_axes = [1]",
+        ", scan_input_axes = [-1], scan_output_axes = [-1], scan_input_directions = [1], scan_output_directions = [1]",
+    ],
+)
+def test_scans(attributes: str, opset: int) -> None:
+    made = agree(scan(attributes, ROW + "o0 = Mul(r0, c)", opset=opset))
+    assert np.abs(made["z"] - 0.5).max() > 0.01
+
+
+def test_scans_of_several() -> None:
+    body = ROW + "o0 = Mul(r0, r1) o1 = Sub(r0, c)"
+    agree(scan(", scan_input_directions = [0, 1], scan_output_directions = [1, 0]", body, 2, 2))
+
+
+def test_scan_of_opset_8_is_refused() -> None:
+    body = parse("y = Neg(x)").graph
+    node = helper.make_node("Scan", ["", "x"], ["y"], num_scan_inputs=1, body=body)
+    model = parse("y = Neg(x)", opset=8)
+    model.graph.node[0].CopyFrom(node)
+    with pytest.raises(NoReference, match=r"^Scan 'y' is of opset 8$"):
+        open_reference(model).run({"x": X})
+
+
+HEAD = '<domain: "local", opset_import: ["": 17, "local": 1]>'
+LEAKY = f"{HEAD} f <alpha> (a) => (b) {{ e = Erf(a) b = LeakyRelu<alpha = @alpha>(e) }}"
+TIMES = "{ e = Erf(a) k = Constant<value_float: float = @alpha>() b = Mul(e, k) }"
+DEFAULT = f"{HEAD} f <alpha: float = 0.9> (a) => (b) {TIMES}"
+NESTED = f"{HEAD} g <beta> (a) => (b) {{ c = local.f<alpha = @beta>(a) b = local.f<alpha = 0.2>(c) }} {LEAKY}"
+BRANCHING = (
+    f"{HEAD} f <alpha> (a) => (b) {{ t = Constant<value = bool {{1}}>() "
+    "b = If(t) <then_branch = g () => (float[2, 3] r) { e = Erf(a) r = LeakyRelu<alpha = @alpha>(e) }, "
+    "else_branch = h () => (float[2, 3] s) { s = Identity(a) }> }"
+)
+FUNCTIONS: dict[str, tuple[str, str]] = {
+    "attribute": ("y = local.f<alpha = 0.3>(x)", LEAKY),
+    "default": ("p = local.f<alpha = 0.3>(x) q = local.f(x) y = Sub(p, q)", DEFAULT),
+    "neither": ("y = local.f(x)", LEAKY),
+    "nested": ("y = local.g<beta = 0.4>(x)", NESTED),
+    "body": ("y = local.f<alpha = 0.3>(x)", BRANCHING),
+    "two-outputs": ("p, q = local.f(x, x) y = Sub(p, q)", f"{HEAD} f (a, b) => (c, d) {{ c = Erf(a) d = Exp(b) }}"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    body, function = FUNCTIONS[name]
+    agree(parse(body, functions=function))
+
+
+def test_functions_inside_bodies() -> None:
+    body = (
+        "y = If(c) <then_branch = t () => (float[2, 3] r) { r = local.f(x) }, "
+        "else_branch = e () => (float[2, 3] s) { s = Identity(x) }>"
+    )
+    function = '<domain: "local", opset_import: ["": 17]> f (x) => (b) { e = Erf(x) b = Exp(e) }'
+    agree(parse(body, inputs="bool c", functions=function), c=np.array(True))
+
+
+def test_a_function_has_the_opset_that_it_states() -> None:
+    """Up to opset 12 Softmax flattens what follows its axis."""
+    function = '<domain: "local", opset_import: ["": 11]> f (a) => (b) { b = Softmax<axis = 0>(a) }'
+    made = open_reference(parse("y = local.f(x)", functions=function)).run({"x": X})["y"]
+    exponentials = np.exp(X.astype(float))
+    np.testing.assert_allclose(made, exponentials / exponentials.sum(), rtol=1e-14)
+
+
+def test_an_operand_that_a_call_leaves_out() -> None:
+    function = '<domain: "local", opset_import: ["": 17]> f (a, lo, hi) => (b) { e = Erf(a) b = Clip(e, lo, hi) }'
+    model = parse("k = Constant<value = float {0.25}>() y = local.f(x, , k)", functions=function)
+    made = open_reference(model).run({"x": X})["y"]
+    assert made.max() == 0.25
+    assert made.min() < -0.9
+    trailing = parse("k = Constant<value = float {0.25}>() y = local.f(x, k)", functions=function)
+    made = open_reference(trailing).run({"x": X})["y"]
+    assert made.min() == 0.25
+    assert made.max() > 0.9
+
+
+def test_names_of_a_function_are_its_own() -> None:
+    function = '<domain: "local", opset_import: ["": 17]> f (a) => (x) { e = Erf(a) x = Exp(e) }'
+    agree(parse("e = Neg(x) z = local.f(e) y = Add(z, e)", functions=function))
+
+
+def test_weights_of_a_body_are_widened() -> None:
+    model = parse("y = Identity(x)", inputs="bool c")
+    del model.graph.node[:]
+    tenth = numpy_helper.from_array(np.full((2, 3), 0.1, np.float32), "w")
+    output = helper.make_tensor_value_info("r", TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Add", ["x", "w"], ["r"])], "b", [], [output], [tenth])
+    model.graph.node.append(helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch))
+    made = open_reference(model).run({"x": X, "c": np.array(True)})["y"]
+    np.testing.assert_array_equal(made, X.astype(float) + float(np.float32(0.1)))

@@ -1,0 +1,305 @@
+"""The engine: what computes which operator, what is kept and fed, what is refused."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.proof.reference import parts
+from rewriter.proof.reference.engine import Program, float64_ways, plan
+from rewriter.proof.reference.scope import read_model
+from rewriter.proof.sessions import open_session
+
+Array = NDArray[Any]
+
+X = np.array([[0.5, -1.5], [2.0, 0.25]], np.float32)
+
+
+def parse(body: str, opset: int = 17, signature: str = "(float[2, 2] x) => (float y)") -> onnx.ModelProto:
+    versions = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    model = parser.parse_model(f"{versions} g {signature} {{ {body} }}")
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return model
+
+
+def planned(model: onnx.ModelProto, **own: Any) -> Program:
+    return plan(read_model(model, None, wide=True), float64_ways({("own", name): form for name, form in own.items()}))
+
+
+def steps(model: onnx.ModelProto) -> list[str]:
+    """The operators of each step."""
+    return [" ".join(node.proto.op_type for node in step.nodes) for step in planned(model).steps]
+
+
+erf = np.vectorize(math.erf, otypes=["d"])
+
+
+def test_consecutive_kernels_are_one_part() -> None:
+    model = parse("a = Exp(x) b = Add(a, x) c = Erf(b) d = Mul(c, a) e = Tanh(d) f = Softsign(e) y = Neg(f)")
+    assert steps(model) == ["Exp Add", "Erf", "Mul Tanh", "Softsign", "Neg"]
+    x = X.astype(float)
+    e = np.tanh(erf(np.exp(x) + x) * np.exp(x))
+    np.testing.assert_allclose(open_reference(model).run({"x": X})["y"], -e / (1 + np.abs(e)), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("y = Exp(x)", "onnxruntime double kernels"),
+        ("y = Erf(x)", "numpy for 1 operator: Erf"),
+        ("a = Exp(x) b = Erf(a) y = Erf(b)", "onnxruntime double kernels and numpy for 1 operator: Erf"),
+        (
+            "a = Exp(x) b = Erf(a) c = com.microsoft.Gelu(b) d = Softsign(c) y = Tan(d)",
+            (
+                "onnxruntime double kernels and numpy for 2 operators: Erf, com.microsoft::Gelu and onnx's reference "
+                "evaluator for 2 operators: Softsign, Tan"
+            ),
+        ),
+        (
+            (
+                "a = Tan(x) b = Atan(a) c = Sinh(b) d = Asinh(c) e = Elu(d) f = Celu(e) g = Selu(f) h = Softsign(g) "
+                "y = Cosh(h)"
+            ),
+            "onnx's reference evaluator for 9 operators: Asinh, Atan, Celu, Cosh, Elu, Selu, Sinh, Softsign, ...",
+        ),
+    ],
+)
+def test_how(body: str, how: str) -> None:
+    assert open_reference(parse(body)).how == how
+
+
+def test_values_are_dropped_after_their_last_reader() -> None:
+    alive: dict[str, weakref.ref[Array]] = {}
+    seen: list[list[str]] = []
+
+    def link(attributes: Any, *operands: Array) -> Array:
+        gc.collect()
+        seen.append([name for name, found in alive.items() if found() is not None])
+        made = operands[0] + 1
+        alive[attributes["name"].decode()] = weakref.ref(made)
+        return made
+
+    body = (
+        'a = own.Link<name = "a">(x) b = own.Link<name = "b">(a) c = own.Link<name = "c">(b, a) '
+        'd = own.Link<name = "d">(c) y = own.Link<name = "y">(d)'
+    )
+    open_reference(parse(body), own={("own", "Link"): link}).run({"x": X})
+    assert seen == [[], ["a"], ["a", "b"], ["c"], ["d"]]
+
+
+def test_large_weights_are_fed_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[onnx.ModelProto] = []
+
+    def spy(model: onnx.ModelProto, **options: Any) -> Any:
+        opened.append(model)
+        return open_session(model, **options)
+
+    monkeypatch.setattr(parts, "open_session", spy)
+    monkeypatch.setattr(parts, "_INLINE", 8)
+    model = parse("a = MatMul(x, W) b = Erf(a) c = MatMul(b, W) y = Mul(c, half)")
+    weight = np.array([[1, 2], [3, 4]], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "W"))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(0.5, np.float32), "half"))
+    made = open_reference(model).run({"x": X})["y"]
+    np.testing.assert_allclose(made, erf(X.astype(float) @ weight) @ weight / 2, rtol=1e-14)
+    assert [[each.name for each in part.graph.input] for part in opened] == [["x", "W"], ["b", "W"]]
+    assert [[each.name for each in part.graph.initializer] for part in opened] == [[], ["half"]]
+    kinds = {value.type.tensor_type.elem_type for part in opened for value in part.graph.input}
+    assert kinds == {TensorProto.DOUBLE}
+
+
+def test_a_default_that_is_fed() -> None:
+    model = parse("y = Add(x, b)")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2), np.float32), "b"))
+    model.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [2, 2]))
+    reference = open_reference(model)
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], X + 1)
+    np.testing.assert_array_equal(reference.run({"x": X, "b": X})["y"], X + X)
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], X + 1)
+
+
+def test_a_kernel_that_onnxruntime_lacks_after_all() -> None:
+    """NonZero has no kernel for double, and the others of its part keep theirs."""
+    model = parse("a = Exp(x) b = Floor(a) c = NonZero(b) d = Transpose(c) f = Shape(d) y = Cast<to = 1>(f)")
+    reference = open_reference(model)
+    assert reference.how == "onnxruntime double kernels"
+    assert reference.run({"x": X})["y"].tolist() == [3, 2]
+    assert reference.how == "onnxruntime double kernels and onnx's reference evaluator for 1 operator: NonZero"
+    assert reference.run({"x": X * 0})["y"].tolist() == [4, 2]
+
+
+def test_nodes_of_a_later_opset_stand_alone() -> None:
+    model = parse(
+        "a = Exp(x) b = MaxPool<kernel_shape = [2, 1]>(a) y = Neg(b)", 7, "(float[1, 1, 2, 2] x) => (float y)"
+    )
+    assert steps(model) == ["Exp", "MaxPool", "Neg"]
+    np.testing.assert_allclose(
+        open_reference(model).run({"x": X[None, None]})["y"], -np.exp(X.astype(float)).max(0)[None, None, None], 1e-14
+    )
+
+
+def test_element_types_are_those_of_the_values() -> None:
+    """The same part, loaded anew for other types."""
+    seen: list[Array] = []
+
+    def kept(_: Any, x: Array) -> Array:
+        seen.append(x)
+        return x if len(seen) == 1 else x > 0
+
+    model = parse("a = own.Kept(x) b = Cast<to = 1>(a) y = Neg(b)")
+    reference = open_reference(model, own={("own", "Kept"): kept})
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], -X)
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], -(X > 0).astype(float))
+
+
+def test_operands_left_out() -> None:
+    body = "a = Erf(x) y = Clip(a, , hi)"
+    model = parse(body)
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(0.25, np.float32), "hi"))
+    expected = np.minimum(erf(X.astype(float)), 0.25)
+    np.testing.assert_array_equal(open_reference(model).run({"x": X})["y"], expected)
+
+
+def test_results_in_float32_are_refused() -> None:
+    model = parse("a = own.Short(x) y = Neg(a)")
+    with pytest.raises(NoReference, match=r"^the evaluator computes 'a' in float32 only$"):
+        open_reference(model, own={("own", "Short"): lambda _, x: x.astype(np.float32)}).run({"x": X})
+
+
+def test_operators_of_the_caller_go_first() -> None:
+    reference = open_reference(parse("a = Exp(x) y = Neg(a)"), own={("", "Exp"): lambda _, x: x + 7})
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], -X - 7.0)
+    assert reference.how == "onnxruntime double kernels and numpy for 1 operator: Exp"
+
+
+def _broken(_: Any, x: Array) -> Array:
+    raise IndexError("out of\nbounds")
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (_broken, r"^numpy cannot run own::Thing 'y': out of bounds$"),
+        (lambda _, x: (x,), r"^numpy cannot run own::Thing 'y': not all of its outputs$"),
+        (lambda _, x: (x, None), r"^numpy cannot run own::Thing 'y': not all of its outputs$"),
+    ],
+)
+def test_an_operator_that_fails(form: Any, reason: str) -> None:
+    with pytest.raises(NoReference, match=reason):
+        open_reference(parse("y, z = own.Thing(x)"), own={("own", "Thing"): form}).run({"x": X})
+
+
+def test_memory_is_no_reason() -> None:
+    def huge(_: Any, x: Array) -> Array:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        open_reference(parse("y = own.Huge(x)"), own={("own", "Huge"): huge}).run({"x": X})
+
+
+def test_feeds_that_onnxruntime_refuses() -> None:
+    model = parse("y = Gather(x, i)", signature="(float[2, 2] x, int64[1] i) => (float y)")
+    with pytest.raises(NoReference, match=r"^onnxruntime cannot run it in float64: .*Gather"):
+        open_reference(model).run({"x": X, "i": np.array([5])})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Hardmax(x)", r"^Hardmax 'y' has no known float64 form$"),
+        ("y = com.microsoft.Thing(x)", r"^com\.microsoft::Thing 'y' has no known float64 form$"),
+        ("y = Constant()", r"^Constant 'y' holds no dense tensor of numbers$"),
+        ('y = Constant<value_string = "a">()', r"^Constant 'y' holds no dense tensor of numbers$"),
+        (
+            "y = SequenceMap<body = b (float[2] e) => (float[2] f) { f = Neg(e) }>(x)",
+            r"^SequenceMap 'y' has a body that cannot be evaluated$",
+        ),
+    ],
+)
+def test_refused_when_it_is_opened(body: str, reason: str) -> None:
+    with pytest.raises(NoReference, match=reason):
+        open_reference(parse(body))
+
+
+def test_constants_of_every_kind() -> None:
+    body = (
+        "a = Constant<value_float = 0.1>() b = Constant<value_floats = [0.5, 0.25]>() c = Constant<value_int = 3>() "
+        "d = Constant<value_ints = [4, 5]>() e = Constant<value = float[2] {0.1, 7}>() f = Cast<to = 1>(c) "
+        "g = Cast<to = 1>(d) h = Add(a, b) i = Add(h, e) j = Add(i, f) k = Add(j, g) y = Add(k, x)"
+    )
+    tenth = float(np.float32(0.1))
+    expected = X.astype(float) + (tenth + np.array([0.5, 0.25]) + np.array([tenth, 7]) + 3 + np.array([4, 5]))
+    np.testing.assert_allclose(open_reference(parse(body)).run({"x": X})["y"], expected, rtol=1e-15)
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    model = parse("a = Exp(x) b = own.Unknown(a) c = Softsign(x) y = Neg(x)")
+    assert steps(model) == ["Neg"]
+    np.testing.assert_array_equal(open_reference(model).run({"x": X})["y"], -X)
+
+
+def test_sparse_initializers_are_refused() -> None:
+    model = parse("y = Add(x, w)")
+    values = helper.make_tensor("w", TensorProto.FLOAT, [1], [3.0])
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [2])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
+    with pytest.raises(NoReference, match=r"^the model has sparse initializers$"):
+        open_reference(model)
+
+
+def test_tensors_of_attributes_may_lie_outside(tmp_path: Path) -> None:
+    w, c = "w = Constant<value = float[2] {1.5, 2.5}>()", "c = ConstantOfShape<value = float[1] {4}>(s)"
+    model = parse(f"s = Shape(x) {w} {c} a = Add(c, w) y = Add(a, x)")
+    for node in model.graph.node[1:3]:
+        tensor = node.attribute[0].t
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)))
+    onnx.save(
+        model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0,
+        convert_attribute=True,
+    )  # fmt: skip
+    outside = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    assert outside.graph.node[1].attribute[0].t.data_location == TensorProto.EXTERNAL
+    made = open_reference(outside, tmp_path).run({"x": X})["y"]
+    np.testing.assert_array_equal(made, X.astype(float) + np.array([5.5, 6.5]))
+    with pytest.raises(NoReference, match=r"^weights lie outside the model file"):
+        open_reference(outside)
+
+
+SEQUENCES = {
+    "construct": "s = SequenceConstruct(x, e, x) z = ConcatFromSequence<axis = 0>(s)",
+    "stack": "s = SequenceConstruct(x, e) z = ConcatFromSequence<axis = 1, new_axis = 1>(s)",
+    "at": "s = SequenceConstruct(x, e) i = Constant<value_int = -1>() z = SequenceAt(s, i)",
+    "insert": "s = SequenceConstruct(x, e) i = Constant<value_int = 1>() t = SequenceInsert(s, x, i) "
+    "z = ConcatFromSequence<axis = 1>(t)",
+    "erase": "s = SequenceConstruct(x, e, x) i = Constant<value_int = 0>() t = SequenceErase(s, i) "
+    "z = ConcatFromSequence<axis = 1>(t)",
+    "empty": "s = SequenceEmpty() t = SequenceInsert(s, x) z = ConcatFromSequence<axis = 1>(t)",
+    "length": "s = SequenceConstruct(x, e, x) n = SequenceLength(s) z = Cast<to = 1>(n)",
+    "split": "n = Constant<value_int = 1>() s = SplitToSequence<axis = 1>(e, n) i = Constant<value_int = 1>() "
+    "z = SequenceAt(s, i)",
+    "drop": "s = SplitToSequence<axis = 0, keepdims = 0>(e) i = Constant<value_int = 1>() z = SequenceAt(s, i)",
+    "carried": "s = SequenceConstruct(x, e) t = Identity(s) i = Constant<value_int = 1>() z = SequenceAt(t, i)",
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("opset", [11, 17, 24])
+def test_sequences(name: str, opset: int) -> None:
+    if name == "carried" and opset == 11:
+        pytest.skip("Identity takes tensors only")
+    body = SEQUENCES[name].replace("value_int = ", "value = int64 {").replace(">() ", "}>() ")
+    model = parse(f"e = Exp(x) {body.replace('SequenceEmpty}', 'SequenceEmpty')} y = Neg(z)", opset)
+    np.testing.assert_allclose(
+        open_session(model).run({"x": X})["y"], open_reference(model).run({"x": X})["y"], rtol=1e-6
+    )

@@ -1,0 +1,156 @@
+"""`validate` and `diff` never say "same" when nothing was compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import ExitStatus, UsageError, ValidationError, diff, validate
+from rewriter.cli import run
+from tests.textmodels import text_model
+
+Capture = pytest.CaptureFixture[str]
+
+NONE = "zero = Constant<value_ints=[0]>() "
+SECOND = "float[a, b, 4] other"
+EMPTY, NOT_FINITE = "has no elements in any case", "is NaN or infinite throughout, in every case"
+
+INCOMPARABLE = {
+    "NaN": (text_model("z = Sub(x, x) out = Div(z, z)"), NOT_FINITE),
+    "infinite": (text_model("a = Abs(x) b = Add(a, $1.0) z = Sub(x, x) out = Div(b, z)"), NOT_FINITE),
+    "empty": (text_model(f"{NONE} out = Slice(x, zero, zero, zero)", outputs="float[a, b, c] out"), EMPTY),
+    "empty integers": (
+        text_model(f"{NONE} s = Shape(x) out = Slice(s, zero, zero)", outputs="int64[n] out"),
+        EMPTY,
+    ),
+    "one of two": (
+        text_model("other = Abs(x) z = Sub(x, x) out = Div(z, z)", outputs=f"{SECOND}, float[a, b, 4] out"),
+        NOT_FINITE,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INCOMPARABLE)
+@pytest.mark.parametrize("options", [{}, {"atol": 1.0}], ids=["rule", "tolerance"])
+def test_an_output_of_which_nothing_was_compared_does_not_pass(what: str, options: dict[str, float]) -> None:
+    model, reason = INCOMPARABLE[what]
+    found = validate(model, model, **options)  # type: ignore[arg-type]
+    assert found.exit_status is ExitStatus.VALIDATION_FAILED
+    assert found.failures == (f"nothing could be compared: output out {reason}",)
+    outputs = found.providers["cpu"].outputs
+    assert (outputs["out"].rule, outputs["out"].passed, outputs["out"].error_ratio) == ("nothing", False, None)
+    assert [each.passed for name, each in outputs.items() if name != "out"] == [True] * (len(outputs) - 1)
+    assert not diff(model, model, **options).same  # type: ignore[arg-type]
+
+
+def test_some_finite_values_are_enough() -> None:
+    """Half of the values are NaN, and some cases have none at all."""
+    model = text_model("out = Sqrt(x)")
+    assert validate(model, model).same
+
+
+def test_an_output_may_be_empty_in_some_cases() -> None:
+    """As a cache is before the first token: a slice that only long inputs reach into."""
+    body = "one = Constant<value_ints=[1]>() two = Constant<value_ints=[2]>() end = Constant<value_ints=[99]>() "
+    model = text_model(f"{body} out = Slice(x, two, end, one)", outputs="float[a, b, 4] out")
+    found = validate(model, model)
+    assert found.same
+    assert any("sequence 1" in case for case in found.cases), "there it is empty"
+
+
+def test_a_difference_elsewhere_goes_before_what_could_not_be_compared() -> None:
+    model, _ = INCOMPARABLE["one of two"]
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    next(node for node in other.graph.node if node.output[0] == "other").op_type = "Neg"
+    found = validate(model, other)
+    assert {each.rule for each in found.providers["cpu"].outputs.values() if not each.passed} == {"float64", "nothing"}
+    assert len(found.failures) == 2
+
+
+SAME = text_model("out = Abs(x)")
+PICKY = text_model("shape = Constant<value_ints=[99, 7, 4]>() out = Reshape(x, shape)", outputs="float[a, b, 4] out")
+
+
+def given(path: Path, **arrays: NDArray[np.float32]) -> Path:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+def filled(*shape: int, value: float = 1.0) -> NDArray[np.float32]:
+    return np.full(shape, value, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": filled(0, 3, 4)}, f"output out {EMPTY}; in given.npz, input 'x' has shape .0, 3, 4., which holds no"),
+        ({"x": filled(2, 0, 4)}, f"output out {EMPTY}; in given.npz, input 'x' has shape .2, 0, 4., which holds no"),
+        ({"x": filled(2, 3, 4, value=np.nan)}, f"output out {NOT_FINITE}; in given.npz, input 'x' holds NaN or inf"),
+        ({"x": filled(2, 3, 4, value=-np.inf)}, f"output out {NOT_FINITE}; in given.npz, input 'x' holds NaN or inf"),
+        ({"a/x": filled(0, 3, 4), "b/x": filled(2, 0, 4)}, "input 'x' has shape .0, 3, 4. in case a, which holds no"),
+    ],
+)
+def test_given_inputs_that_are_to_blame_are_a_usage_error(
+    tmp_path: Path, arrays: dict[str, NDArray[np.float32]], message: str
+) -> None:
+    path = given(tmp_path / "given.npz", **arrays)
+    with pytest.raises(UsageError, match=f"nothing could be compared: .*{message}"):
+        validate(SAME, SAME, inputs=path)
+
+
+def test_given_inputs_of_which_one_case_holds_values(tmp_path: Path) -> None:
+    path = given(tmp_path / "given.npz", **{"a/x": filled(0, 3, 4), "b/x": filled(2, 3, 4)})
+    assert validate(SAME, SAME, inputs=path).same
+
+
+def test_given_inputs_are_not_to_blame_for_the_model(tmp_path: Path) -> None:
+    model, reason = INCOMPARABLE["NaN"]
+    found = validate(model, model, inputs=given(tmp_path / "given.npz", x=filled(2, 3, 4)))
+    assert found.failures == (f"nothing could be compared: output out {reason}",)
+
+
+def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
+    """One output is empty for want of inputs, the other differs."""
+    inputs, outputs = "float[a, b, 4] x, float[c, d, 4] y", "float[a, b, 4] out, float[c, d, 4] second"
+    a, b = (
+        text_model(f"out = Abs(x) second = {operator}(y)", inputs=inputs, outputs=outputs)
+        for operator in ("Abs", "Neg")
+    )
+    path = given(tmp_path / "given.npz", x=filled(0, 3, 4), y=filled(1, 3, 4))
+    assert len(validate(a, b, inputs=path).failures) == 2
+    with pytest.raises(UsageError, match="output out has no elements"):
+        validate(a, a, inputs=path)
+
+
+def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="nothing could be compared: model A runs on none of the 5 inputs tried"):
+        validate(PICKY, PICKY)
+    path = given(tmp_path / "given.npz", x=filled(2, 3, 4))
+    with pytest.raises(UsageError, match=r"model A refuses every case of given\.npz"):
+        validate(PICKY, PICKY, inputs=path)
+
+
+@pytest.mark.parametrize("command", ["validate", "diff"])
+def test_the_command_line_says_so(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "180")
+    for name, model in {"nan": INCOMPARABLE["NaN"][0], "two": INCOMPARABLE["one of two"][0], "same": SAME}.items():
+        onnx.save(model, f"{name}.onnx")
+    assert run([command, "nan.onnx", "nan.onnx"]) == 1
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].startswith(
+        f"{'FAILED' if command == 'validate' else 'DIFFERENT'}  nan.onnx and nan.onnx: nothing could be compared, in "
+    )
+    row = next(line for line in text.splitlines() if NOT_FINITE in line)
+    assert not any(character.isdigit() for character in row), "there are no numbers to tell"
+    assert run([command, "two.onnx", "two.onnx", "-q"]) == 1
+    assert "not every output could be compared" in capsys.readouterr().out
+    given(Path("given.npz"), x=filled(0, 3, 4))
+    assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 2
+    assert "rewrite: nothing could be compared: output out" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""No wrong function passes: every sabotage fails the proof, leaves no file, and is blamed on its block.
+
+A sample runs always, all with ATTNONLY_SLOW. `python -m tests.sabotage` tries single ones and writes the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from tests.sabotage.edits import applied, heads
+from tests.sabotage.harness import POINTS, SabotageError, attempt
+from tests.sabotage.oracle import difference
+from tests.sabotage.sabotages import Expect, Sabotage, controls, tried
+from tests.sabotage.subjects import SMALL, Subject, on
+from tests.sabotage.table import SAMPLE, TABLE
+
+ALL = bool(os.environ.get("ATTNONLY_SLOW"))
+CHOSEN = TABLE if ALL else SAMPLE
+
+
+def trials() -> Iterator[Any]:
+    """Every sabotage on every model."""
+    for sabotage in CHOSEN:
+        for subject in sabotage.subjects:
+            yield pytest.param(sabotage, subject, id=f"{sabotage.name}-{subject.name}")
+
+
+@pytest.mark.parametrize(("sabotage", "subject"), list(trials()))
+def test_sabotage_ends_as_it_must(sabotage: Sabotage, subject: Subject) -> None:
+    trial = tried(sabotage, subject)
+    assert trial.fault == "", trial.attempt.messages
+
+
+CONTROLS = controls(TABLE) if ALL else on("silu", "relu6", "branches", "external")
+
+
+@pytest.mark.parametrize("subject", CONTROLS, ids=lambda subject: subject.name)
+def test_without_sabotage_it_passes(subject: Subject, tmp_path: Path) -> None:
+    outcome = attempt(subject.path(tmp_path), subject.options, {})
+    assert outcome.passed, outcome.messages
+    assert "out.onnx" in outcome.left
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_unique() -> None:
+    names = [sabotage.name for sabotage in TABLE]
+    assert len(names) == len(set(names)) > 200
+
+
+def test_every_sabotage_has_a_model_and_a_figure_where_it_is_harmless() -> None:
+    for sabotage in TABLE:
+        assert sabotage.subjects, sabotage.name
+        assert (sabotage.expect is Expect.HARMLESS) is (sabotage.below > 0.0), sabotage.name
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_parts_are_where_the_harness_looks_for_them(point: str) -> None:
+    module, name = POINTS[point]
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+# -- the suite itself ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_are_valid(name: str, tmp_path: Path) -> None:
+    onnx.checker.check_model(Subject(name).path(tmp_path))
+
+
+def test_an_edit_that_does_nothing_is_an_error(tmp_path: Path) -> None:
+    (subject,) = on("silu")
+    with pytest.raises(SabotageError, match="changed nothing"):
+        attempt(subject.path(tmp_path), {}, applied(lambda *_: None))
+
+
+def test_a_part_that_never_runs_is_an_error(tmp_path: Path) -> None:
+    (subject,) = on("silu")
+    with pytest.raises(SabotageError, match="merge was never called"):
+        attempt(subject.path(tmp_path), {}, {"merge": lambda right: right})
+
+
+def test_a_sabotage_that_passes_is_a_fault(tmp_path: Path) -> None:
+    """A multiplication by 1 is none, so the rewriter is right to let it pass, and the suite must say so."""
+    trial = tried(Sabotage("none", applied(heads("out = Mul(own, $1.0)")), on("silu")), *on("silu"))
+    if trial.attempt.passed:
+        assert trial.fault == "left out.onnx, and passed"
+
+
+def test_a_message_must_name_the_block() -> None:
+    negated = Sabotage("negated", applied(heads("out = Neg(own)")), on("outputs"), block=1)
+    assert tried(negated, *on("outputs")).fault == "no message names mlp_2"
+
+
+def test_a_crash_is_a_fault() -> None:
+    def crashing(_: Any) -> Any:
+        def crash(*_: Any) -> Any:
+            raise KeyError("h")
+
+        return crash
+
+    trial = tried(Sabotage("crash", {"apply": crashing}, on("silu")), *on("silu"))
+    assert trial.fault == "crashed: KeyError: 'h'"
+
+
+def test_a_harmful_one_is_not_called_harmless() -> None:
+    harmful = Sabotage("off", applied(heads("out = Mul(own, $1.001)")), on("silu"), Expect.HARMLESS, below=1e-6)
+    assert tried(harmful, *on("silu")).fault.startswith("not harmless: outputs differ by 0.001")
+
+
+def test_the_oracle_measures(tmp_path: Path) -> None:
+    (subject,) = on("silu")
+    path = subject.path(tmp_path)
+    model = onnx.load(path)
+    assert difference(path, model.SerializeToString(), tmp_path) == 0.0
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "W2")
+    halved = onnx.numpy_helper.to_array(weight) * 0.5
+    weight.CopyFrom(onnx.numpy_helper.from_array(halved, "W2"))
+    assert 0.4 < difference(path, model.SerializeToString(), tmp_path) < 0.6

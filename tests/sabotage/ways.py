@@ -1,0 +1,62 @@
+"""The same errors where the proof goes another way: in segments, in a process of its own, in other element types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.sabotage.edits import Edit, applied, heads, inner
+from tests.sabotage.lengths import length
+from tests.sabotage.mixing import FIRST_SEQUENCE, LEAK
+from tests.sabotage.pieces import attribute, constant, maker, operand, scaled
+from tests.sabotage.sabotages import Expect, Sabotage
+from tests.sabotage.subjects import on, square
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "in segments": {"proof": "blocks"},
+    "in a process of its own": {"isolate": True},
+    "inlined": {"inline": True},
+}
+"""How it is proved or written, and the options for that."""
+
+ERRORS: tuple[tuple[str, Edit, Expect], ...] = (
+    ("a thousandth of the mean over tokens", heads(LEAK), Expect.BLOCK),
+    ("the first sequence's activations", heads(FIRST_SEQUENCE), Expect.BLOCK),
+    ("off by 1e-3 beyond 17 tokens", heads(length("Greater(t, #17)")), Expect.BLOCK),
+    ("silu key times 1 + 1e-5", constant("key", scaled(1 + 1e-5)), Expect.BLOCK),
+    ("W2 negated", operand("W2", scaled(-1.0)), Expect.MODEL),
+)
+
+_SINGLE = "n = Cast<to = 1>(own) out = Cast<to = 11>(n)"
+
+TYPES: tuple[tuple[str, Edit, tuple[str, ...]], ...] = (
+    ("silu key times 1 + 1e-3, float16", constant("key", scaled(1.001)), ("half",)),
+    ("silu key times 1 + 1e-10, float64", constant("key", scaled(1 + 1e-10)), ("double",)),
+    ("off by 1e-10, float64", heads("out = Mul(own, $1.0000000001)"), ("double",)),
+    ("rounded to float32, float64", heads(_SINGLE), ("double",)),
+    ("logits of a gate rounded to float32", inner("*_shifted", _SINGLE), ("gated-decoder", "swiglu")),
+    ("weights of a gate rounded to float32", inner("*_share", _SINGLE), ("gated-decoder", "swiglu")),
+)
+"""What is wrong in which element type."""
+
+OPERATOR: tuple[tuple[str, Edit], ...] = (
+    ("the Attention operator with another scale", maker("chunk_output", attribute("scale", 1.001))),
+    ("the Attention operator without its mask", maker("chunk_output", lambda node: node.input.pop())),
+    ("the Attention operator with a diagonal off by one", inner("own", "out = Add(own, #1)")),
+)
+
+WAYS = (
+    *(
+        Sabotage(f"{what}, {how}", applied(edit), on("silu-decoder", "silu", **options), expect)
+        for how, options in OPTIONS.items()
+        for what, edit, expect in ERRORS
+    ),
+    *(Sabotage(what, applied(edit), on(*models)) for what, edit, models in TYPES),
+    *(Sabotage(what, applied(edit), square("masked", "opset-23", attention_op=True)) for what, edit in OPERATOR),
+    Sabotage(
+        "an activation that is no MLP's negated",
+        applied(heads("out = Neg(own)", 2)),
+        on("gelu-encoder", scope="all"),
+        block=2,
+    ),
+)
