@@ -24,8 +24,8 @@ from passes.forms import FORMS
 from rewriter.api import rewrite
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import view_model
-from rewriter.proof.float64 import open_reference
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
+from rewriter.proof.reference.float64 import open_reference
 
 Values = NDArray[Any]
 

@@ -20,10 +20,10 @@ import onnx
 from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
-from passes.formoptions import DEFAULT_PATTERN_MB
 from passes.forms import FORMS
+from passes.options import DEFAULT_PATTERN_MB
 from rewriter.api import inspect, rewrite
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 
 ORIGINAL, CONTROL = "original", "control"
 _MEGABYTE = 2**20

@@ -22,8 +22,8 @@ from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, w
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
 from rewriter.api import rewrite
 from rewriter.files.load import load_model
-from rewriter.proof.inputs import make_cases
-from rewriter.proof.sessions import Session, open_session
+from rewriter.ort.sessions import Session, open_session
+from rewriter.proof.inputs.generate import make_cases
 
 PARTS = {"model": decoder, "mlp": mlp}
 

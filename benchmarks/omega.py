@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.common import RESULTS, ROOT, print_table, write_json
 from benchmarks.plot import plot
-from passes.fitted import cheapest
 from passes.forms.alone import activation_sublayer
-from passes.programs import Head, Program
-from rewriter.proof.sessions import open_session
+from passes.programs.fitted import cheapest
+from passes.programs.program import Head, Program
+from rewriter.ort.sessions import open_session
 
 PROGRAMS = (
     Program("silu", (Head(beta=1.0),)),

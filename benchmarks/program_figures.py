@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 
 from benchmarks.curves import Array, Curve, Panel, drawing
-from passes.activations import ACTIVATIONS, Activation
-from passes.arithmetic import ARITHMETIC
 from passes.conversion import Conversion
-from passes.find import Block
 from passes.forms.local import emit_local
-from passes.identify import Identified, Region
-from passes.programs import Head, Program
+from passes.match.blocks import Block
+from passes.match.identify import Identified, Region
+from passes.programs.activations import ACTIVATIONS, Activation
+from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.program import Head, Program
 from rewriter.graph.view import view_model
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

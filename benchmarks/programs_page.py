@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.program_figures import FLOAT, example, figure, portraits
-from passes.activations import ACTIVATIONS, Activation
-from passes.arithmetic import ARITHMETIC
-from passes.programs import Program
+from passes.programs.activations import ACTIVATIONS, Activation
+from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "programs.md"

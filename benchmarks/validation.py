@@ -20,8 +20,8 @@ from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, w
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from rewriter.api import diff, rewrite, validate
 from rewriter.files.load import load_model
-from rewriter.proof.inputs import make_cases
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
+from rewriter.proof.inputs.generate import make_cases
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from passes.conversion import Conversion
-from passes.cost import FormCost, Setting, cost
-from passes.dataflow import analyse
-from passes.find import Block
 from passes.forms import FORMS
-from passes.linear import Miss
+from passes.forms.cost import FormCost, Setting, cost
+from passes.match.blocks import Block
+from passes.match.dataflow import analyse
+from passes.match.linear import Miss
 from passes.plan import Plan
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label

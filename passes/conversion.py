@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from passes.arithmetic import ARITHMETIC, Arithmetic
-from passes.find import Block
-from passes.formoptions import DEFAULT_OPTIONS, FormOptions
-from passes.identify import IDENTICAL
-from passes.linear import Miss
-from passes.programs import FACTORED, Program
-from passes.projections import Projections
-from passes.unnamed import domain_of, fitted
+from passes.match.blocks import Block
+from passes.match.identify import IDENTICAL
+from passes.match.linear import Miss
+from passes.match.projections import Projections
+from passes.options import DEFAULT_OPTIONS, FormOptions
+from passes.programs.arithmetic import ARITHMETIC, Arithmetic
+from passes.programs.program import FACTORED, Program
+from passes.programs.unnamed import domain_of, fitted
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 

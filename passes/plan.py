@@ -14,17 +14,17 @@ from functools import cached_property
 import onnx
 
 from passes.conversion import NEEDS_DOMAIN, Accuracy, Conversion, decide
-from passes.find import Block, Left, find, kinds
-from passes.formoptions import DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
-from passes.linear import Miss
-from passes.lower import Lowered, lower
-from passes.marks import made_for
-from passes.merge import Record, merge
-from passes.names import Namer
+from passes.match.blocks import Block, Left, find, kinds
+from passes.match.linear import Miss
+from passes.match.lower import Lowered, lower
+from passes.match.marks import made_for
+from passes.match.names import Namer
+from passes.match.operands import Read
 from passes.network.planning import carry_out, route_for, unfit
 from passes.network.route import Route
-from passes.operands import Read
+from passes.neurons.merge import Record, merge
+from passes.options import DEFAULT_OPTIONS, FormOptions
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -42,12 +42,12 @@ class Options:
 
     Attributes:
         form: a key of `passes.forms.FORMS`.
-        scope: a member of `passes.find.SCOPES`: what counts as a candidate.
+        scope: a member of `passes.match.blocks.SCOPES`: what counts as a candidate.
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
-        merge: remove neurons that are proved not to be needed before making heads of the others (`passes.merge`).
-        gate: a member of `passes.find.GATES`: what becomes of the product of a gated block.
+        merge: first remove neurons that are proved not to be needed (`passes.neurons.merge`).
+        gate: a member of `passes.match.blocks.GATES`: what becomes of the product of a gated block.
         fit: fit heads to activations that no table entry names.
         accuracy: how close programs must be.
         forms: choices about how the form becomes nodes.

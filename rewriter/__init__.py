@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewriter.api import diff, inspect, rewrite, validate
-    from rewriter.comparison import Comparison
     from rewriter.errors import ExitStatus, ModelError, ProviderError, RewriteError, UsageError, ValidationError
-    from rewriter.report import Report
+    from rewriter.report.comparison import Comparison
+    from rewriter.report.report import Report
 
 __all__ = [
     "Comparison",
@@ -33,8 +33,8 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("diff", "inspect", "rewrite", "validate"), "rewriter.api"),
-    "Comparison": "rewriter.comparison",
-    "Report": "rewriter.report",
+    "Comparison": "rewriter.report.comparison",
+    "Report": "rewriter.report.report",
 }
 
 

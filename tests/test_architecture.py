@@ -19,24 +19,24 @@ SOURCES = {
 COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 """The only files of the engine that know the domain."""
 
-FRONT = ("rewriter.api", "rewriter.cli", "rewriter.html", "rewriter.report", "rewriter.comparison")
+FRONT = ("rewriter.api", "rewriter.cli", "rewriter.report.html", "rewriter.report.report", "rewriter.report.comparison")
 """What composes; nothing that is composed may import it."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph",),
     "rewriter/files/": ("rewriter.files", "rewriter.errors", "rewriter.text"),
-    "rewriter/differences/": (
-        "rewriter.differences",
+    "rewriter/compare/files/": (
+        "rewriter.compare.files",
         "rewriter.files",
         "rewriter.graph",
         "rewriter.errors",
         "rewriter.text",
     ),
     "rewriter/proof/": ("rewriter.proof", "rewriter.files", "rewriter.graph", "rewriter.errors", "rewriter.text"),
-    "rewriter/html/": (
-        "rewriter.html",
-        "rewriter.report",
-        "rewriter.details",
+    "rewriter/report/html/": (
+        "rewriter.report.html",
+        "rewriter.report.report",
+        "rewriter.report.details",
         "rewriter.proof",
         "rewriter.files",
         "rewriter.errors",
@@ -93,7 +93,7 @@ def test_passes_do_not_import_the_front() -> None:
 
 
 def test_rooms_do_not_import_the_front() -> None:
-    assert importers(*FRONT, under=tuple(room for room in ROOMS if room != "rewriter/html/")) == set()
+    assert importers(*FRONT, under=tuple(room for room in ROOMS if room != "rewriter/report/html/")) == set()
     assert importers(*FRONT)
 
 
@@ -110,7 +110,7 @@ def test_rooms_import_no_others(room: str) -> None:
 
 
 def test_only_the_command_line_makes_pages() -> None:
-    assert {path.split("/")[1] for path in importers("rewriter.html", but=("rewriter/html/",))} == {"cli"}
+    assert {path.split("/")[1] for path in importers("rewriter.report.html", but=("rewriter/report/html/",))} == {"cli"}
 
 
 def test_graphsurgeon_stays_in_one_file() -> None:
@@ -120,7 +120,7 @@ def test_graphsurgeon_stays_in_one_file() -> None:
 
 def test_templates_stay_in_one_room() -> None:
     """jinja2 is an extra: whoever makes no page does not need it."""
-    assert importers("jinja2", "markupsafe") == {"rewriter/html/page.py"}
+    assert importers("jinja2", "markupsafe") == {"rewriter/report/html/page.py"}
 
 
 def test_no_torch_and_no_example_models() -> None:
@@ -151,7 +151,7 @@ def test_every_file_says_what_it_is_for() -> None:
     [
         ("import passes.plan as p", {"passes.plan"}),
         ("from passes import plan", {"passes", "passes.plan"}),
-        ("def f():\n    from passes.find import find", {"passes.find", "passes.find.find"}),
+        ("def f():\n    from passes.match.blocks import find", {"passes.match.blocks", "passes.match.blocks.find"}),
         ("if True:\n    import torch", set()),
         ("from passes_extra import x", set()),
     ],

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import tests.oracle
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 from tests.committed import ACTIVATIONS, FOLDER, feeds
 from tests.oracle import evaluate, tensors
 from tests.oracle_operators import OPERATORS

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.find import Block, Findings, Left, find
-from passes.names import Namer
+from passes.match.blocks import Block, Findings, Left, find
+from passes.match.names import Namer
 from rewriter.graph.view import view_model
 
 Array = NDArray[Any]

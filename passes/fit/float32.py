@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs import Array, Head, Program
+from passes.programs.program import Array, Head, Program
 
 Single = NDArray[np.float32]
 

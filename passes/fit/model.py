@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs import Array, BiasToken, Head, Program
+from passes.programs.program import Array, BiasToken, Head, Program
 
 Mask = NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from passes.forms.local import emit_local, prepare_local
 from passes.forms.masked import emit_masked, prepare_masked
 from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.staged import emit_staged, prepare_staged
-from passes.linear import Miss
+from passes.match.linear import Miss
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
 

@@ -16,15 +16,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.formoptions import FormOptions
 from passes.forms.builder import Builder
 from passes.forms.groups import Group, groups_of
 from passes.forms.positions import Positions, default_omega
 from passes.forms.staged import linear_values
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
-from passes.marks import DOMAIN
-from passes.programs import Head, Program
-from passes.projections import Projection, Vector
+from passes.match.marks import DOMAIN
+from passes.match.projections import Projection, Vector
+from passes.options import FormOptions
+from passes.programs.program import Head, Program
 from rewriter.graph.surgeon import Tensor
 
 _OPSET, _IR = 17, 8

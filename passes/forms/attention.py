@@ -23,7 +23,7 @@ from functools import cache
 import onnx
 import onnx.parser
 
-from passes.marks import DOMAIN
+from passes.match.marks import DOMAIN
 
 SMALLEST_OPSET = 11
 """Range, and Slice and Pad with computed bounds, came with opset 10 and 11."""

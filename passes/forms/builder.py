@@ -15,10 +15,10 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.formoptions import FormOptions
 from passes.forms.attention import Pattern, function_of
-from passes.marks import BLOCK_KEY, DOMAIN
-from passes.projections import Projections
+from passes.match.marks import BLOCK_KEY, DOMAIN
+from passes.match.projections import Projections
+from passes.options import FormOptions
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, captured_names

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs import BiasToken, Head, Program
+from passes.programs.program import BiasToken, Head, Program
 
 
 @dataclass(frozen=True)

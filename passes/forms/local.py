@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
-from passes.heads import Spelling, emit, function_of
-from passes.linear import Miss
-from passes.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
-from passes.programs import BiasToken, Head, Program
-from passes.sharing import Group, Key, groups_of
+from passes.forms.heads import Spelling, emit, function_of
+from passes.match.linear import Miss
+from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
+from passes.programs.program import BiasToken, Head, Program
+from passes.programs.sharing import Group, Key, groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView

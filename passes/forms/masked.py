@@ -4,7 +4,7 @@ Comes in: a conversion. Goes out: the sublayer, as the paper writes it. The bias
 input, whose stream gets indicator columns; W_Q, W_K, W_V of d_ff heads project it; each query attends to itself and to
 the bias tokens, under a mask made from the runtime length; W_O writes the result and the bias tokens' rows are
 dropped. Where the linear operators cannot be read as plain matrices, they serve as the projections where they
-are (`passes.forms.reference`).
+are (`passes.forms.by_reference`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from passes.conversion import Conversion
 from passes.forms.attention import ATTENTION_OPSET, SMALLEST_OPSET, Pattern
 from passes.forms.builder import Builder, replacement
+from passes.forms.by_reference import emit_by_reference
 from passes.forms.groups import Group, as_written, groups_of, spread_error
-from passes.forms.reference import emit_by_reference
 from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Layout, Weights
-from passes.linear import Miss
+from passes.match.linear import Miss
+from passes.match.projections import Projections, projections_of
 from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
-from passes.projections import Projections, projections_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView

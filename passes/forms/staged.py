@@ -30,9 +30,9 @@ from passes.forms.positions import Positions, default_omega
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
 from passes.forms.sublayer import as_batches, as_before
 from passes.forms.weights import Weights
-from passes.linear import Miss
-from passes.programs import Program
-from passes.projections import Projection, Projections
+from passes.match.linear import Miss
+from passes.match.projections import Projection, Projections
+from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from passes.forms.builder import Builder
 from passes.forms.groups import Group
 from passes.forms.weights import Weights
-from passes.projections import Projections
+from passes.match.projections import Projections
 from rewriter.graph.surgeon import Tensor, Variable
 
 Attend = Callable[[Group, dict[str, Tensor], str], Variable]

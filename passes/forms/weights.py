@@ -17,7 +17,7 @@ import numpy as np
 
 from passes.forms.builder import Builder
 from passes.forms.groups import Group
-from passes.projections import Projection, Vector
+from passes.match.projections import Projection, Vector
 from rewriter.graph.surgeon import Tensor, Variable
 
 

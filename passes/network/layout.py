@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx
 
-from passes.linear import Miss
+from passes.match.linear import Miss
 from passes.network.sizes import REST, TOKENS, Size, attributes, product
 from passes.network.step import Known, Step, Target, token_axes
 from rewriter.graph.view import label

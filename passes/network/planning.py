@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.conversion import Conversion
-from passes.linear import Miss
+from passes.match.linear import Miss
 from passes.network.carry import carry, raw_shape
 from passes.network.route import Route, find_route
 from rewriter.graph.view import GraphView, all_views

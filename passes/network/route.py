@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from passes.find import Block
-from passes.linear import Miss
+from passes.match.blocks import Block
+from passes.match.linear import Miss
 from passes.network.names import PREFIX
 from passes.network.rules import apply_rule
 from passes.network.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx
 
-from passes.linear import Miss
+from passes.match.linear import Miss
 from passes.network import layout
 from passes.network.sizes import TOKENS, Size, Sizes, attributes
 from passes.network.step import Known, Pad, Rule, Step, token_axes

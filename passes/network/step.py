@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from passes.linear import Miss
+from passes.match.linear import Miss
 from passes.network.sizes import ShapeReader, Sizes
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rewriter.compare.outputs import open_named
+from rewriter.compare.verdicts import OutputVerdict, PairProof
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.cases import Case
-from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.pairs import open_named
-from rewriter.proof.roles import is_float
-from rewriter.proof.verdicts import OutputVerdict, PairProof
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.inputs.roles import is_float
 from rewriter.text import quoted
 
 

@@ -11,14 +11,14 @@ import onnx
 
 from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.run import Run, name_of, silent
-from rewriter.comparison import Comparison
-from rewriter.differences.models import difference
+from rewriter.compare.files.models import difference
+from rewriter.compare.signature import signature_differences
+from rewriter.compare.verdicts import Rules, Tolerance
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.providers import chosen_providers
-from rewriter.proof.signature import signature_differences
+from rewriter.ort.providers import chosen_providers
 from rewriter.proof.validate import Progress
-from rewriter.proof.verdicts import Rules, Tolerance
+from rewriter.report.comparison import Comparison
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]

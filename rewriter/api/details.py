@@ -1,7 +1,8 @@
 """From plan to page: head programs as curves, the accounting as rows.
 
-Comes in: a plan. Goes out: `Details`, in plain numbers that `rewriter.html` draws. Programs are evaluated in float64,
-so a drawn error is that of exact arithmetic (plus float64's own rounding), with the coefficients that the graph holds.
+Comes in: a plan. Goes out: `Details`, in plain numbers that `rewriter.report.html` draws. Programs are evaluated in
+float64, so a drawn error is that of exact arithmetic (plus float64's own rounding), with the coefficients that the
+graph holds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from passes.accounting import BlockAccount, account
 from passes.conversion import Conversion
 from passes.plan import Plan
-from passes.programs import Head, Program
-from rewriter.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
+from passes.programs.program import Head, Program
+from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
 
 Array = NDArray[np.float64]
 

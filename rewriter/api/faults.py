@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from rewriter.api.known import Known
-from rewriter.comparison import FaultRow
-from rewriter.differences.models import GraphDifference, NodeChange, difference
-from rewriter.differences.tensors import TensorChange
+from rewriter.compare.bisect import Fault
+from rewriter.compare.files.models import GraphDifference, NodeChange, difference
+from rewriter.compare.files.tensors import TensorChange
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import upstream
-from rewriter.proof.isolate import Fault
+from rewriter.report.comparison import FaultRow
 
 _MOST_CAUSES = 6
 

@@ -12,13 +12,13 @@ from typing import Any
 import onnx
 
 from passes.accounting import Accounting, account
-from passes.cost import TOKENS, Setting
-from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
+from passes.forms.cost import TOKENS, Setting
+from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
 from rewriter.files.load import load_model
-from rewriter.report import Report
+from rewriter.report.report import Report
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import onnx
 
-from passes.find import Block
-from passes.marks import made_for, program_of
+from passes.match.blocks import Block
+from passes.match.marks import made_for, program_of
 from passes.plan import Plan, apply, make_plan
 from rewriter.api.rows import claim_of
 from rewriter.api.run import checked_options
+from rewriter.compare.boundaries import Landmark
 from rewriter.files.load import LoadedModel
-from rewriter.proof.boundaries import Landmark
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.planned import planned_side, shaken
 

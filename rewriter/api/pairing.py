@@ -15,23 +15,23 @@ from rewriter.api.cases import accepted_cases, blame_inputs, failures_of
 from rewriter.api.faults import explain
 from rewriter.api.known import Known, know
 from rewriter.api.run import Run
-from rewriter.comparison import Comparison, FaultRow
+from rewriter.compare.bisect import Bench, Isolated, isolate, narrow
+from rewriter.compare.boundaries import Boundary, boundaries, rounded
+from rewriter.compare.outputs import Programs, Results, compare_pair
+from rewriter.compare.taps import Tap, Tapping, tap
+from rewriter.compare.verdicts import PairProof, Rules
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
-from rewriter.proof.boundaries import Boundary, boundaries, rounded
-from rewriter.proof.cases import Case
+from rewriter.proof.blocks.activation import RegionProof, prove_region, regions_of
 from rewriter.proof.claims import Side
-from rewriter.proof.endtoend import coarsest_allowance
-from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.isolate import Bench, Isolated, isolate, narrow
+from rewriter.proof.end_to_end import coarsest_allowance
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.noise import QUANTISERS
-from rewriter.proof.pairs import Programs, Results, compare_pair
 from rewriter.proof.pass_rule import CAP
-from rewriter.proof.regions import RegionProof, prove_region, regions_of
-from rewriter.proof.runs import Way
-from rewriter.proof.taps import Tap, Tapping, tap
+from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run.whole import Way
 from rewriter.proof.validate import Progress
-from rewriter.proof.verdicts import PairProof, Rules
+from rewriter.report.comparison import Comparison, FaultRow
 
 _MOST_FAULTS = 8
 """Guilty parts that are narrowed down."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from passes.formoptions import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
+from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
 from passes.plan import Options, Plan, apply, make_plan, sublayers_only
 from rewriter.api.details import details_of
 from rewriter.api.rows import claim_of, domain_notes, planned_report, shape_of
@@ -27,7 +27,7 @@ from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, Validation, validate
-from rewriter.report import Report
+from rewriter.report.report import Report
 
 
 def rewrite(
@@ -104,7 +104,7 @@ def rewrite(
         memory_limit_mb: what that process may allocate, in megabytes.
         time_limit: how long it may take, in seconds.
         force: replace an existing output.
-        details: also count the heads and draw the programs, for a page (`rewriter.html.write_page`).
+        details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
         progress: called with (what is being done, steps done, steps in all).
 
     Returns:

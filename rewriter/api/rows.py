@@ -11,18 +11,18 @@ from math import isfinite
 
 import onnx
 
-from passes.bounds import reach
 from passes.conversion import Conversion
-from passes.find import Left, kinds
 from passes.forms.builder import chunk_size_of
-from passes.operands import Read
+from passes.match.blocks import Left, kinds
+from passes.match.operands import Read
+from passes.neurons.bounds import reach
 from passes.plan import Options, Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 from rewriter.graph.view import ONNX_DOMAINS
 from rewriter.proof.claims import Claim
-from rewriter.report import BlockRow, Report, Shape
+from rewriter.report.report import BlockRow, Report, Shape
 
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:

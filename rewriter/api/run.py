@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.conversion import Accuracy
-from passes.find import GATES, SCOPES
-from passes.formoptions import BIAS_TOKENS, DEFAULT_OPTIONS, FormOptions
 from passes.forms import FORMS
+from passes.match.blocks import GATES, SCOPES
+from passes.options import BIAS_TOKENS, DEFAULT_OPTIONS, FormOptions
 from passes.plan import Options
-from rewriter.environment import environment
 from rewriter.errors import UsageError
 from rewriter.proof.validate import Progress
-from rewriter.report import Report
+from rewriter.report.environment import environment
+from rewriter.report.report import Report
 
 
 def silent(_what: str, _done: int, _total: int) -> None:

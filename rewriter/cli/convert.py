@@ -165,7 +165,7 @@ def convert(
     if html is not None:
         check_page(html, (model, output), report=report, force=options["force"])
     from rewriter.api import rewrite
-    from rewriter.cli.console import Console
+    from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, verbose=verbose)
     with console.progress() as progress:
@@ -197,7 +197,7 @@ def convert(
     if report is not None:
         result.write(report)
     if html is not None:
-        from rewriter.html import write_page
+        from rewriter.report.html import write_page
 
         write_page(result, html)
     console.show(result, proved=not no_validate, planned_only=dry_run)

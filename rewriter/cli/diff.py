@@ -54,8 +54,8 @@ def diff(
     if report is not None:
         check_report(report, (a, b))
     from rewriter.api import diff as compare
-    from rewriter.cli.console import Console
-    from rewriter.cli.pairs import DIFFING, show_comparison
+    from rewriter.report.terminal.comparison import DIFFING, show_comparison
+    from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, verbose=verbose)
     with console.progress() as progress:

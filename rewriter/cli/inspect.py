@@ -47,7 +47,7 @@ def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, tokens:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
-        from rewriter.cli.console import Console
+        from rewriter.report.terminal.console import Console
 
         Console().show_inspection(found)
     return int(found.report.exit_status)

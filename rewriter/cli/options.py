@@ -48,7 +48,7 @@ def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = "
 
 def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
     """Refuse a page that could not be written, or made, before the long work; `report` is the JSON beside it."""
-    from rewriter.html import require_jinja
+    from rewriter.report.html import require_jinja
 
     require_jinja()
     check_report(page, others, suffix=".html", force=force)

@@ -33,7 +33,7 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     if not texts:
         return ()
-    from rewriter.proof.providers import parse_provider
+    from rewriter.ort.providers import parse_provider
 
     try:
         return tuple(parse_provider(text).text for text in texts)
@@ -42,7 +42,7 @@ def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
 
 
 def _backend(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    from rewriter.proof.jobs import parse_backend
+    from rewriter.proof.run.jobs import parse_backend
 
     try:
         parse_backend(text)

@@ -46,8 +46,8 @@ def validate(
     if report is not None:
         check_report(report, (original, rewritten))
     from rewriter.api import validate as judge
-    from rewriter.cli.console import Console
-    from rewriter.cli.pairs import VALIDATING, show_comparison
+    from rewriter.report.terminal.comparison import VALIDATING, show_comparison
+    from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, verbose=verbose)
     with console.progress() as progress:

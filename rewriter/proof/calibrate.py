@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
-from rewriter.proof.endtoend import CPU
-from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.runs import Progress, Wanted, run_whole
-from rewriter.proof.segments import run_in_segments
+from rewriter.proof.end_to_end import CPU
+from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.run.segmented import run_in_segments
+from rewriter.proof.run.whole import Progress, Wanted, run_whole
 from rewriter.proof.settings import Settings
 
 

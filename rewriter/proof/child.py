@@ -1,6 +1,6 @@
 """The process that an isolated proof runs in: `python -m rewriter.proof.child`.
 
-Comes in: on standard input, a pickled `Request` from `rewriter.proof.isolated`. Goes out: on standard output, one
+Comes in: on standard input, a pickled `Request` from `rewriter.proof.sandbox`. Goes out: on standard output, one
 JSON object a line: `progress`, then `result` or `error`. The process ends with its parent: it watches its standard
 input.
 """

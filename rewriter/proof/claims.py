@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
-from rewriter.proof.reference.operators import Operator
+from rewriter.proof.reference.operators.table import Operator
 
 
 class Planned(Protocol):

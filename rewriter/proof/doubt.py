@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.cases import Case
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.audit import audit
 from rewriter.proof.reference.decisions import decided_by_rounding
 from rewriter.proof.reference.widen import NoReference

@@ -1,7 +1,7 @@
 """How many elements of an output are how far off, in units in the last place.
 
 Comes in: distances, what they are distances from, and the machine epsilon of the output's type. Goes out: counts, one
-per bin. Used by `pieces` and `compare`; drawn by `rewriter.html`.
+per bin. Used by `pieces` and `compare`; drawn by `rewriter.report.html`.
 
 The unit is the last place of max(1, |expected|): eps times the power of two at or below it. So an element that is
 nearly 0 counts by the output's own scale and not by its own. The bins are: exactly 0; up to 2^LOWEST; up to each
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.proof.distance import gap
-from rewriter.proof.roles import is_float
+from rewriter.proof.inputs.roles import is_float
 
 Array = NDArray[Any]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from rewriter.proof.compare import STRINGS, compare
+from rewriter.compare.verdicts import SUSPECT
 from rewriter.proof.distance import Array
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, worst
-from rewriter.proof.roles import is_float
 from rewriter.proof.sensitivity import rounding
-from rewriter.proof.verdicts import SUSPECT
+from rewriter.proof.statistics import STRINGS, compare
 
 Moved = Callable[[Channels], Wide]
 """[channels] how far A moves under rounding; called only where A stands in, and B does not hold without."""

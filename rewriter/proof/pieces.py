@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.proof.histogram import BINS, ulp_counts
-from rewriter.proof.roles import is_float
+from rewriter.proof.inputs.roles import is_float
 
 Array = NDArray[Any]
 
@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Distances:
-    """See `rewriter.proof.compare.OutputStats`; `worst` is an index into the flat array."""
+    """See `rewriter.proof.statistics.OutputStats`; `worst` is an index into the flat array."""
 
     elements: int
     finite: int

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rewriter.graph.view import graph_at
 from rewriter.proof.claims import Claim, Planned, Side
 from rewriter.proof.distance import magnitude
-from rewriter.proof.reference.operators import Operator
+from rewriter.proof.reference.operators.table import Operator
 
 DOMAIN = "attnonly.planned"
 

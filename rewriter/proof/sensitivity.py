@@ -18,13 +18,13 @@ import onnx
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import view_model
-from rewriter.proof.cases import Case
+from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Claim
 from rewriter.proof.distance import FACTOR, Array
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.noise import moved, untyped, with_noise
 from rewriter.proof.pass_rule import Channels, Wide
-from rewriter.proof.roles import is_float
-from rewriter.proof.sessions import open_session
 
 DRAWS = 8
 

@@ -62,8 +62,8 @@ def checked(settings: Settings) -> Settings:
         ProviderError: a provider is unknown or does not start.
         UsageError: options that contradict each other or cannot be followed on this system.
     """
-    from rewriter.proof.jobs import check_jobs
-    from rewriter.proof.providers import chosen_providers
+    from rewriter.ort.providers import chosen_providers
+    from rewriter.proof.run.jobs import check_jobs
 
     if settings.proof not in PROOFS:
         raise UsageError(f"unknown proof '{settings.proof}'; known are: {', '.join(PROOFS)}")

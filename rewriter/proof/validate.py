@@ -1,8 +1,8 @@
 """The proof that a rewritten model computes what the original does.
 
 Given both models and the claims about the replaced blocks, it returns a `Validation`, with numbers also when it passes.
-First each block by itself (`rewriter.proof.blocks`), then end to end
-(`rewriter.proof.endtoend`), on every execution provider asked for, with onnxruntime's default optimisation and with
+First each block by itself (`rewriter.proof.blocks.block`), then end to end
+(`rewriter.proof.end_to_end`), on every execution provider asked for, with onnxruntime's default optimisation and with
 none. A large model is never loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive
 segments.
 """
@@ -18,20 +18,20 @@ import onnx
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.blocks import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
-from rewriter.proof.cases import Case
+from rewriter.ort.providers import parse_provider
+from rewriter.proof.blocks.block import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.distance import Array
 from rewriter.proof.doubt import doubt
-from rewriter.proof.endtoend import CPU, Evaluations, ProviderProof, judge_end_to_end
-from rewriter.proof.inputs import load_cases, make_cases
-from rewriter.proof.jobs import run_jobs
+from rewriter.proof.end_to_end import CPU, Evaluations, ProviderProof, judge_end_to_end
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.planned import planned_side, reached, shaken
-from rewriter.proof.providers import parse_provider
-from rewriter.proof.runs import ModelRuns, Progress, Results, Wanted, Way, run_whole
-from rewriter.proof.segments import run_in_segments
+from rewriter.proof.run.jobs import run_jobs
+from rewriter.proof.run.segmented import run_in_segments
+from rewriter.proof.run.whole import ModelRuns, Progress, Results, Wanted, Way, run_whole
 from rewriter.proof.settings import Settings
-from rewriter.proof.unchanged import unexplained_changes
+from rewriter.proof.unchanged.model import unexplained_changes
 
 __all__ = ["Progress", "Settings", "Validation", "validate"]
 
@@ -90,7 +90,7 @@ def validate(
         UsageError: the inputs do not fit the model, or the jobs cannot be done as asked for.
     """
     if settings.isolate:
-        from rewriter.proof.isolated import validate_isolated
+        from rewriter.proof.sandbox import validate_isolated
 
         return validate_isolated(original, rewritten, claims, settings, progress, variants)
     changed = _changed(original, rewritten, claims, variants)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.omega import OMEGAS, PROGRAMS, main, measure
-from passes.programs import Program
+from passes.programs.program import Program
 
 SILU, RELU, GELU = PROGRAMS
 

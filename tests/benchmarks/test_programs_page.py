@@ -12,8 +12,8 @@ import pytest
 from benchmarks import program_figures, programs_page
 from benchmarks.curves import Curve, Panel, drawing
 from benchmarks.program_figures import FAR, example, figure, points, portraits
-from passes.activations import ACTIVATIONS
-from passes.programs import Program
+from passes.programs.activations import ACTIVATIONS
+from passes.programs.program import Program
 
 PAGE = programs_page.PAGE.read_text(encoding="utf-8")
 MEASURED = re.compile(r"([^|]+) \| ([^|]+) \|$")

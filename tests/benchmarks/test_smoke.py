@@ -20,7 +20,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
 from passes.forms import FORMS
 from rewriter.api import rewrite
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 from tests.conftest import slow
 
 MODULES = (error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation)

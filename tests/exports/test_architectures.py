@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from models.entry import Dtype, Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 from tests.conftest import Export
 from tests.passes.test_apply import assert_unique_names, new_nodes
 

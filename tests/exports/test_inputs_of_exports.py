@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter.proof.inputs import make_cases
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
+from rewriter.proof.inputs.generate import make_cases
 from tests.conftest import Export
 
 pytestmark = pytest.mark.exports

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from passes.plan import Options, Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 from tests.attention import Array
 from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
 from tests.oracle import evaluate

@@ -11,8 +11,8 @@ import pytest
 
 from models.entry import Entry
 from models.registry import COMMITTED, Committed, get
-from passes.formoptions import FormOptions
 from passes.forms import FORMS
+from passes.options import FormOptions
 from passes.plan import Options, Plan, apply, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from tests.committed import ACTIVATIONS, FOLDER, emitted, feeds, in_place

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from passes.conversion import Conversion
-from passes.programs import BiasToken, Head, Program
+from passes.programs.program import BiasToken, Head, Program
 from tests.sabotage.edits import applied
 from tests.sabotage.harness import Part, Patch
 from tests.sabotage.pieces import Change, constant, scaled, value_scaled

@@ -25,7 +25,7 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "decide": ("passes.plan", "decide"),
     "lower": ("passes.plan", "lower"),
     "merge": ("passes.plan", "merge"),
-    "reduce": ("passes.merge", "reduce_neurons"),
+    "reduce": ("passes.neurons.merge", "reduce_neurons"),
     "serialise": ("rewriter.files.save", "_serialise"),
 }
 """Parts of the rewriter that a sabotage can replace: the module that calls each, and its name there."""

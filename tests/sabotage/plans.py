@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx
 
-from passes.lower import Lowered
-from passes.merge import Merged
-from passes.neurons import Reduction
+from passes.match.lower import Lowered
+from passes.neurons.merge import Merged
+from passes.neurons.reduce import Reduction
 from passes.plan import Plan, apply
 from tests.sabotage.edits import anywhere, applied, heads, inner, places
 from tests.sabotage.harness import Part, Patch

@@ -18,14 +18,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.messages import one_line
 from rewriter.proof.reference.decisions import discontinuous
 from rewriter.proof.reference.engine import Program, Values, Ways, float64_ways, plain_ways, plan
-from rewriter.proof.reference.operators import Operator
+from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, Value, read_model, twins
 from rewriter.proof.reference.tolerance import Operands, Trial, allowances
 from rewriter.proof.reference.widen import widened
-from rewriter.proof.roles import is_float
 
 Array = NDArray[Any]
 
@@ -77,7 +77,7 @@ def audit(
         model: the model.
         base_dir: where its external data lies.
         feeds: what to run it on.
-        own: the caller's operators, as in `rewriter.proof.float64.open_reference`; they are not compared.
+        own: the caller's operators, as in `rewriter.proof.reference.float64.open_reference`; they are not compared.
 
     Raises:
         NoReference: the model has no float64 evaluation.

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
-from rewriter.proof.reference.operators import Operator
+from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, read_model, twins
 from rewriter.proof.reference.widen import widened
-from rewriter.proof.roles import is_float
 
 Array = NDArray[Any]
 
@@ -64,7 +64,7 @@ def decided_by_rounding(
         model: the model.
         base_dir: where its external data lies.
         feeds: what to run it on.
-        own: the caller's operators, as in `rewriter.proof.float64.open_reference`.
+        own: the caller's operators, as in `rewriter.proof.reference.float64.open_reference`.
 
     Returns:
         How messages name the operator, or None.

@@ -16,8 +16,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from rewriter.errors import ValidationError
+from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.reference.scope import Array, Node, Value
-from rewriter.proof.sessions import Session, open_session
 
 _INLINE = 2**16
 """Bytes up to which a constant is stored in a part instead of fed."""

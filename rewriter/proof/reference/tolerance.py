@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from rewriter.proof.distance import largest, magnitude
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.scope import Node
 from rewriter.proof.reference.widen import widened
-from rewriter.proof.roles import is_float
 
 Array = NDArray[Any]
 Operands = Mapping[str, Any]

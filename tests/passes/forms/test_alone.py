@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.forms.alone import activation_sublayer, linear_sublayer
-from passes.programs import BiasToken, Head, Program
-from rewriter.proof.sessions import open_session
+from passes.programs.program import BiasToken, Head, Program
+from rewriter.ort.sessions import open_session
 
 RNG = np.random.default_rng(0)
 SILU = Program("silu", (Head(beta=1.0),))

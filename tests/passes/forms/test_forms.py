@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 import rewriter.api.rewriting
 from passes.conversion import Conversion
-from passes.formoptions import FormOptions
 from passes.forms import FORMS
+from passes.options import FormOptions
 from passes.plan import Options, Plan, apply, make_plan
-from passes.programs import BiasToken, Head, Program
+from passes.programs.program import BiasToken, Head, Program
 from rewriter import ExitStatus, Report, ValidationError, rewrite
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 from tests.conftest import slow
 from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, correct, error_ratio
 from tests.oracle import evaluate

@@ -9,7 +9,7 @@ from passes.accounting import account
 from passes.plan import make_plan
 from rewriter import rewrite
 from rewriter.api.run import checked_options
-from rewriter.details import Details, Drawing
+from rewriter.report.details import Details, Drawing
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 TWO_PROGRAMS = (

@@ -18,8 +18,8 @@ import pytest
 from passes.plan import apply
 from rewriter import rewrite
 from rewriter.cli import COMMANDS, run
-from rewriter.proof import providers
-from tests.rewriter.test_report import SCHEMA
+from rewriter.ort import providers
+from tests.rewriter.report.test_report import SCHEMA
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 TWO = (

@@ -11,8 +11,8 @@ import pytest
 
 from rewriter import Report, UsageError, rewrite
 from rewriter.cli import run
-from rewriter.html import write_page
-from tests.rewriter.html.samples import failed
+from rewriter.report.html import write_page
+from tests.rewriter.report.html.samples import failed
 from tests.textmodels import SILU, mlp
 
 

@@ -170,7 +170,7 @@ def test_options_that_exclude_each_other(capsys: Capture, arguments: list[str]) 
 
 
 def test_cuda_where_there_is_none(capsys: Capture) -> None:
-    from rewriter.proof.sessions import available_providers
+    from rewriter.ort.sessions import available_providers
 
     if "cuda" in available_providers():
         pytest.skip("CUDA works here")

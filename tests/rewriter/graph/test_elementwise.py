@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from rewriter.graph import elementwise
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
 
 POINTS = np.concatenate([np.linspace(-6.0, 6.0, 241), [-30.0, 30.0, 0.0, 0.5, -0.5]])
 POSITIVE = np.abs(POINTS) + 0.01

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rewriter import rewrite
-from rewriter.proof.compare import against_truth, compare, merge
 from rewriter.proof.histogram import BINS, HIGHEST, LOWEST, added, counts_against, ulp_counts
+from rewriter.proof.statistics import against_truth, compare, merge
 from tests.textmodels import SILU, mlp
 
 EPS = 2.0**-23

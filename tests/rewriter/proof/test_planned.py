@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto
 
 from rewriter.files.load import LoadedModel
-from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.planned import planned_side, reached, shaken
-from rewriter.proof.runs import Wanted, run_whole
-from rewriter.proof.segments import run_in_segments
+from rewriter.proof.run.segmented import run_in_segments
+from rewriter.proof.run.whole import Wanted, run_whole
 from tests.plans import Silu
 
 PLAIN = """

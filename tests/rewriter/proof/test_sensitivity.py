@@ -10,15 +10,15 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from rewriter.files.load import load_model
+from rewriter.ort.sessions import open_session
 from rewriter.proof import noise
 from rewriter.proof import sensitivity as room
-from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim
 from rewriter.proof.distance import FACTOR, Array
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.noise import FREQUENCY, moved, relative_size, with_noise
 from rewriter.proof.pass_rule import Channels
 from rewriter.proof.sensitivity import CAP, DRAWS, LUCK, Sensitivity, rounding, sensitivity
-from rewriter.proof.sessions import open_session
 from tests.textmodels import text_model, values
 
 EPS = 2.0**-23

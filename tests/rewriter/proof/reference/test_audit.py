@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
 
-from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.ort.sessions import open_session
 from rewriter.proof.reference import engine
 from rewriter.proof.reference.audit import Disagreement, audit
 from rewriter.proof.reference.decisions import DISCONTINUOUS, decided_by_rounding, discontinuous
+from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.reference.kernels import double_kernel
-from rewriter.proof.reference.operators import NUMPY_OPERATORS
+from rewriter.proof.reference.operators.table import NUMPY_OPERATORS
 from rewriter.proof.reference.scope import Node
-from rewriter.proof.sessions import open_session
 
 Array = NDArray[Any]
 Form = Callable[..., Any]

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from rewriter.proof.float64 import NoReference, open_reference
-from rewriter.proof.sessions import open_session
+from rewriter.ort.sessions import open_session
+from rewriter.proof.reference.float64 import NoReference, open_reference
 
 X = np.array([[0.5, -1.5, 0.1], [2.0, 0.25, -0.7]], np.float32)
 

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from rewriter.proof.float64 import NoReference, open_reference
+from rewriter.ort.sessions import open_session
 from rewriter.proof.reference import parts
 from rewriter.proof.reference.engine import Program, float64_ways, plan
+from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.reference.scope import read_model
-from rewriter.proof.sessions import open_session
 
 Array = NDArray[Any]
 

@@ -11,14 +11,14 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter.proof.float64 import Reference, open_reference, widened
+from rewriter.ort.sessions import open_session
 from rewriter.proof.reference.audit import audit
 from rewriter.proof.reference.engine import float64_ways, plan
 from rewriter.proof.reference.evaluator import EVALUATED
+from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.kernels import KERNELS
-from rewriter.proof.reference.operators import NUMPY_OPERATORS
+from rewriter.proof.reference.operators.table import NUMPY_OPERATORS
 from rewriter.proof.reference.scope import read_model
-from rewriter.proof.sessions import open_session
 from tests.rewriter.proof.reference.operator_cases import OPERATORS, cases_of, model_of
 
 Array = NDArray[Any]

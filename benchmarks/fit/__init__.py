@@ -1,0 +1,1 @@
+"""The offline search for the head programs of `passes/programs/programs.json`."""

@@ -1,0 +1,133 @@
+"""`python -m benchmarks.fit NAME`: fit head programs, prove their errors, and write the table.
+
+    python -m benchmarks.fit gelu --keys 8 --float32         # one head, 8 bias tokens, coefficients on the float32 grid
+    python -m benchmarks.fit gelu --keys 8 --values 3 --write # for gates: three values other than zero
+    python -m benchmarks.fit softsign --domain -16 16         # as many heads and keys as the tolerance needs
+    python -m benchmarks.fit numpy:arctan --domain -8 8       # any function of an array
+
+NAME is a curve of `passes.programs.curves`, whose error is proved, or `module:function`, whose error is measured.
+`--keys` searches for one head (needs scipy); without it the fit is that of the runtime, up to `--tolerance`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+
+import click
+import numpy as np
+
+from benchmarks.fit import table
+from benchmarks.fit.polish import polish, target
+from benchmarks.fit.search import Task, free_parameters, points, search
+from passes.fit import float32
+from passes.fit.model import Layout, from_program, to_program
+from passes.fit.runtime import fit_function
+from passes.programs.curves import CURVES
+from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
+from passes.programs.program import Array, Program
+
+Function = Callable[[Array], Array]
+
+_PREFIX = {"gelu": "gelu_erf"}
+_FAR = 9.0
+"""How far the points of a search reach where it is for all reals: GELU is a line to 1e-17 there."""
+
+
+@click.command()
+@click.argument("name")
+@click.option("--keys", type=click.IntRange(1, 24), help="Bias tokens of one head; left out: as the tolerance needs.")
+@click.option("--values", type=click.IntRange(0, 24), help="Values other than zero among them: a program for gates.")
+@click.option("--domain", type=(float, float), help="Where y lies; left out: all reals.")
+@click.option("--float32", "single", is_flag=True, help="Polish the coefficients on the float32 grid.")
+@click.option("--tolerance", type=float, default=1e-6, show_default=True, help="Error wanted, without --keys.")
+@click.option("--starts", type=click.IntRange(1), default=60, show_default=True, help="Starts of the search.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
+@click.option("--write", is_flag=True, help="Put the entry into programs.json where it is better than the one there.")
+def main(
+    name: str,
+    keys: int | None,
+    values: int | None,
+    domain: tuple[float, float] | None,
+    single: bool,
+    tolerance: float,
+    starts: int,
+    seed: int,
+    write: bool,
+) -> None:
+    """Fit NAME by attention heads and print the entry of the table."""
+    f = _function(name)
+    if keys is None:
+        program = _by_tolerance(name, f, domain, tolerance)
+        single = True
+    else:
+        program = _by_keys(name, f, Task(*_points(f, domain), keys, values, domain is None), starts, seed, single)
+        program = replace(program, domain=math.inf if domain is None else max(abs(end) for end in domain))
+    if name not in CURVES:
+        if write:
+            raise click.ClickException(
+                f"{name} has no curve in passes/programs/curves.py, so nothing is proved: no entry"
+            )
+        click.echo(f"{program.name}: largest error {program.max_error:.3g}, measured; {len(program.heads)} heads")
+        return
+    made = table.make(program, name, single=single, gate=values is not None)
+    click.echo(json.dumps(made.entry))
+    if write and _improves(made):
+        table.write([made.entry])
+        click.echo(f"written to {table.PATH.name}", err=True)
+
+
+def _function(name: str) -> Function:
+    if name in CURVES:
+        return lambda y: CURVES[name].jet(y)[0]
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(CURVES)
+        raise click.ClickException(f"{name} is no curve ({known}) and no module:function ({error})") from error
+
+
+def _points(f: Function, domain: tuple[float, float] | None) -> tuple[Array, Array]:
+    if domain is not None:
+        return points(f, *domain)
+    y, _ = points(f, -_FAR, _FAR)
+    y = np.unique(np.concatenate([y, [-30.0, -20.0, -14.0, -12.0, -10.5, 10.5, 12.0, 16.0, 20.0]]))
+    return y, f(y)
+
+
+def _by_keys(name: str, f: Function, task: Task, starts: int, seed: int, single: bool) -> Program:
+    rows = [*fitted_programs(), *bounded_programs(), *gate_programs()]
+    known = [from_program(program)[1] for activation, program in rows if activation == name and len(program.heads) == 1]
+    layout = Layout((task.keys,))
+    _, x = search(task, known, starts=starts, seed=seed)
+    title = f"{_PREFIX.get(name, name)}_m{task.keys}" + (f"_v{task.values}" if task.values is not None else "")
+    if not single:
+        return to_program(layout, x, title)
+    judge = target(f, task.y, float(np.max(np.abs(task.y))))
+    _, program, _ = polish(layout, x, free_parameters(task, layout, x), judge, tries=8 * starts, seed=seed)
+    return replace(program, name=title)
+
+
+def _by_tolerance(name: str, f: Function, domain: tuple[float, float] | None, tolerance: float) -> Program:
+    if domain is None:
+        raise click.ClickException("give --domain LO HI, or --keys for a fit over all reals")
+    title = f"{name.replace(':', '_')}_{max(abs(end) for end in domain):g}"
+    found = fit_function(f, domain, tolerance, title)
+    if isinstance(found, str):
+        raise click.ClickException(found)
+    return float32.on_grid(found.program)
+
+
+def _improves(made: table.Made) -> bool:
+    """Whether the table has no entry of this name, or one that is worse in float32 or in exact arithmetic."""
+    rows = [program for _, program in (*fitted_programs(), *bounded_programs(), *gate_programs())]
+    old = next((program for program in rows if program.name == made.entry["name"]), None)
+    return old is None or made.max_error < old.max_error or made.float32_error < old.rounding
+
+
+if __name__ == "__main__":
+    main()

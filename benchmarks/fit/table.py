@@ -1,0 +1,104 @@
+"""Entries of `programs.json`: made from programs, with errors proved and measured, and written.
+
+Comes in: a program and the activation it is for. Goes out: an entry, and the file with it in its place. What an
+entry states is computed here and nowhere else: `max_error` and `certificate` by `passes.programs.certify` for the
+coefficients as they stand, `float32_error` by `passes.fit.float32`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from passes.fit import float32
+from passes.programs import fitted
+from passes.programs.certify import certify
+from passes.programs.curves import CURVES
+from passes.programs.program import Head, Program
+
+Entry = dict[str, object]
+
+PATH = Path(fitted.__file__).with_name("programs.json")
+
+_REACH = 20.0
+_POINTS = 1_000_001
+
+
+@dataclass(frozen=True)
+class Made:
+    """An entry and the numbers in it."""
+
+    entry: Entry
+    max_error: float
+    float32_error: float
+
+
+def make(program: Program, activation: str, *, single: bool, gate: bool) -> Made:
+    """The entry of a program of `activation`.
+
+    Args:
+        program: its heads; `domain` says where it is meant to hold.
+        activation: a name in `passes.programs.curves.CURVES`.
+        single: whether its coefficients are on the float32 grid.
+        gate: whether it is meant for gates: few values other than zero.
+
+    Raises:
+        ValueError: where no bound could be proved.
+    """
+    certificate = certify(program, activation, domain=program.domain)
+    if not math.isfinite(certificate.bound):
+        raise ValueError(
+            f"no bound on {program.name} against {activation} over |y| <= {program.domain} could be proved"
+        )
+    reach = min(_REACH, program.domain)
+    y = float32.points(-reach, reach, _POINTS)
+    expected = CURVES[activation].jet(y.astype(float))[0]
+    error = _up(float32.error_at(float32.on_grid(program), y, expected))
+    entry: Entry = {"name": program.name, "activation": activation, "max_error": _up(certificate.bound)}
+    entry |= {"float32_error": error, "certificate": certificate.method}
+    entry |= {"float32": True} if single else {}
+    entry |= {"gate": True} if gate else {}
+    entry |= {"domain": program.domain} if math.isfinite(program.domain) else {}
+    if len(program.heads) == 1 and not program.linear and not program.constant:
+        entry |= _head(program.heads[0])
+    else:
+        entry |= {"linear": program.linear, "constant": program.constant}
+        entry["heads"] = [_head(head) for head in program.heads]
+    return Made(entry, certificate.bound, error)
+
+
+def write(entries: list[Entry], path: Path = PATH) -> None:
+    """Put entries in the place of those of the same names, others behind those of their activation."""
+    table = json.loads(path.read_text(encoding="utf-8"))
+    names = {entry["name"] for entry in entries}
+    rows: list[Entry] = [row for row in table["programs"] if row["name"] not in names] + entries
+    order = list(dict.fromkeys(row["activation"] for row in [*table["programs"], *entries]))
+    rows.sort(key=lambda row: (order.index(row["activation"]), bool(row.get("gate")), _size(row), str(row["name"])))
+    head = {key: value for key, value in table.items() if key != "programs"}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
+    body = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text("{\n" + "".join(lines) + ' "programs": [\n' + body + "\n ]\n}\n", encoding="utf-8")
+
+
+def _head(head: Head) -> Entry:
+    entry: Entry = {"self_key": [head.beta, head.gamma]}
+    if (head.c, head.d) != (1.0, 0.0):
+        entry["self_value"] = [head.c, head.d]
+    rows = sorted((token.slope, token.offset, token.value) for token in head.bias_tokens)
+    return entry | {"bias_tokens": [list(row) for row in rows]}
+
+
+def _size(row: Entry) -> tuple[int, int]:
+    heads = row.get("heads", [row])
+    tokens = [head["bias_tokens"] for head in heads] if isinstance(heads, list) else []
+    return len(tokens), max((len(row) for row in tokens), default=0)
+
+
+def _up(number: float) -> float:
+    """Three digits, not below the number."""
+    if number == 0.0:
+        return 0.0
+    power = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return float(f"{math.ceil(number / power * (1.0 - 1e-12)) * power:.3g}")

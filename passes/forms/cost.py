@@ -1,0 +1,278 @@
+"""What a block costs in each form, before the model is built: heads, widths, parameters, peak memory.
+
+Comes in: a conversion and a `Setting` (how many tokens, which limits). Goes out: `FormCost`, printed by `rewrite
+inspect`. Pure arithmetic on sizes: no weight is read. Peak memory is that of the block's new tensors alive at one time
+in one run, beside the loaded model and without what an allocator adds. It is measured for form `local`, and an estimate
+for the others that errs on the high side; `python -m benchmarks.forms` measures both again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+import onnx
+
+from passes.conversion import Conversion
+from passes.forms import FORMS
+from passes.forms.groups import Group, groups_of, spread_error, spreads
+from passes.match.linear import Miss
+from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
+from passes.programs import sharing
+from passes.programs.program import Program
+from rewriter.graph.view import GraphView
+
+TOKENS = 128
+"""Tokens that costs are stated for unless told otherwise."""
+
+_MEGABYTE = 2**20
+_USUAL_HEAD_DIMENSION = 64
+"""d_head of the linear sublayers of form `staged` where the model's own is unknown."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a cost is stated for.
+
+    Attributes:
+        tokens: N, the length of the sequence.
+        batch: sequences at a time.
+        max_tokens: one-hot positions of the forms that have them.
+        max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes.
+        head_dimension: d_head by which form `staged` splits its linear maps; None: unknown.
+    """
+
+    tokens: int = TOKENS
+    batch: int = 1
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_pattern_mb: float = DEFAULT_PATTERN_MB
+    head_dimension: int | None = None
+
+
+@dataclass(frozen=True)
+class FormCost:
+    """One block in one form.
+
+    Attributes:
+        form: a key of `passes.forms.FORMS`.
+        heads: attention heads of each sublayer.
+        head_dimension: the larger of the query-key and the value dimension of the neurons' heads.
+        rows: keys that the sublayer's stream holds: N, or N + m with the bias tokens.
+        keys: keys that each query is scored against.
+        width: columns of the residual stream inside the sublayer.
+        parameters_reused: elements of the block's weights that stay as they are, shared with the original.
+        parameters_added: elements of new weights.
+        pattern_bytes: the largest pattern tensor as built.
+        whole_pattern_bytes: the pattern of all heads at once, which the chunks avoid.
+        peak_bytes: new tensors alive at one time.
+    """
+
+    form: str
+    heads: tuple[int, ...]
+    head_dimension: int
+    rows: int
+    keys: int
+    width: int
+    parameters_reused: int
+    parameters_added: int
+    pattern_bytes: int
+    whole_pattern_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The numbers that every form's cost is made of. `bytes`: of one element of the heads' arithmetic."""
+
+    program: Program
+    width: int
+    neurons: int
+    projections: int
+    bytes: int
+    setting: Setting
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return groups_of(self.program)
+
+    @property
+    def bias_tokens(self) -> int:
+        return self.program.bias_tokens
+
+    @property
+    def rows(self) -> int:
+        """N + m."""
+        return self.setting.tokens + self.bias_tokens
+
+    @property
+    def slots(self) -> int:
+        """One-hot position columns, those of the bias tokens included."""
+        return self.setting.max_tokens + self.bias_tokens
+
+    def tensor(self, rows: int, columns: int) -> int:
+        """Bytes of one tensor [batch, rows, columns]."""
+        return self.setting.batch * rows * columns * self.bytes
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What differs from form to form; the attributes are those of `FormCost`."""
+
+    heads: tuple[int, ...]
+    head_dimension: int
+    rows: int
+    keys: int
+    width: int
+    pattern_bytes: int
+    whole_pattern_bytes: int
+    peak_bytes: int
+
+
+def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -> FormCost | Miss | None:
+    """The cost of the block in `form`, or why the form does not take it; None where its sizes are unknown.
+
+    Raises:
+        KeyError: `form` is no key of `COSTS`.
+    """
+    block = conversion.block
+    width = next((op.in_features for op in block.first if op.in_features), None)
+    if width is None or block.neurons is None:
+        return None
+    options = replace(
+        conversion.options,
+        max_tokens=setting.max_tokens,
+        max_pattern_mb=setting.max_pattern_mb,
+        head_dimension=setting.head_dimension or _USUAL_HEAD_DIMENSION,
+    )
+    prepared = FORMS[form].prepare(view, replace(conversion, form=form, options=options, projections=None))
+    if isinstance(prepared, Miss):
+        return prepared
+    sizes = _Sizes(
+        program=conversion.program,
+        width=width,
+        neurons=block.neurons,
+        projections=1 if block.gate == block.value else 2,
+        bytes=8 if conversion.compute_type == onnx.TensorProto.DOUBLE else 4,
+        setting=setting,
+    )
+    shape = COSTS[form](sizes)
+    return FormCost(
+        form=form,
+        **vars(shape),
+        parameters_reused=sum((op.in_features or 0) * (op.out_features or 0) for op in (*block.first, *block.second)),
+        parameters_added=_added(view, prepared),
+    )
+
+
+def _added(view: GraphView, conversion: Conversion) -> int:
+    """Elements of the constants of floats among the nodes that the form emits for the block."""
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    made = FORMS[conversion.form].emit(view, conversion).initializers
+    total = 0
+    for tensor in made:
+        count = 1
+        for dim in tensor.dims:
+            count *= dim
+        total += count if tensor.data_type in floats else 0
+    return total
+
+
+def _local(sizes: _Sizes) -> _Shape:
+    """Each query meets its own key and m bias keys: nothing grows with the square of N."""
+    program = sizes.program
+    groups, _ = sharing.groups_of(program)
+    live = max(map(_live_tensors, groups))
+    each = sizes.tensor(sizes.setting.tokens, sizes.neurons)
+    heads = sizes.neurons * len(program.heads)
+    return _Shape(
+        heads=(heads,),
+        head_dimension=max(group.dimension for group in sizes.groups),
+        rows=sizes.setting.tokens,
+        keys=sizes.bias_tokens + 1,
+        width=sizes.width,
+        pattern_bytes=each,
+        whole_pattern_bytes=(sizes.bias_tokens + 1) * len(program.heads) * each,
+        peak_bytes=(live + len(groups) - 1) * each,
+    )
+
+
+def _live_tensors(group: sharing.Group) -> int:
+    """Tensors [batch, N, d_ff] alive at one time in form `local`, pre-activation included.
+
+    With the short spelling: query, logit and weight. Where all values are multiples of one, a weight for every key;
+    else as many weighted values, too; and what is made of the pre-activation meanwhile.
+    """
+    if group.keys is not None:
+        return len(group.keys) + 4
+    (head,) = group.heads
+    return 3 if head.zero_bias else 2 * len(head.bias_tokens) + 5
+
+
+def _square(sizes: _Sizes) -> _Shape:
+    """Form `masked`: N + m queries and keys; the pattern in chunks.
+
+    Alive at one time: queries as they are and bounded, the parts so far, what becomes of them, and three patterns
+    (scores, masked scores, weights).
+    """
+    dimension = max(group.dimension for group in sizes.groups)
+    chunk = _chunk(sizes)
+    live = 4 + dimension + (len(sizes.groups) > 1)
+    heads = sizes.neurons * len(sizes.groups)
+    return _Shape(
+        heads=(heads,),
+        head_dimension=dimension,
+        rows=sizes.rows,
+        keys=sizes.rows,
+        width=sizes.width + 1 + sizes.bias_tokens,
+        pattern_bytes=chunk,
+        whole_pattern_bytes=sizes.tensor(sizes.rows, sizes.rows) * heads,
+        peak_bytes=live * sizes.tensor(sizes.rows, sizes.neurons) + 3 * chunk,
+    )
+
+
+def _chunk(sizes: _Sizes) -> int:
+    """Bytes of the pattern of one chunk: whole heads as long as one fits, else some queries of one head."""
+    one_row = sizes.tensor(1, sizes.rows)
+    rows = max(1, int(sizes.setting.max_pattern_mb * _MEGABYTE) // one_row)
+    if rows < sizes.rows:
+        return ceil(sizes.rows / ceil(sizes.rows / rows)) * one_row
+    heads = min(sizes.neurons, rows // sizes.rows)
+    return ceil(sizes.neurons / ceil(sizes.neurons / heads)) * sizes.rows * one_row
+
+
+def _maskless(sizes: _Sizes) -> _Shape:
+    """As `masked`, with one-hot positions in the stream and their scores beside the heads'."""
+    shape = _square(sizes)
+    width = sizes.width + sizes.slots
+    more = 3 * sizes.tensor(sizes.rows, width) + 2 * sizes.tensor(sizes.rows, sizes.rows)
+    return replace(shape, width=width, peak_bytes=shape.peak_bytes + more)
+
+
+def _staged(sizes: _Sizes) -> _Shape:
+    """Three sublayers on a stream of D + hidden columns + positions: W1, activation, W2 with the clearing.
+
+    Hidden columns take what W1 makes, and what the activation makes where that cannot take its place.
+    """
+    minus = replace(sizes.program, linear=sizes.program.linear - 1.0)
+    dtype = np.float64 if sizes.bytes == np.dtype(np.float64).itemsize else np.float32
+    in_place = spreads(minus) and spread_error(minus, dtype) == 0.0
+    sizes = replace(sizes, program=minus) if in_place else sizes
+    shape = _square(sizes)
+    d_head = sizes.setting.head_dimension or _USUAL_HEAD_DIMENSION
+    made = sizes.projections * sizes.neurons
+    hidden = made if in_place else made + sizes.neurons
+    width = sizes.width + hidden + sizes.slots
+    heads = (ceil(made / d_head), *shape.heads, ceil((sizes.width + hidden) / d_head))
+    more = 2 * (sizes.tensor(sizes.rows, width) + sizes.tensor(sizes.rows, sizes.rows))
+    return replace(shape, heads=heads, width=width, peak_bytes=shape.peak_bytes + more)
+
+
+COSTS: dict[str, Callable[[_Sizes], _Shape]] = {
+    "local": _local,
+    "masked": _square,
+    "maskless": _maskless,
+    "staged": _staged,
+}
+"""Form name to its cost; the keys of `passes.forms.FORMS` are among these."""

@@ -1,0 +1,1 @@
+"""Matching: from a graph to MLP blocks."""

@@ -1,0 +1,334 @@
+"""Finding the MLP blocks of one graph: linear operator, activation, linear operator.
+
+Comes in: a frozen `GraphView`. Goes out: `Findings`: the blocks, by what they compute, and every candidate that is
+no block with the reason. Nothing is changed. The ends of a block are structural (`passes.match.dataflow`), its middle
+is semantic (`passes.match.identify`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx
+
+from passes.match.dataflow import FLOATS, analyse
+from passes.match.facts import Dataflow
+from passes.match.identify import Identified, Identifier, Region, Unknown
+from passes.match.linear import LinearOperator, Miss
+from passes.match.marks import made_for
+from passes.match.names import Namer
+from passes.programs.unnamed import unnamed
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, Path, label
+
+_BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+
+
+@dataclass(frozen=True)
+class Block:
+    """One MLP block.
+
+    Attributes:
+        name: unique in the model; the module path where the exporter recorded it.
+        where: the scope, empty for the main graph.
+        path: how to reach its graph from the main one.
+        region: the nodes between the pre-activation and the second operator's input.
+        gate: the pre-activation y (of the gate, in a gated block).
+        value: what the activation is multiplied with in a gated block; the gate itself otherwise.
+        first: the linear operators that make the pre-activations.
+        second: the linear operators that read the activation's output.
+        identified: the activation.
+        elem_type: TensorProto element type of the activation's output, 0 when unknown.
+        gate_type: that of the gate; casts inside the region make it another one.
+        value_type: that of the value.
+        product: whether this is the activation of a gate whose product with the value stays in the graph.
+    """
+
+    name: str
+    where: str
+    path: Path
+    region: Region
+    gate: str
+    value: str
+    first: tuple[LinearOperator, ...]
+    second: tuple[LinearOperator, ...]
+    identified: Identified
+    elem_type: int
+    gate_type: int
+    value_type: int
+    product: bool = False
+
+    @property
+    def output(self) -> str:
+        """The tensor that the block's activation region ends in."""
+        return self.region.output
+
+    @property
+    def coarsest(self) -> int:
+        """The least precise of the three types: what the block's accuracy is judged by."""
+        order = (_BFLOAT16, _FLOAT16, _FLOAT)
+        types = (self.elem_type, self.gate_type, self.value_type)
+        return next((elem_type for elem_type in order if elem_type in types), self.elem_type)
+
+    @property
+    def neurons(self) -> int | None:
+        """d_ff: channels of the activation, None where the weights' shapes do not say."""
+        known = [op.in_features for op in self.second] + [op.out_features for op in self.first]
+        return next((size for size in known if size), None)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A candidate that is not an MLP block, or a block that is not converted, and why."""
+
+    name: str
+    where: str
+    activation: str
+    first: str
+    second: str
+    miss: Miss
+    block: Block | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found in one graph, in graph order."""
+
+    blocks: tuple[Block, ...]
+    left: tuple[Left, ...]
+
+
+SCOPES = ("mlp", "all")
+"""What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
+
+
+_REFUSED = dict.fromkeys(
+    ("MoE", "QMoE"), "the experts are inside one operator; export them as plain operators to have them converted"
+)
+"""Operators that hold MLPs which cannot be seen."""
+
+
+GATES = ("heads", "product")
+"""What becomes of a gate h(g) u: heads of value u, or heads that compute h(g) and the product as it was."""
+
+
+def find(view: GraphView, namer: Namer, *, scope: str = "mlp", gate: str = "heads", fit: bool = False) -> Findings:
+    """Find all MLP blocks and all near misses. Time linear in the nodes.
+
+    Args:
+        view: the graph.
+        namer: gives the blocks their names.
+        scope: a member of `SCOPES`.
+        gate: a member of `GATES`.
+        fit: whether a function that no table entry names counts as an activation.
+    """
+    constants = Constants(view)
+    flow = analyse(view, constants)
+    return _Finder(
+        view, flow, Identifier(view, constants), namer, _Choices(scope == "all", gate == "product", fit)
+    ).run()
+
+
+@dataclass(frozen=True)
+class _Choices:
+    every: bool
+    product: bool
+    fit: bool
+
+
+class _Finder:
+    def __init__(
+        self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, choices: _Choices
+    ) -> None:
+        self._choices = choices
+        self._all = choices.every
+        self._view = view
+        self._flow = flow
+        self._identifier = identifier
+        self._namer = namer
+
+    def run(self) -> Findings:
+        blocks: list[Block] = []
+        left: list[Left] = []
+        for output, fact in self._flow.facts.items():
+            if not fact.nonlinear:
+                continue
+            sinks = self._flow.sinks.get(output, [])
+            inner = output in self._flow.extended and not (self._all and self._flow.blocked.get(output))
+            if not sinks and inner:
+                continue
+            region = self._region(output, fact.leaves)
+            if any(made_for(self._view.nodes[index]) is not None for index in region.nodes):
+                continue
+            found = self._candidate(region, sinks)
+            if isinstance(found, Block):
+                blocks.append(found)
+            else:
+                left.append(found)
+        left += [self._near_miss(leaf, miss) for leaf, miss in self._flow.near_misses.items()]
+        left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
+        return Findings(tuple(blocks), tuple(left))
+
+    def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
+        output, leaves = region.output, region.leaves
+        first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
+        identified = self._named(region)
+        name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
+        miss = self._leaf_miss(leaves) or self._obstacle(output, first, sinks, identified)
+        if miss is None and isinstance(identified, Identified):
+            slots = identified.gated or (0, 0)
+            gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
+            block = Block(
+                name=name,
+                where=self._view.where,
+                path=self._view.path,
+                region=region,
+                gate=leaves[slots[0]],
+                value=leaves[slots[1]],
+                first=first,
+                second=tuple(sink for sink in sinks if sink.rowwise or self._all),
+                identified=identified,
+                elem_type=self._view.type_of(output).elem_type or gate,
+                gate_type=gate,
+                value_type=value,
+            )
+            return self._without_product(block) if self._choices.product and identified.gated else block
+        return Left(
+            name=name,
+            where=self._view.where,
+            activation=identified.label if isinstance(identified, Identified) else "",
+            first=kinds(first),
+            second=kinds(tuple(sinks)),
+            miss=miss or Miss("no reason", output),
+        )
+
+    def _named(self, region: Region) -> Identified | Unknown:
+        identified = self._identifier.identify(region)
+        if self._choices.fit and isinstance(identified, Unknown):
+            return unnamed(identified) or identified
+        return identified
+
+    def _without_product(self, block: Block) -> Block | Left:
+        """The activation of a gated block alone: the part of its region that depends on the gate only."""
+        alone: set[str] = {block.gate}
+        for index in block.region.nodes:
+            node = self._view.nodes[index]
+            moving = [name for name in node.input if name in self._flow.facts]
+            if moving and all(name in alone for name in moving):
+                alone.add(node.output[0])
+        outside = [
+            self._view.nodes[index] for index in block.region.nodes if self._view.nodes[index].output[0] not in alone
+        ]
+        ends = {name for node in outside for name in node.input if name in alone} - {block.gate}
+        if len(ends) != 1:
+            reason = "its activation and the product are not apart in the graph, so --gate product cannot keep it"
+            return self._refusal(block, Miss(reason, block.output))
+        region = self._region(ends.pop(), (block.gate,))
+        identified = self._named(region)
+        if isinstance(identified, Unknown):
+            return self._refusal(block, Miss(identified.reason, region.output))
+        return replace(
+            block,
+            region=region,
+            value=block.gate,
+            first=self._operators(block.gate),
+            second=(),
+            identified=identified,
+            elem_type=self._view.type_of(region.output).elem_type or block.gate_type,
+            value_type=block.gate_type,
+            product=True,
+        )
+
+    @staticmethod
+    def _refusal(block: Block, miss: Miss) -> Left:
+        label = block.identified.label
+        return Left(block.name, block.where, label, kinds(block.first), kinds(block.second), miss, block)
+
+    def _obstacle(
+        self,
+        output: str,
+        first: tuple[LinearOperator, ...],
+        sinks: list[LinearOperator],
+        identified: Identified | Unknown,
+    ) -> Miss | None:
+        producer = self._view.made_by(output)
+        node = label(producer) if producer is not None else output
+        if isinstance(identified, Unknown):
+            return Miss(identified.reason, node)
+        if self._all:
+            return None
+        if not sinks:
+            if self._flow.blocked.get(output):
+                return self._flow.blocked[output][0]
+            if output in self._view.outputs:
+                return Miss("its output is an output of the graph, and no linear operator reads it", node)
+            return Miss("no linear operator reads its output", node)
+        spatial = next((operator for operator in first if not operator.rowwise), None)
+        if spatial is not None:
+            return Miss(
+                f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node])
+            )
+        if not any(sink.rowwise for sink in sinks):
+            return Miss(
+                f"the second operator is a {sinks[0].kind}, which mixes positions",
+                label(self._view.nodes[sinks[0].node]),
+            )
+        return None
+
+    def _leaf_miss(self, leaves: tuple[str, ...]) -> Miss | None:
+        sources = [self._flow.source_of(leaf) for leaf in leaves]
+        return next((source.miss for source in sources if source is not None and source.miss is not None), None)
+
+    def _near_miss(self, leaf: str, miss: Miss) -> Left:
+        operators = self._operators(leaf)
+        name = self._namer.name(self._view, operators, (), ())
+        return Left(name, self._view.where, "", kinds(operators), "", miss)
+
+    def _refused(self, index: int) -> Left:
+        node = self._view.nodes[index]
+        name = self._namer.name(self._view, (), (), (index,))
+        return Left(name, self._view.where, "", "", "", Miss(f"{label(node)}: {_REFUSED[node.op_type]}", label(node)))
+
+    def _operators(self, leaf: str) -> tuple[LinearOperator, ...]:
+        source = self._flow.source_of(leaf)
+        return () if source is None else source.operators
+
+    def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
+        """The nodes between the leaves and `output`, walked backwards from the output."""
+        inside: set[int] = set()
+        pending = [output]
+        while pending:
+            index = self._view.producer[pending.pop()]
+            if index in inside:
+                continue
+            inside.add(index)
+            pending.extend(
+                name for name in self._view.nodes[index].input if name in self._flow.facts and name not in leaves
+            )
+        return Region(output, leaves, tuple(sorted(inside)))
+
+    def _leaf_type(self, leaf: str) -> int:
+        """The element type of a leaf.
+
+        Where inference stopped, it is that of a floating operand of its linear operators (a bias, a scale, the data).
+        """
+        known = self._view.type_of(leaf).elem_type
+        source = self._flow.source_of(leaf)
+        if known or source is None:
+            return known
+        steps = (*(operator.node for operator in source.operators), *source.trailing)
+        for index in reversed(steps):
+            node = self._view.nodes[index]
+            for name in (*node.output, *node.input):
+                if (elem_type := self._view.type_of(name).elem_type) in FLOATS:
+                    return elem_type
+        return 0
+
+
+def kinds(operators: tuple[LinearOperator, ...]) -> str:
+    """The operators as a report prints them: `MatMul 64x256`."""
+    shown = []
+    for operator in operators:
+        size = f" {operator.in_features}x{operator.out_features}" if operator.in_features else ""
+        shown.append(operator.kind + size)
+    return " + ".join(dict.fromkeys(shown))

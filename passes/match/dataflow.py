@@ -1,0 +1,278 @@
+"""One pass over a graph that says which tensors are elementwise functions of linear operators' outputs.
+
+Comes in: a `GraphView`. Goes out: `Dataflow`: a `Fact` per tensor, the linear operators, where each activation
+ends, and why others end nowhere. It is abstract interpretation with a small lattice, linear in the graph's size:
+
+    opaque    anything
+    leaf      the output of a linear operator, with the per-channel affine and shape-only operators behind it
+    function  an elementwise function, with scalar constants, of one or two leaves
+    beyond    a nonlinear function followed by per-channel affine or shape-only operators, on its way to W2
+
+`passes.match.blocks` turns the facts into MLP blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from passes.match.facts import Dataflow, Fact, Source
+from passes.match.linear import Miss, linear_operator
+from passes.match.marks import DOMAIN
+from rewriter.graph import elementwise
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
+
+_SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
+_PARTS = {"Split", "Slice"}
+_QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""They round, but stay where they are: what is replaced lies between them."""
+_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+_TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
+_SUMS = {"Add", "Sub", "Sum"}
+FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+    onnx.TensorProto.DOUBLE,
+}
+
+
+def analyse(view: GraphView, constants: Constants) -> Dataflow:
+    """Run the pass over `view`."""
+    return _Analysis(view, constants).run()
+
+
+class _Analysis:
+    def __init__(self, view: GraphView, constants: Constants) -> None:
+        self._view = view
+        self._constants = constants
+        self._flow = Dataflow()
+
+    def run(self) -> Dataflow:
+        for index, node in enumerate(self._view.nodes):
+            if all(name in self._constants for name in node.output if name):
+                continue
+            if not self._linear(index, node):
+                self._other(index, node)
+        return self._flow
+
+    def _linear(self, index: int, node: onnx.NodeProto) -> bool:
+        found = linear_operator(self._view, self._constants, index)
+        if found is None:
+            return False
+        if isinstance(found, Miss):
+            self._block(node, found)
+            return True
+        self._flow.operators[index] = found
+        miss = None
+        if found.added:
+            # Data are added to the product: a second operator may do so, a pre-activation would be more than a map.
+            miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
+        self._flow.facts[found.output] = Fact((found.output,), source=Source((found,), miss=miss), axis=found.axis)
+        activation = self._flow.activation_behind(found.data)
+        if activation is not None:
+            axis = self._flow.facts[found.data].axis
+            if axis is not None and axis != found.axis:
+                reason = f"{label(node)} mixes along another axis than the one that the first operator made"
+                self._block(node, Miss(reason, label(node)))
+            else:
+                self._flow.sinks[activation].append(found)
+        return True
+
+    def _other(self, index: int, node: onnx.NodeProto) -> None:
+        if elementwise.lookup(node) is not None:
+            self._elementwise(index, node)
+        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS | _QUANTISING:
+            self._shape_only(index, node)
+        else:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
+
+    def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
+        """The node's outputs are opaque; activations that end in it remember why."""
+        foreign = node.domain not in (*ONNX_DOMAINS, "com.microsoft", DOMAIN)
+        for name in dict.fromkeys(node.input):
+            fact = self._flow.facts.get(name)
+            if foreign and fact is not None and fact.source is not None:
+                self._flow.near_misses.setdefault(
+                    name, Miss(f"{label(node)} is an operator that is not known", label(node))
+                )
+            activation = self._flow.activation_behind(name)
+            if activation is not None:
+                self._flow.blocked[activation].append(miss)
+
+    # -- shape-only operators ------------------------------------------------------------------------------
+
+    def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
+        data = node.input[0]
+        fact = self._flow.facts.get(data)
+        outputs = list(node.output)
+        if node.op_type == "DynamicQuantizeLinear":
+            self._flow.scales.update(outputs[1:])
+            outputs = outputs[:1]
+        tied = node.op_type in _QUANTISING  # where parts begin and end does not matter: each is a leaf of its own
+        if fact is None or (tied and any(name and name not in self._constants for name in node.input[1:])):
+            self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
+            return
+        if node.op_type == "Slice" and not self._contiguous(node):
+            self._flow.near_misses.setdefault(data, Miss("the projection is taken apart with a stride", label(node)))
+            return
+        axis = self._axis_after(node, fact.axis)
+        for output in outputs:
+            self._follow(output, data, fact, index, axis)
+
+    def _axis_after(self, node: onnx.NodeProto, axis: int | None) -> int | None:
+        """Where the channel axis of the input lies in the output of a shape-only operator."""
+        if axis is None or node.op_type in _PARTS | _QUANTISING:
+            return axis
+        if node.op_type == "Transpose":
+            order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            if order is None or axis + len(order) not in order:
+                return None
+            return order.index(axis + len(order)) - len(order)
+        before, after = (self._view.type_of(name).shape for name in (node.input[0], node.output[0]))
+        if axis != -1 or (
+            before and after and isinstance(before[-1], int) and isinstance(after[-1], int) and before[-1] != after[-1]
+        ):
+            return None
+        return -1
+
+    def _contiguous(self, node: onnx.NodeProto) -> bool:
+        if len(node.input) < 5 or not node.input[4]:
+            return True
+        steps = self._constants.value(node.input[4])
+        return steps is not None and bool((steps == 1).all())
+
+    def _follow(self, output: str, data: str, fact: Fact, index: int, axis: int | None) -> None:
+        """`output` is an affine or shape-only image of `data`, tensor by tensor rather than entry by entry."""
+        if fact.nonlinear or fact.ends is not None:
+            self._flow.facts[output] = Fact((output,), ends=fact.ends or data, axis=axis)
+        elif (source := self._affine_source(fact)) is not None:
+            trailing = (*source.trailing, index)
+            self._flow.facts[output] = Fact((output,), source=replace(source, trailing=trailing), axis=axis)
+
+    def _affine_source(self, fact: Fact) -> Source | None:
+        """The source of a leaf, or of an affine function of one leaf."""
+        if fact.source is not None:
+            return fact.source
+        return self._flow.source_of(fact.leaves[0]) if len(fact.leaves) == 1 and not fact.nonlinear else None
+
+    # -- elementwise operators -----------------------------------------------------------------------------
+
+    def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
+        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        if node.op_type == "Mul" and self._flow.scales.intersection(data):
+            self._rescaled(index, node, [name for name in data if name not in self._flow.scales])
+            return
+        if not self._plain(node) or not data:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
+            return
+        wide = [name for name in names if name in self._constants and not self._is_scalar(name, data[0])]
+        if wide and not self._is_biased_sum(node, data, wide):
+            self._per_channel(index, node, data, wide)
+            return
+        facts = [self._flow.facts.get(name) for name in data]
+        if any(fact is None for fact in facts):
+            self._mixed(node, data)
+            return
+        self._combine(index, node, data, [fact for fact in facts if fact is not None])
+
+    def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
+        """A product with a scale of dynamic quantisation: another scale, or the quantised product made floats."""
+        if not data:
+            self._flow.scales.update(node.output)
+        elif len(data) == 1 and (fact := self._flow.facts.get(data[0])) is not None:
+            self._follow(node.output[0], data[0], fact, index, fact.axis)
+
+    def _plain(self, node: onnx.NodeProto) -> bool:
+        """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
+        if node.op_type == "Cast":
+            return any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            return self._constants.scalar(node.input[2]) == 0
+        return True
+
+    def _is_scalar(self, name: str, data: str) -> bool:
+        """One element, and not of a higher rank than the data (which would add axes)."""
+        if self._constants.scalar(name) is None:
+            return False
+        rank = len(self._constants.shape(name) or ())
+        data_rank = self._view.type_of(data).rank
+        return rank <= (1 if data_rank is None else max(data_rank, 0))
+
+    def _per_channel(self, index: int, node: onnx.NodeProto, data: list[str], wide: list[str]) -> None:
+        affine = node.op_type in ("Add", "Sub", "Mul", "Sum") or (node.op_type == "Div" and node.input[0] == data[0])
+        shape = self._constants.shape(wide[0])
+        fact = self._flow.facts.get(data[0])
+        if fact is None:
+            return
+        if not affine or len(data) > 1:
+            where = data[0] if fact.source is not None else fact.leaves[0]
+            reason = f"{label(node)} has a constant of shape {list(shape or ())} where a scalar is needed"
+            self._flow.near_misses.setdefault(where, Miss(reason, label(node)))
+            self._block(node, Miss(reason, label(node)))
+        elif shape is None or self._one_per_channel(shape, fact):
+            self._follow(node.output[0], data[0], fact, index, fact.axis)
+        else:
+            miss = Miss(f"{label(node)} has a constant of shape {list(shape)}, not one value per channel", label(node))
+            self._block(node, miss)
+            source = self._affine_source(fact)
+            if source is not None and source.miss is None:
+                output = node.output[0]
+                self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss), axis=fact.axis)
+
+    def _is_biased_sum(self, node: onnx.NodeProto, data: list[str], wide: list[str]) -> bool:
+        """Several projections and per-channel constants added up in one node."""
+        facts = [self._flow.facts.get(name) for name in data]
+        shapes = [self._constants.shape(name) for name in wide]
+        return (
+            node.op_type == "Sum"
+            and len(data) > 1
+            and all(fact is not None and not fact.nonlinear and fact.ends is None for fact in facts)
+            and all(shape is not None and facts[0] and self._one_per_channel(shape, facts[0]) for shape in shapes)
+        )
+
+    def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
+        """Whether a constant varies along the channel axis alone."""
+        wide = [axis - len(shape) for axis, dim in enumerate(shape) if dim != 1]
+        return len(wide) <= 1 and (fact.axis is None or all(axis == fact.axis for axis in wide))
+
+    def _mixed(self, node: onnx.NodeProto, data: list[str]) -> None:
+        outsider = next(name for name in data if name not in self._flow.facts)
+        self._block(node, Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node)))
+
+    def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
+        output = node.output[0]
+        if any(fact.ends is not None for fact in facts):
+            affine = len(facts) == 1 and self._is_affine(node, data)
+            if affine:
+                self._follow(output, data[0], facts[0], index, facts[0].axis)
+            else:
+                self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            return
+        leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
+        nonlinear = any(fact.nonlinear for fact in facts) or not self._is_affine(node, data)
+        if not nonlinear and len(leaves) > 1:
+            sources = [source for leaf in leaves if (source := self._flow.source_of(leaf)) is not None]
+            operators = tuple(operator for source in sources for operator in source.operators)
+            trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
+            miss = next((source.miss for source in sources if source.miss), None)
+            self._flow.facts[output] = Fact(
+                (output,), source=Source(operators, (*trailing, index), miss), axis=facts[0].axis
+            )
+            return
+        if len(leaves) > 2:
+            self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
+            return
+        self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear, axis=facts[0].axis)
+        self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:
+        if node.op_type in _SUMS or node.op_type in _TRANSPARENT:
+            return True
+        operands = [name for name in node.input if name and name not in self._constants]
+        if len(operands) != 1:
+            return False
+        return node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0])

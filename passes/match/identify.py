@@ -1,0 +1,269 @@
+"""Naming the function that an activation region computes.
+
+Comes in: a region (nodes between leaves and its output) and the constants in it. Goes out: `Identified`, or
+`Unknown` with the nearest miss. The region is evaluated in float64 on a grid, dense near 0 and logarithmic to large
+magnitudes on both sides, and compared with the table of `passes.programs.activations`; how it is spelled plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
+from passes.programs.program import Array
+from passes.programs.solve import Function, Parameters
+from rewriter.graph import elementwise
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView
+
+_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+_SLACK = 8
+"""A spelled-out activation may differ from its name by this many units of its constants' precision."""
+
+
+IDENTICAL = 1e-13
+"""Two functions this close are the same one, evaluated in another order."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The nodes that compute `output` from `leaves` (one leaf, or gate and value), in topological order."""
+
+    output: str
+    leaves: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Identified:
+    """A named activation: `activation(y)`, or `activation(gate) * value`.
+
+    Attributes:
+        activation: the table entry.
+        parameters: its solved parameters.
+        error: largest distance from the region's own values on the grid, relative to max(1, |f|).
+        gated: for two leaves, the positions of gate and value among the region's leaves.
+    """
+
+    activation: Activation
+    parameters: Parameters
+    error: float
+    gated: tuple[int, int] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name as reports print it, with the parameters that are not the usual ones."""
+        named = self.activation.label(self.parameters)
+        return named if self.gated is None else f"{named}(gate) * value"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """No entry of the table agrees.
+
+    Attributes:
+        reason: which comes closest, and by how much.
+        function: the function, where heads could be fitted to it: f(y), or h(gate) of h(gate) * value.
+        gated: the positions of gate and value among the region's leaves, for the latter.
+    """
+
+    reason: str
+    function: Function | None = None
+    gated: tuple[int, int] | None = None
+
+
+def grid() -> Array:
+    """The points of comparison: 0, a step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
+    tails = np.logspace(-8, 6, 281)
+    return np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, tails, -tails]))
+
+
+class Identifier:
+    """Identifies regions of one view; regions of the same spelling and constants are evaluated once."""
+
+    def __init__(self, view: GraphView, constants: Constants) -> None:
+        self._view = view
+        self._constants = constants
+        self._known: dict[object, Identified | Unknown] = {}
+
+    def identify(self, region: Region) -> Identified | Unknown:
+        """Name the function of `region`; for two leaves, as activation(gate) * value."""
+        key = self._signature(region)
+        if key not in self._known:
+            self._known[key] = self._identify(region)
+        return self._known[key]
+
+    def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
+        """The values of the region in float64, leaf values given in the order of `region.leaves`."""
+        env: dict[str, Array] = dict(zip(region.leaves, leaves, strict=True))
+        for index in region.nodes:
+            node = self._view.nodes[index]
+            env[node.output[0]] = elementwise.evaluate(node, self._arguments(node, env))
+        return env[region.output]
+
+    def _arguments(self, node: onnx.NodeProto, env: Mapping[str, Array]) -> list[Array]:
+        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        while names and not names[-1]:
+            names.pop()
+        return [env[name] if name in env else self._scalar(name, position) for position, name in enumerate(names)]
+
+    def _scalar(self, name: str, position: int) -> Array:
+        if not name:  # an absent optional bound, as in Clip(x, '', 6)
+            return np.asarray(-np.inf if position == 1 else np.inf, dtype=np.float64)
+        value = self._constants.scalar(name)
+        return np.asarray(np.nan if value is None else value, dtype=np.float64)
+
+    def _signature(self, region: Region) -> object:
+        names = {leaf: f"leaf{position}" for position, leaf in enumerate(region.leaves)}
+        rows = []
+        for index in region.nodes:
+            node = self._view.nodes[index]
+            inputs = tuple(names[name] if name in names else (self._typed_scalar(name)) for name in node.input)
+            attributes = tuple(sorted(attribute.SerializeToString() for attribute in node.attribute))
+            rows.append((node.domain, node.op_type, inputs, attributes))
+            names[node.output[0]] = f"n{len(rows)}"
+        return tuple(rows)
+
+    def _typed_scalar(self, name: str) -> tuple[str, float | None]:
+        value = self._constants.value(name) if name else None
+        return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
+
+    def _precision(self, region: Region) -> float:
+        """The relative precision of the region's floating-point constants: float64 where it has none."""
+        epsilon = _EPSILON["float64"] * 64  # the table itself is computed in float64
+        for index in region.nodes:
+            node = self._view.nodes[index]
+            for name in node.input:
+                value = self._constants.value(name) if name in self._constants else None
+                if value is not None and value.dtype.name in _EPSILON and not _is_short(float(value.reshape(-1)[0])):
+                    epsilon = max(epsilon, _EPSILON[value.dtype.name])
+            if any(attribute.type == onnx.AttributeProto.FLOAT for attribute in node.attribute):
+                epsilon = max(epsilon, _EPSILON["float32"])
+        return epsilon
+
+    def _identify(self, region: Region) -> Identified | Unknown:
+        tolerance = _SLACK * self._precision(region)
+        if len(region.leaves) == 1:
+            return identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+        return self._identify_gated(region, tolerance)
+
+    def _identify_gated(self, region: Region, tolerance: float) -> Identified | Unknown:
+        rng = np.random.default_rng(0)
+        value = rng.normal(0.0, 3.0, 512)
+        gate = rng.normal(0.0, 3.0, 512)
+        best: Unknown | None = None
+        for slots in ((0, 1), (1, 0)):
+
+            def joint(g: Array, u: Array, slots: tuple[int, int] = slots) -> Array:
+                ordered = [g, u] if slots == (0, 1) else [u, g]
+                return self.evaluate(region, ordered)
+
+            def weight(g: Array, joint: Callable[[Array, Array], Array] = joint) -> Array:
+                return joint(g, np.ones_like(g))
+
+            expected = weight(gate) * value
+            actual = joint(gate, value)
+            with np.errstate(all="ignore"):
+                close = np.abs(actual - expected) <= tolerance * np.maximum(1.0, np.abs(expected))
+            if not close.all():
+                continue
+            found = identify_function(weight, tolerance)
+            if isinstance(found, Unknown) and _is_linear(weight, tolerance):
+                found = Identified(LINEAR, (float(weight(np.ones(1))[0]),), 0.0)
+            if isinstance(found, Identified):
+                return replace(found, gated=slots)
+            best = replace(found, gated=slots)
+        return best or Unknown("two projections are joined, but not as activation(gate) * value")
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One table entry with solved parameters, and how far it is from the function."""
+
+    error: float
+    activation: Activation
+    parameters: Parameters
+
+
+def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
+    """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
+
+    A coarse dtype (float16) cannot always tell two activations apart; then the closest is the one that was meant,
+    and of those equally close the first in the table.
+    """
+    points = grid()
+    values = f(points)
+    attempts = [attempt for entry in ACTIVATIONS if (attempt := _attempt(entry, f, points, values, tolerance))]
+    agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
+    if agreeing:
+        floor = 4 * min(attempt.error for attempt in agreeing) + 2.0**-46
+        best = next(attempt for attempt in agreeing if attempt.error <= floor)
+        return Identified(best.activation, best.parameters, best.error)
+    if _distance(lambda y, p: p[0] + p[1] * y, _line(f), points, values) <= tolerance:
+        return Unknown("the function between the operators is affine, so there is no activation")
+    nearest = min(attempts, key=lambda attempt: attempt.error, default=None)
+    return Unknown(_explain(nearest, points, values), f)
+
+
+def _attempt(
+    activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
+) -> _Attempt | None:
+    """Solve for the entry's parameters: plain numbers, or those that float32 stores, where they agree as well."""
+    with np.errstate(all="ignore"):
+        solved = activation.solve(f)
+    if solved is None:
+        return None
+    plain = tuple(round(value, 4) for value in solved)
+    with np.errstate(over="ignore"):
+        stored = tuple(float(np.float32(value)) for value in solved)
+    found = [
+        _Attempt(_distance(activation.function, p, points, values), activation, p) for p in (plain, stored, solved)
+    ]
+    for bound in (IDENTICAL, tolerance):
+        agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
+        if agreeing is not None:
+            return agreeing
+    return min(found, key=lambda attempt: attempt.error)
+
+
+def _distance(
+    function: Callable[[Array, Parameters], Array], parameters: Parameters, points: Array, values: Array
+) -> float:
+    """Largest |values - function| over max(1, |function|); infinite where either is not a number."""
+    with np.errstate(all="ignore"):
+        expected = function(points, parameters)
+        error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
+        error = np.where(values == expected, 0.0, error)  # the same infinity
+    return float(np.max(np.where(np.isfinite(error), error, np.inf)))
+
+
+def _is_linear(f: Callable[[Array], Array], tolerance: float) -> bool:
+    """Whether f is a line through 0: a bilinear layer, when it is a gate's."""
+    start, slope = _line(f)
+    return start == 0.0 and _distance(lambda y, p: p[0] * y, (slope,), grid(), f(grid())) <= tolerance
+
+
+def _is_short(value: float) -> bool:
+    """Whether a constant is exact in every float type that can hold it (0.5, 1, 2, 3): it has no rounding."""
+    return value * 64.0 == round(value * 64.0) and abs(value) <= 8.0
+
+
+def _line(f: Callable[[Array], Array]) -> Parameters:
+    zero, one = f(np.array([0.0, 1.0]))
+    return float(zero), float(one - zero)
+
+
+def _explain(nearest: _Attempt | None, points: Array, values: Array) -> str:
+    if nearest is None or not np.isfinite(nearest.error):
+        shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(points, values, strict=True) if y in (-1.0, 1.0, 3.0))
+        return f"no known activation has these values: {shown}"
+    usual = np.abs(points) <= 16.0  # a distance at 1e6 tells a reader nothing
+    points, values = points[usual], values[usual]
+    gap = np.abs(values - nearest.activation.function(points, nearest.parameters)) / np.maximum(1.0, np.abs(values))
+    worst, name = int(np.argmax(gap)), nearest.activation.name
+    return f"no known activation; the nearest, {name}, is off by {gap[worst]:.2g} at y = {points[worst]:.3g}"

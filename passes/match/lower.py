@@ -1,0 +1,223 @@
+"""Lowering: fused operators and local functions taken apart, so that a block's parts can be seen.
+
+Comes in: a model. Goes out: an equivalent model in which an activation fused with its bias or with its linear operator
+stands as nodes of its own, and local functions that hold parts of blocks are inlined. Only the copy is changed. What no
+converted block needs is put back by lowering again with `keep` (`passes.plan`). One table, `LOWERINGS`, has an entry
+per fused operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx.inliner
+
+from passes.match.marks import DOMAIN
+from rewriter.graph.view import ONNX_DOMAINS, subgraphs
+
+MICROSOFT = "com.microsoft"
+
+_PARTS_OF_BLOCKS = {
+    *("MatMul", "Gemm", "Conv", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus"),
+    *(
+        "HardSwish",
+        "HardSigmoid",
+        "LeakyRelu",
+        "PRelu",
+        "Elu",
+        "Selu",
+        "Celu",
+        "Clip",
+        "QuickGelu",
+        "FastGelu",
+        "BiasGelu",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered model.
+
+    Attributes:
+        model: the model; the very object that came in where nothing was to do.
+        fused: names of the outputs of fused operators that were taken apart.
+        inlined: names of the local functions that were inlined.
+    """
+
+    model: onnx.ModelProto
+    fused: frozenset[str]
+    inlined: tuple[str, ...]
+
+
+Lower = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
+
+
+def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> Lowered:
+    """Lower `model`, but for the fused operators whose outputs are named in `keep`."""
+    functions = _relevant_functions(model)
+    if functions:
+        model = onnx.inliner.inline_selected_functions(model, functions, exclude=False)
+    found = [node.output[0] for graph in _graphs(model.graph) for node in graph.node if _lowered(node) is not None]
+    wanted = frozenset(found) - keep
+    if wanted:
+        if not functions:
+            original, model = model, onnx.ModelProto()
+            model.CopyFrom(original)
+        for graph in _graphs(model.graph):
+            _take_apart(graph, wanted)
+    return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
+
+
+def _relevant_functions(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Local functions that hold a linear operator or an activation, themselves or in a function they call."""
+    holding = {
+        (function.domain, function.name)
+        for function in model.functions
+        if function.domain != DOMAIN and any(_is_part(node) for node in _nodes(function))
+    }
+    grown = True
+    while grown:
+        callers = {
+            (function.domain, function.name)
+            for function in model.functions
+            if any((node.domain, node.op_type) in holding for node in _nodes(function))
+        }
+        grown = not callers <= holding
+        holding |= callers
+    return sorted(holding)
+
+
+def _is_part(node: onnx.NodeProto) -> bool:
+    return node.op_type in _PARTS_OF_BLOCKS and node.domain in (*ONNX_DOMAINS, MICROSOFT)
+
+
+def _nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in function.node:
+        yield node
+        for _, graph in subgraphs(node):
+            for inner in _graphs(graph):
+                yield from inner.node
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all graphs inside it."""
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        yield current
+        pending.extend(body for node in current.node for _, body in subgraphs(node))
+
+
+def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
+    if not any(node.output and node.output[0] in wanted for node in graph.node):
+        return
+    result: list[onnx.NodeProto] = []
+    for node in graph.node:
+        parts = _lowered(node) if node.output and node.output[0] in wanted else None
+        for part in parts or ():
+            part.metadata_props.extend(node.metadata_props)
+        result.extend(parts or [_copied(node)])
+    del graph.node[:]
+    graph.node.extend(result)
+
+
+def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    entry = LOWERINGS.get(("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type))
+    return None if entry is None else entry(node)
+
+
+# -- one function per fused operator -------------------------------------------------------------------------
+
+
+def _step(
+    node: onnx.NodeProto, operator: str, inputs: list[str], last: bool, domain: str = "", part: str = ""
+) -> onnx.NodeProto:
+    """One node of the lowered form; the last writes what the fused operator wrote."""
+    suffix = part or operator.lower()
+    output = node.output[0] if last else f"{node.output[0]}/{suffix}"
+    return onnx.helper.make_node(operator, inputs, [output], f"{node.name or node.output[0]}/{suffix}", domain=domain)
+
+
+def _bias_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    bias = _step(node, "Add", list(node.input), last=False, part="bias")
+    return [bias, _step(node, "Gelu", [bias.output[0]], last=True, domain=MICROSOFT)]
+
+
+def _fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    if len(node.input) < 2 or not node.input[1]:
+        return None
+    bias = _step(node, "Add", list(node.input), last=False, part="bias")
+    return [bias, _step(node, "FastGelu", [bias.output[0]], last=True, domain=MICROSOFT)]
+
+
+def _gemm_fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    parts = [_step(node, "MatMul", list(node.input[:2]), last=False)]
+    if len(node.input) > 2 and node.input[2]:
+        parts.append(_step(node, "Add", [parts[-1].output[0], node.input[2]], last=False, part="bias"))
+    return [*parts, _step(node, "FastGelu", [parts[-1].output[0]], last=True, domain=MICROSOFT)]
+
+
+def _fused_linear(operator: str) -> Lower:
+    """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
+
+    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if "activation" not in attributes or len(node.input) > 3:
+            return None
+        activation = attributes["activation"].s.decode("utf-8", "replace")
+        if activation not in _ACTIVATION_PARAMETERS:
+            return None
+        linear = _step(node, operator, list(node.input), last=False)
+        linear.attribute.extend(a for name, a in attributes.items() if not name.startswith("activation"))
+        result = _step(node, activation, [linear.output[0]], last=True)
+        result.attribute.extend(_activation_attributes(activation, attributes))
+        return [linear, result]
+
+    return lowered
+
+
+_ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "Relu": (),
+    "Sigmoid": (),
+    "Tanh": (),
+    "LeakyRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Elu": ("alpha",),
+}
+
+
+def _activation_attributes(
+    activation: str, attributes: dict[str, onnx.AttributeProto]
+) -> Iterator[onnx.AttributeProto]:
+    """FusedGemm has `activation_alpha`, FusedConv a list `activation_params`."""
+    listed = list(attributes["activation_params"].floats) if "activation_params" in attributes else []
+    for position, name in enumerate(_ACTIVATION_PARAMETERS[activation]):
+        if f"activation_{name}" in attributes:
+            yield onnx.helper.make_attribute(name, attributes[f"activation_{name}"].f)
+        elif position < len(listed):
+            yield onnx.helper.make_attribute(name, listed[position])
+
+
+def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    gate = _step(node, "Swish", [node.input[0]], last=False)
+    gate.attribute.extend(node.attribute)
+    return [gate, _step(node, "Mul", [gate.output[0], node.input[1]], last=True)]
+
+
+LOWERINGS: dict[tuple[str, str], Lower] = {
+    (MICROSOFT, "BiasGelu"): _bias_gelu,
+    (MICROSOFT, "FastGelu"): _fast_gelu,
+    (MICROSOFT, "GemmFastGelu"): _gemm_fast_gelu,
+    (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
+    (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
+    ("", "SwiGLU"): _swiglu,
+}

@@ -1,0 +1,91 @@
+"""Names of blocks: the module path that the exporter left in the graph.
+
+Comes in: the operators of a block. Goes out: a unique name such as `model.layers.0.mlp`. Sources, best first: the
+dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node names, the names of
+the weights; else `mlp_<n>`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import takewhile
+
+import onnx
+
+from passes.match.linear import LinearOperator
+from rewriter.graph.view import GraphView
+
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+_ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
+_TRAILING_OPERATOR = re.compile(r"_\d+$")
+
+
+class Namer:
+    """Gives each block of a model a name once; a name that is taken gets a number.
+
+    `reserved` holds names that the model uses already in `<name>/heads/...`, so that new tensors never meet old ones.
+    """
+
+    def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
+        self._taken: dict[str, int] = dict.fromkeys(reserved, 1)
+
+    def name(
+        self,
+        view: GraphView,
+        first: tuple[LinearOperator, ...],
+        second: tuple[LinearOperator, ...],
+        region: tuple[int, ...],
+    ) -> str:
+        """The common module path of the block's nodes. A lone operator is named by its own module."""
+        operators = [*(op.node for op in first), *(op.node for op in second[:1])]
+        paths = [path for index in operators if (path := _module_path(view.nodes[index]))]
+        if len(paths) < len(operators) or not paths:
+            paths = [path for op in (*first, *second[:1]) if (path := _weight_path(op.weight))]
+        common = _common(paths)
+        if not common and region:
+            common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
+        return self._unique(common or "mlp")
+
+    def _unique(self, name: str) -> str:
+        unique = name
+        while unique in self._taken:
+            self._taken[name] += 1
+            unique = f"{name}_{self._taken[name]}"
+        self._taken[unique] = 1
+        return unique
+
+
+def _module_path(node: onnx.NodeProto) -> list[str]:
+    """Module path of a node, as parts; empty where the exporter left none."""
+    for entry in node.metadata_props:
+        if entry.key == _SCOPES_KEY:
+            return _dynamo_path(entry.value)
+    if node.name.startswith("/"):
+        return [part for part in re.split(r"[/.]", node.name) if part][:-1]
+    return []
+
+
+def _dynamo_path(value: str) -> list[str]:
+    try:
+        scopes = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    if not isinstance(scopes, list) or len(scopes) < 2:
+        return []
+    return [part for part in str(scopes[-2]).split(".") if part]
+
+
+def _weight_path(weight: str) -> list[str]:
+    if "." not in weight:
+        return []
+    parts = weight.split(".")[:-1]
+    return [_TRAILING_OPERATOR.sub("", part) if part.startswith("onnx::") else part for part in parts]
+
+
+def _common(paths: list[list[str]]) -> str:
+    """The longest common path, joined with dots and free of characters that would confuse a reader or a glob."""
+    if not paths:
+        return ""
+    parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
+    return ".".join(cleaned for part in parts if (cleaned := _ODD.sub("_", part)))[:200]

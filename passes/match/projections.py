@@ -1,0 +1,323 @@
+"""A block's linear operators as plain projections: y = x W1 + b1 and W2, by the names of their constants.
+
+Comes in: a block and the view it was found in. Goes out: `Projections`, or the `Miss` that stands in the way. No weight
+is read. The forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) write their W_Q, W_V
+and W_O in terms of these names, so that no weight is stored twice. Where weights cannot be had so (quantised, a
+convolution, several operators added up) those forms leave the operators where they are, and use them as projections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import onnx
+
+from passes.match.blocks import Block
+from passes.match.linear import LinearOperator, Miss, einsum_map
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, label
+
+_LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
+"""Operators that keep all entries in order. So between two tensors with the same last axis they move no token."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A constant with one value per channel, or one for all.
+
+    Attributes:
+        name: the constant.
+        size: its elements.
+        start: first of the channels that are taken.
+        stop: end of those; None: all.
+    """
+
+    name: str
+    size: int
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """`output = data @ weight[:, start:stop] + sum of biases`.
+
+    Attributes:
+        data: the input tensor, channels last.
+        weight: the constant matrix, [in, out], or [out, in] if `transposed`.
+        transposed: its layout.
+        in_features: rows of the matrix (as [in, out]).
+        out_features: columns that are taken.
+        biases: constants added to the output.
+        start: first of the columns that are taken.
+        stop: end of those; None: all of them.
+    """
+
+    data: str
+    weight: str
+    transposed: bool
+    in_features: int
+    out_features: int
+    biases: tuple[Vector, ...] = ()
+    start: int = 0
+    stop: int | None = None
+
+    def part(self, start: int, stop: int) -> Projection:
+        """The same with some of the output channels."""
+        biases = tuple(
+            bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
+            for bias in self.biases
+        )
+        return replace(self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop)
+
+
+@dataclass(frozen=True)
+class Projections:
+    """A whole MLP block in plain matrices.
+
+    Attributes:
+        query: makes the pre-activation y.
+        value: makes what the activation is multiplied with; `query` itself where that is y.
+        output: W2, with the bias that its operator adds; `data` is the activation's output.
+        result: the output of the second operator.
+        rank: axes of the block's input.
+        result_rank: axes of its result: the same, or 2 where the operator works on tokens one below the other.
+        shapes: tensors that hold the shape of a tensor between the operators; it is computed from the input instead.
+    """
+
+    query: Projection
+    value: Projection
+    output: Projection
+    result: str
+    rank: int
+    result_rank: int
+    shapes: tuple[str, ...] = ()
+
+    @property
+    def gated(self) -> bool:
+        """Whether values are another projection than queries."""
+        return self.value != self.query
+
+
+def projections_of(view: GraphView, block: Block) -> Projections | Miss:
+    """Read the linear operators of `block` as plain matrices."""
+    return _Reader(view).read(block)
+
+
+class _Reader:
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._constants = Constants(view)
+
+    def read(self, block: Block) -> Projections | Miss:
+        if len(block.second) != 1:
+            reason = "several linear operators read" if block.second else "no linear operator reads"
+            return Miss(f"{reason} the activation's output", block.output)
+        query = self._leaf(block, block.gate)
+        value = query if block.value == block.gate else self._leaf(block, block.value)
+        output = self._matrix(block.second[0])
+        miss = next((part for part in (query, value, output) if isinstance(part, Miss)), None) or self._way_out(block)
+        if isinstance(query, Projection) and isinstance(value, Projection) and isinstance(output, Projection):
+            return miss or self._joined(block, query, value, output)
+        return miss or Miss("its projections cannot be read", block.output)
+
+    def _joined(self, block: Block, query: Projection, value: Projection, output: Projection) -> Projections | Miss:
+        if value.data != query.data:
+            return Miss("the gate and the value are projections of different tensors", block.value)
+        if query.out_features != value.out_features or output.in_features != query.out_features:
+            return Miss("the weights' shapes do not fit each other", block.output)
+        names = (query.data, query.weight, value.weight, output.weight, output.data)
+        types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
+        types |= {block.elem_type, block.gate_type, block.value_type}
+        if len(types) != 1:
+            return Miss("its tensors have several element types", block.output)
+        result, output = self._with_bias(block.second[0].output, output)
+        data = self._unflattened(query.data)
+        query, value = replace(query, data=data), replace(value, data=data)
+        rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
+        if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
+            return Miss("the number of axes of its input or output is not known, or changes", block.output)
+        return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
+
+    def _leaf(self, block: Block, leaf: str) -> Projection | Miss:
+        """The operator and the steps behind it that make a leaf, followed backwards and then read forwards."""
+        chain: list[tuple[onnx.NodeProto, str]] = []
+        tensor = leaf
+        made = {operator.output: operator for operator in block.first}
+        while tensor not in made:
+            node = self._view.made_by(tensor)
+            data = [] if node is None else self._data_of(node)
+            if node is None or len(data) != 1:
+                return Miss("a projection is not one linear operator alone", leaf)
+            chain.append((node, tensor))
+            tensor = data[0]
+        projection = self._matrix(made[tensor])
+        for node, output in reversed(chain):
+            if isinstance(projection, Miss):
+                return projection
+            projection = self._step(projection, node, output)
+        return projection
+
+    def _data_of(self, node: onnx.NodeProto) -> list[str]:
+        """Inputs that are data: neither constants nor the shape of a Reshape."""
+        names = node.input[:1] if node.op_type in _LAYOUT_ONLY else node.input
+        return [name for name in names if name and name not in self._constants]
+
+    def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
+        if node.op_type in ("Add", "Sum"):
+            vectors = [self._vector(name, projection.out_features) for name in node.input if name in self._constants]
+            found = tuple(vector for vector in vectors if vector is not None)
+            if len(found) == len(vectors):
+                return replace(projection, biases=(*projection.biases, *found))
+        elif node.op_type in _LAYOUT_ONLY:
+            if self._width(output) in (None, projection.out_features):
+                return projection
+        elif node.op_type in ("Split", "Slice"):
+            bounds = self._split(node, output, projection.out_features) if node.op_type == "Split" else None
+            bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
+            if bounds is not None:
+                return projection.part(*bounds)
+        return Miss(f"{label(node)} is part of a projection", label(node))
+
+    def _width(self, tensor: str) -> int | None:
+        shape = self._view.type_of(tensor).shape
+        last = shape[-1] if shape else None
+        return last if isinstance(last, int) else None
+
+    def _vector(self, name: str, channels: int) -> Vector | None:
+        shape = self._constants.shape(name)
+        if shape is None or prod(shape) not in (1, channels) or any(size != 1 for size in shape[:-1]):
+            return None
+        return Vector(name, prod(shape))
+
+    def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        rank = self._view.type_of(node.input[0]).rank
+        if axis != -1 and (rank is None or axis != rank - 1):
+            return None
+        sizes = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "split"), None)
+        if len(node.input) > 1 and node.input[1]:
+            given = self._constants.value(node.input[1])
+            if given is None:
+                return None
+            sizes = [int(size) for size in given.reshape(-1)]
+        if sizes is None:
+            count = len(node.output)
+            if channels % count:
+                return None
+            sizes = [channels // count] * count
+        number = list(node.output).index(output)
+        start = sum(sizes[:number])
+        return start, start + sizes[number]
+
+    def _slice(self, node: onnx.NodeProto, channels: int) -> tuple[int, int] | None:
+        values = [self._integer(name) for name in node.input[1:4]]
+        if len(values) < 3 or any(value is None for value in values):
+            return None
+        start, stop, axis = (value for value in values if value is not None)
+        rank = self._view.type_of(node.input[0]).rank
+        if axis != -1 and (rank is None or axis != rank - 1):
+            return None
+        first, last, _ = slice(start, stop).indices(channels)
+        return (first, last) if first < last else None
+
+    def _integer(self, name: str) -> int | None:
+        value = self._constants.value(name)
+        return int(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def _matrix(self, operator: LinearOperator) -> Projection | Miss:
+        node = self._view.nodes[operator.node]
+        where = label(node)
+        if operator.kind not in ("MatMul", "Gemm", "Einsum") or node.op_type != operator.kind or operator.axis != -1:
+            return Miss(f"its {operator.kind} does not hold a plain matrix", where)
+        if operator.added:
+            return Miss(f"{where} adds data to its product", where)
+        shape = self._constants.shape(operator.weight)
+        if shape is None or len(shape) != 2 or operator.in_features is None or operator.out_features is None:
+            return Miss("the shape of its weight is not known", where)
+        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
+            return Miss(f"{where} has factors alpha and beta", where)
+        if self._quantised(operator.weight):
+            return Miss("its weight is quantised", where)
+        biases: tuple[Vector, ...] = ()
+        if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
+            vector = self._vector(node.input[2], operator.out_features)
+            if vector is None:
+                return Miss(f"{where} has a bias that is not one value per channel", where)
+            biases = (vector,)
+        transposed = bool(given.get("transB"))
+        if operator.kind == "Einsum":
+            read = einsum_map(given["equation"].decode(), list(node.input).index(operator.weight))
+            transposed = read is not None and read.transposed
+        return Projection(
+            operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
+        )
+
+    def _with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
+        """The sum of the second operator's output and a bias, where nothing else reads the former."""
+        readers = self._view.consumers.get(result, ())
+        node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
+        if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
+            return result, output
+        step = self._step(output, node, node.output[0])
+        if isinstance(step, Miss) or len(step.biases) == len(output.biases):
+            return result, output
+        return node.output[0], step
+
+    def _same_rank(self, block: Block, tensor: str) -> bool:
+        """Whether a tensor surely has the leading axes of the block's input."""
+        ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
+        return len(ranks) == 1 and None not in ranks
+
+    def _shape_nodes(self, tensor: str) -> set[int]:
+        """Nodes that read nothing of a tensor but its whole shape."""
+        readers = self._view.consumers.get(tensor, ())
+        nodes = self._view.nodes
+        return {index for index in readers if nodes[index].op_type == "Shape" and not nodes[index].attribute}
+
+    def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
+        tensors = (block.output, block.gate, block.value)
+        nodes = {
+            index
+            for tensor in tensors
+            if self._view.type_of(tensor).rank == rank
+            for index in self._shape_nodes(tensor)
+        }
+        return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
+
+    def _quantised(self, weight: str) -> bool:
+        """Whether a constant is more than an initializer in another layout: it is better left to its own operators."""
+        while (node := self._view.made_by(weight)) is not None:
+            if node.op_type == "Constant":
+                return False
+            if node.op_type not in (*_LAYOUT_ONLY, "Transpose", "Cast"):
+                return True
+            weight = node.input[0]
+        return False
+
+    def _unflattened(self, data: str) -> str:
+        """Where tokens of several sequences were laid one below the other for an operator, the tensor before that."""
+        node = self._view.made_by(data)
+        if node is None or node.op_type not in ("Reshape", "Flatten"):
+            return data
+        before = self._view.type_of(node.input[0])
+        widths = {self._width(name) for name in (data, node.input[0])}
+        return node.input[0] if (before.rank or 0) > 2 and len(widths) == 1 and None not in widths else data
+
+    def _way_out(self, block: Block) -> Miss | None:
+        """Between the activation's output and the second operator only the layout may change, and nobody else reads."""
+        tensor = block.second[0].data
+        while True:
+            own = tensor == block.output and self._same_rank(block, tensor)
+            shapes = self._shape_nodes(tensor) if own else set()
+            readers = set(self._view.consumers.get(tensor, ())) - shapes
+            if len(readers) != 1 or tensor in self._view.outputs:
+                return Miss("something else reads the activation's output", tensor)
+            if tensor == block.output:
+                return None
+            node = self._view.made_by(tensor)
+            if node is None or node.op_type not in _LAYOUT_ONLY:
+                return Miss("another operator stands between the activation and the second operator", tensor)
+            tensor = node.input[0]

@@ -1,0 +1,1 @@
+"""Neurons that are proved not to be needed, and blocks without them."""

@@ -1,0 +1,226 @@
+"""Proven bounds on pre-activations, from what stands in front of a projection.
+
+An interval per neuron holds for every input, where the data are normalised or rows of a table. With x = g * n + c
+(g, c the normalisation's scale and bias) and D channels,
+
+    y = w.x + b = (g * w).n + c.w + b,    |n| <= sqrt(D),
+
+because the mean of n^2 is var / (var + epsilon) <= 1. LayerNormalization also makes the sum of n zero, so that
+g * w may be replaced by its difference from its mean (Cauchy and Schwarz do the rest). Rows of an embedding table
+reach as far as the longest of them does: |w.x| <= |w| max |row|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import onnx
+
+from passes.match.blocks import Block
+from passes.match.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
+from passes.programs.program import Array
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import ONNX_DOMAINS, GraphView
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """Where an operator that normalises has its scale and bias, and whether it subtracts the mean."""
+
+    scale: int
+    bias: int | None
+    centred: bool
+
+
+NORMS: dict[tuple[str, str], _Norm] = {
+    ("", "LayerNormalization"): _Norm(1, 2, centred=True),
+    ("", "RMSNormalization"): _Norm(1, None, centred=False),
+    ("", "SimplifiedLayerNormalization"): _Norm(1, None, centred=False),
+    (MICROSOFT, "SkipLayerNormalization"): _Norm(2, 3, centred=True),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Norm(2, None, centred=False),
+}
+"""Operators whose first output is normalised along the last axis."""
+
+
+def preactivation_bounds(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
+    """Smallest and largest value that each neuron's pre-activation can take, widened by what rounding may do.
+
+    Returns:
+        Two arrays of shape [d_ff], or None where the projection's data are not normalised by a known operator.
+    """
+    found = _scale_and_bias(view, projection.data, read) or _written_out(view, projection.data, read)
+    if found is None:
+        return _of_rows(view, projection, read)
+    norm, scale, shift = found
+    weight = projection.weight.per_neuron.astype(np.float64)
+    if scale.shape[-1:] != weight.shape[1:] or (shift is not None and shift.shape != scale.shape):
+        return None
+    bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
+    steered = weight * scale
+    if norm.centred:
+        steered -= steered.mean(axis=1, keepdims=True)
+    reach = np.sqrt((steered**2).sum(axis=1)) * sqrt(weight.shape[1])
+    middle = bias if shift is None else weight @ shift + bias
+    size = reach + np.abs(bias) + (0.0 if shift is None else np.abs(weight) @ np.abs(shift))
+    slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * size
+    return middle - reach - slack, middle + reach + slack
+
+
+def reach(view: GraphView, block: Block, read: Read) -> float | None:
+    """The largest |pre-activation| that any input can cause in a block; None where the weights do not bound it."""
+    try:
+        found = preactivation_bounds(view, read_projection(view, block, block.gate, read), read)
+    except NotPlainError:
+        return None
+    return None if found is None else float(np.max(np.abs(found)))
+
+
+def _of_rows(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
+    """The bounds where the data are sums of rows of constant tables."""
+    longest = _longest_row(view, projection.data, read)
+    if longest is None:
+        return None
+    weight = projection.weight.per_neuron.astype(np.float64)
+    bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
+    far = np.sqrt((weight**2).sum(axis=1)) * longest
+    slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * (far + np.abs(bias))
+    return bias - far - slack, bias + far + slack
+
+
+def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
+    """The largest norm of a row of `tensor`, a sum of rows of tables; None where it is something else."""
+    node = view.made_by(tensor)
+    if node is None or not view.is_onnx(node):
+        return None
+    if node.op_type == "Add":
+        parts = [_longest_row(view, name, read) for name in node.input]
+        return None if None in parts else sum(part for part in parts if part is not None)
+    if node.op_type != "Gather" or any(item.name == "axis" and item.i != 0 for item in node.attribute):
+        return None
+    try:
+        table = constant_operand(view, view.producer[tensor], 0, read).array
+    except NotPlainError:
+        return None
+    return float(np.sqrt(np.max(np.sum(table.astype(np.float64) ** 2, axis=-1))))
+
+
+def _written_out(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array, Array | None] | None:
+    """Scale and bias of a normalisation in plain operators: g x / sqrt(mean(x^2) + epsilon) + c."""
+    tensor, shift = _past_constant(view, tensor, "Add", read)
+    tensor, scale = _past_constant(view, tensor, "Mul", read)
+    if scale is None or not _divides_by_root(view, _past_casts(view, tensor)):
+        return None
+    return _Norm(0, None, centred=False), scale, shift
+
+
+def _past_constant(view: GraphView, tensor: str, operator: str, read: Read) -> tuple[str, Array | None]:
+    """The other operand of an Add or Mul with a constant, and that constant; the tensor itself and None elsewhere."""
+    tensor = _past_casts(view, tensor)
+    index = view.producer.get(tensor)
+    if index is None or view.nodes[index].op_type != operator:
+        return tensor, None
+    for slot in (0, 1):
+        try:
+            constant = constant_operand(view, index, slot, read).array.astype(np.float64)
+        except NotPlainError:
+            continue
+        return view.nodes[index].input[1 - slot], constant.reshape(constant.shape[-1:])
+    return tensor, None
+
+
+def _past_casts(view: GraphView, tensor: str) -> str:
+    while (node := view.made_by(tensor)) is not None and view.is_onnx(node) and node.op_type in ("Cast", "Identity"):
+        tensor = node.input[0]
+    return tensor
+
+
+def _divides_by_root(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is x / sqrt(mean of x^2 along the last axis + something positive), for some x."""
+    node = view.made_by(tensor)
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return False
+    pairs = [tuple(node.input), tuple(node.input)[::-1]] if node.op_type == "Mul" else [tuple(node.input)]
+    return any(_is_root(view, root, data, inverse=node.op_type == "Mul") for data, root in pairs)
+
+
+def _is_root(view: GraphView, tensor: str, data: str, *, inverse: bool) -> bool:
+    node = view.made_by(_past_casts(view, tensor))
+    if inverse and node is not None and node.op_type in ("Reciprocal", "Div"):
+        top = None if node.op_type == "Reciprocal" else Constants(view).scalar(node.input[0])
+        if top not in (None, 1.0):
+            return False
+        node = view.made_by(node.input[-1])
+    elif inverse:
+        return False
+    if node is None or node.op_type != "Sqrt":
+        return False
+    added = view.made_by(node.input[0])
+    if added is None or added.op_type != "Add":
+        return False
+    for mean, epsilon in (tuple(added.input), tuple(added.input)[::-1]):
+        value = Constants(view).scalar(epsilon)
+        if value is not None and value >= 0.0:
+            return _is_mean_of_squares(view, mean, data)
+    return False
+
+
+def _is_mean_of_squares(view: GraphView, tensor: str, data: str) -> bool:
+    node = view.made_by(tensor)
+    if node is None or node.op_type != "ReduceMean" or _axes(view, node) != [-1]:
+        return False
+    square = view.made_by(node.input[0])
+    if square is None:
+        return False
+    same = {_past_casts(view, name) for name in square.input[:1]} == {_past_casts(view, data)}
+    if square.op_type == "Pow":
+        return same and Constants(view).scalar(square.input[1]) == 2.0
+    return same and square.op_type == "Mul" and square.input[0] == square.input[1]
+
+
+def _axes(view: GraphView, node: onnx.NodeProto) -> list[int]:
+    stated = next((list(item.ints) for item in node.attribute if item.name == "axes"), None)
+    if stated is None and len(node.input) > 1:
+        value = Constants(view).value(node.input[1])
+        stated = None if value is None else [int(entry) for entry in np.ravel(value)]
+    rank = view.type_of(node.input[0]).rank
+    return [axis - rank if rank is not None and axis >= 0 else axis for axis in stated or []]
+
+
+def _scale_and_bias(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array, Array | None] | None:
+    index = view.producer.get(tensor)
+    if index is None:
+        return None
+    node = view.nodes[index]
+    norm = NORMS.get(("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type))
+    if norm is None or node.output[0] != tensor or not _usual(view, index):
+        return None
+    try:
+        scale = constant_operand(view, index, norm.scale, read).array.astype(np.float64)
+        biased = norm.bias is not None and len(node.input) > norm.bias and node.input[norm.bias]
+        shift = constant_operand(view, index, norm.bias or 0, read).array.astype(np.float64) if biased else None
+    except NotPlainError:
+        return None
+    return norm, scale, shift
+
+
+def _usual(view: GraphView, index: int) -> bool:
+    """Along the last axis, and with an epsilon that makes nothing larger."""
+    node = view.nodes[index]
+    given = {attribute.name: attribute for attribute in node.attribute}
+    rank = view.type_of(node.input[0]).rank
+    last = "axis" not in given or given["axis"].i == -1 or (rank is not None and given["axis"].i == rank - 1)
+    return last and ("epsilon" not in given or given["epsilon"].f >= 0.0)
+
+
+def _spread(bias: AnyArray, count: int) -> Array:
+    return np.broadcast_to(bias.astype(np.float64).reshape(-1), (count,))
+
+
+def _rounding(dtype: np.dtype[np.generic], terms: int) -> float:
+    """What rounding may add to a sum of so many products of rounded numbers, over the sum of their sizes; generous."""
+    digits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}.get(dtype.name, 7)
+    return 4.0 * (terms + 8) * 2.0**-digits

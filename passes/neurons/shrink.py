@@ -1,0 +1,192 @@
+"""Putting smaller weights into a copy of a model.
+
+Comes in: the layers of blocks and what is left of their neurons. Goes out: a copy with the smaller weights as new
+initializers, named for the old ones. A weight that something else reads stays; one that nothing reads any more goes.
+Used by `passes.neurons.merge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx
+
+from passes.match.operands import AnyArray, Layer, NotPlainError, Operand, Output
+from passes.neurons.reduce import Reduction
+from passes.programs.program import Array
+from rewriter.graph.edit import LOOSE_INITIALIZERS, drop_dead_constants
+from rewriter.graph.view import GraphView, Path, graph_at, subgraphs
+
+_MOST_BYTES = 2**31 - 2**26
+"""Protobuf ends at 2 GB, and new weights stand inside the model file; some room for the rest."""
+
+
+class Shrinker:
+    """The copy and what was changed in it. Indices of nodes hold until `finish`, which puts new nodes in.
+
+    Attributes:
+        ends: outputs of second operators that a constant is added behind, to the tensor that is again what it was.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.ends: dict[str, str] = {}
+        self._original = model
+        self._copy: onnx.ModelProto | None = None
+        self._names: set[str] = set()
+        self._known: dict[tuple[Path, int, tuple[int, ...], bytes], str] = {}
+        self._added: dict[Path, dict[int, onnx.NodeProto]] = {}
+        self._retired: dict[Path, set[str]] = {}
+        self._bytes: int | None = None
+
+    def require_room(self, size: int = 0) -> None:
+        """Check that new weights can stand in this model, and so many bytes of them.
+
+        Raises:
+            NotPlainError: they cannot.
+        """
+        if self._original.ir_version < LOOSE_INITIALIZERS:
+            raise NotPlainError(
+                f"in IR version {self._original.ir_version} every weight is a graph input; convert the model to IR "
+                f"version {LOOSE_INITIALIZERS} or newer first"
+            )
+        if size and self._size() + size > _MOST_BYTES:
+            raise NotPlainError("its smaller weights would take the model file past the 2 GB that protobuf allows")
+
+    def _size(self) -> int:
+        """Bytes inside the model file so far; weights that will go are not taken off."""
+        if self._bytes is None:
+            self._bytes = sum(tensor.ByteSize() for tensor in self._original.graph.initializer)
+        return self._bytes
+
+    def replace(self, view: GraphView, layer: Layer, reduction: Reduction) -> None:
+        """Put the smaller weights in the place of a block's weights.
+
+        Raises:
+            NotPlainError: there is no room for them, or a bias would become infinite; nothing is changed then.
+        """
+        size = sum(operand.array.nbytes for operand in layer.operands)
+        self.require_room(size)
+        shifted = [
+            None if shift is None else _shifted(output, shift)
+            for output, shift in zip(layer.outputs, reduction.shifts, strict=True)
+        ]
+        self._bytes = self._size() + size
+        graph = graph_at(self._opened(view.path), view.path)
+        changed = {out.weight.node: rows for out, rows in zip(layer.outputs, reduction.rows, strict=True)}
+        for operand in layer.operands:
+            is_output = any(operand is output.weight for output in layer.outputs)
+            self._rebind(graph, view, operand, _smaller(operand, reduction, changed[operand.node] if is_output else {}))
+        for output, values in zip(layer.outputs, shifted, strict=True):
+            if values is not None:
+                self._shift(graph, view, output, values)
+        _narrow(graph, frozenset(layer.hidden), len(reduction.kept))
+
+    def finish(self) -> onnx.ModelProto:
+        """The changed copy, or the original where nothing changed."""
+        if self._copy is None:
+            return self._original
+        for path, added in self._added.items():
+            graph = graph_at(self._copy, path)
+            nodes = list(_with(graph.node, added))
+            del graph.node[:]
+            graph.node.extend(nodes)
+        for path, names in self._retired.items():
+            for depth in range(len(path), -1, -1):  # a body may read weights of the graphs around it
+                drop_dead_constants(graph_at(self._copy, path[:depth]), frozenset(names))
+        return self._copy
+
+    def _opened(self, path: Path) -> onnx.ModelProto:
+        if self._copy is None:
+            self._copy = onnx.ModelProto()
+            self._copy.CopyFrom(self._original)
+            self._names = set(_all_names(self._copy.graph))
+        self._retired.setdefault(path, set())
+        return self._copy
+
+    def _rebind(self, graph: onnx.GraphProto, view: GraphView, operand: Operand, values: AnyArray) -> None:
+        """Give a node a new constant instead of one of its inputs."""
+        name = self._initializer(graph, view.path, f"{operand.name}_merged", values)
+        graph.node[operand.node].input[operand.slot] = name
+        self._retired[view.path].add(operand.name)
+
+    def _initializer(self, graph: onnx.GraphProto, path: Path, wanted: str, values: AnyArray) -> str:
+        """The name of a new initializer; blocks that share a weight and lose the same neurons go on sharing."""
+        tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values))
+        key = (path, tensor.data_type, tuple(tensor.dims), tensor.raw_data)
+        if key not in self._known:
+            tensor.name = self._known[key] = self._unique(wanted)
+            graph.initializer.append(tensor)
+        return self._known[key]
+
+    def _shift(self, graph: onnx.GraphProto, view: GraphView, output: Output, values: AnyArray) -> None:
+        """Add a constant to the output of a second operator: in its bias, or in an Add of its own."""
+        if output.bias is not None:
+            self._rebind(graph, view, output.bias, values)
+            if output.biased != output.operator.output:
+                self.ends[output.operator.output] = output.biased
+            return
+        node = graph.node[output.operator.node]
+        after = node.output[0]
+        before = node.output[0] = self._unique(f"{after}_unshifted")
+        constant = self._initializer(graph, view.path, f"{output.weight.name}_merged_bias", values)
+        addition = onnx.helper.make_node("Add", [before, constant], [after], f"{node.name or after}_merged_bias")
+        addition.metadata_props.extend(node.metadata_props)
+        self._added.setdefault(view.path, {})[output.operator.node] = addition
+        self.ends[before] = after
+
+    def _unique(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self._names:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._names.add(name)
+        return name
+
+
+def _smaller(operand: Operand, reduction: Reduction, rows: Mapping[int, Array]) -> AnyArray:
+    """The operand with the kept neurons only, and the changed rows (of a second operator) in their places."""
+    result = np.take(operand.array, reduction.kept, axis=operand.axis)
+    by_neuron = np.moveaxis(result, operand.axis, 0)  # a view of it
+    for position in np.flatnonzero(np.isin(reduction.kept, list(rows))):
+        by_neuron[position] = rows[int(reduction.kept[position])].astype(result.dtype)
+    return result
+
+
+def _shifted(output: Output, shift: Array) -> AnyArray:
+    """The bias of a second operator with the constant in it, rounded once."""
+    old = np.zeros_like(shift) if output.bias is None else output.bias.array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        values = (old + shift).astype(output.weight.array.dtype)
+    if not np.isfinite(values).all():
+        raise NotPlainError("the constant of its constant neurons is too large for the output's bias")
+    return values
+
+
+def _with(nodes: Iterable[onnx.NodeProto], added: Mapping[int, onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Copies of the nodes, each followed by the node to add behind it."""
+    for index, node in enumerate(nodes):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        yield copy
+        if index in added:
+            yield added[index]
+
+
+def _narrow(graph: onnx.GraphProto, tensors: frozenset[str], width: int) -> None:
+    """Correct the stated width of tensors, where one is stated."""
+    for value in graph.value_info:
+        if value.name in tensors and value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[-1].Clear()
+            value.type.tensor_type.shape.dim[-1].dim_value = width
+
+
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of the tensors of a graph and of the graphs inside it."""
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        yield from (value.name for value in (*current.input, *current.output, *current.initializer))
+        for node in current.node:
+            yield from (*node.input, *node.output)
+            pending.extend(body for _, body in subgraphs(node))

@@ -1,0 +1,262 @@
+"""The table of activations: how each is recognised from its values, and its head program.
+
+Comes in: a function given by its values, and the arithmetic of the block. Goes out: an `Activation` with its
+parameters, or None. Matching is semantic: however a graph spells GELU, its values are GELU's. Parameters (SiLU's beta,
+a leaky slope, an outer factor) are solved for (`passes.programs.solve`), then checked on the whole grid. Programs are
+in closed form (`passes.programs.closed_forms`), fitted (`passes.programs.fitted`), or gates (`passes.programs.gates`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from passes.programs import closed_forms, solve
+from passes.programs.arithmetic import Arithmetic
+from passes.programs.fitted import cheapest, cheapest_gate
+from passes.programs.gates import gate, line
+from passes.programs.program import Array, Program
+from passes.programs.solve import Function, Parameters, Solve
+from rewriter.graph import elementwise
+
+Values = Callable[[Array, Parameters], Array]
+Make = Callable[[Parameters, Arithmetic], Program]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One entry of the table.
+
+    Attributes:
+        name: canonical name.
+        parameters: names of the solved parameters.
+        function: values of the activation, given points and parameters.
+        solve: parameters from the values of an unknown function; None when it cannot be this activation.
+        program: the head program; None where there is none.
+        usual: the parameters of the plain activation, which reports do not print.
+        gate: the program of h(g) u; None where it follows from `program` by `passes.programs.gates.gate`.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    function: Values
+    solve: Solve
+    program: Make | None
+    usual: Parameters = (1.0,)
+    gate: Make | None = None
+
+    def label(self, parameters: Parameters) -> str:
+        """The name as reports print it, with the parameters that are not the usual ones."""
+        rounded = tuple(round(value, 4) for value in parameters)
+        if self.name == "silu" and rounded == (1.702, 1.0):
+            return "quick_gelu"
+        stated = ", ".join(f"{name}={value:.6g}" for name, value in zip(self.parameters, parameters, strict=True))
+        return self.name if rounded == self.usual else f"{self.name}({stated})"
+
+    def program_for(self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False) -> Program | None:
+        """The program of h(y), or of h(g) u, whose self values read u; None where there is none."""
+        if gated and self.gate is not None:
+            return self.gate(parameters, arithmetic)
+        program = None if self.program is None else self.program(parameters, arithmetic)
+        if program is None or not gated:
+            return program
+        return gate(program, arithmetic) if len(program.heads) == 1 else None
+
+
+# -- the functions ---------------------------------------------------------------------------------------------
+
+
+def _silu(y: Array, p: Parameters) -> Array:
+    return p[1] * y * elementwise.sigmoid(p[0] * y)
+
+
+def _gelu(y: Array, p: Parameters) -> Array:
+    return p[1] * y * elementwise.normal_cdf(p[0] * y)
+
+
+def _mish(y: Array, p: Parameters) -> Array:
+    return p[0] * y * np.tanh(elementwise.softplus(y))
+
+
+def _two_slopes(y: Array, p: Parameters) -> Array:
+    return np.where(y >= 0, p[0], p[1]) * y
+
+
+def _logistic(y: Array, p: Parameters) -> Array:
+    return p[2] + p[1] * elementwise.sigmoid(p[0] * y)
+
+
+def _clip(y: Array, p: Parameters) -> Array:
+    slope, offset, left, right = p
+    return np.clip(slope * y + offset, min(left, right), max(left, right))
+
+
+def _bent(y: Array, p: Parameters) -> Array:
+    return np.where(y > 0, p[0] * y, p[1] * np.expm1(p[2] * np.minimum(y, 0.0)))
+
+
+def _softplus(y: Array, p: Parameters) -> Array:
+    return p[1] * elementwise.softplus(p[0] * y)
+
+
+def _exp(y: Array, p: Parameters) -> Array:
+    return p[1] * np.exp(p[0] * y)
+
+
+def _softsign(y: Array, p: Parameters) -> Array:
+    return p[1] * p[0] * y / (1.0 + np.abs(p[0] * y))
+
+
+def _times(function: Function) -> Values:
+    """The function times a factor."""
+    return lambda y, p: p[0] * function(y)
+
+
+def _inside(function: Values) -> Values:
+    """h(clip(y, low, high)), the two being the last parameters."""
+    return lambda y, p: function(np.clip(y, p[-2], p[-1]), p[:-2])
+
+
+def _hard_swish(y: Array) -> Array:
+    return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
+
+
+def _squared(y: Array) -> Array:
+    return y * y
+
+
+def _relu_squared(y: Array) -> Array:
+    return np.maximum(y, 0.0) ** 2
+
+
+# -- programs that are neither in closed form nor a single entry of a table --------------------------------------
+
+
+def _gelu_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("gelu", arithmetic.tolerance * abs(p[0] / p[1])).scaled(inner=p[0], outer=p[1] / p[0])
+
+
+def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
+
+
+_GATE = 1.1
+"""A tenth more error is worth a head less."""
+
+
+def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    program = cheapest_gate("gelu", _GATE * arithmetic.tolerance * abs(p[0] / p[1]))
+    return gate(program.scaled(inner=p[0], outer=p[1] / p[0]), arithmetic)
+
+
+def _gelu_tanh_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return gate(cheapest_gate("gelu_tanh", _GATE * arithmetic.tolerance / abs(p[0])).scaled(outer=p[0]), arithmetic)
+
+
+def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1])
+
+
+def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    relu = closed_forms.two_slopes((p[0], 0.0), arithmetic)
+    return replace(gate(relu, arithmetic), name="relu_squared")
+
+
+def _square_program(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return line(p[0], arithmetic, "square")
+
+
+def _within(make: Make) -> Make:
+    """The program of h(clip(y, low, high)) from that of h."""
+
+    def clipped(p: Parameters, arithmetic: Arithmetic) -> Program:
+        return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
+
+    return clipped
+
+
+# -- special cases of a general solution -------------------------------------------------------------------------
+
+
+def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
+    """`solve`, for parameters that `allowed` accepts to a few digits (the grid decides)."""
+
+    def checked(f: Function) -> Parameters | None:
+        solved = solve(f)
+        return solved if solved is not None and allowed(solved) else None
+
+    return checked
+
+
+def _near(value: float, wanted: float) -> bool:
+    return math.isclose(value, wanted, rel_tol=1e-3, abs_tol=1e-3)
+
+
+def _relu6(p: Parameters) -> bool:
+    return _near(p[0], 1.0) and _near(p[1], 0.0) and _near(p[2], 0.0) and _near(p[3], 6.0)
+
+
+def _hard_sigmoid(p: Parameters) -> bool:
+    return _near(p[1], 0.5) and _near(p[2], 0.0) and _near(p[3], 1.0)
+
+
+def _elu(p: Parameters) -> bool:
+    return _near(p[0], 1.0) and _near(p[2], 1.0)
+
+
+def _selu(p: Parameters) -> bool:
+    return all(map(_near, p, _SELU))
+
+
+_PROBIT = NormalDist().inv_cdf
+_GELU_TANH = elementwise.gelu_tanh
+_BETA, _INNER, _FACTOR, _ENDS = ("beta", "factor"), ("inner", "factor"), ("factor",), ("low", "high")
+_SLOPES, _LINE, _BELOW = ("right", "left"), ("slope", "offset", "left", "right"), ("right", "depth", "rate")
+_LOGISTIC = ("steepness", "height", "low")
+_UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
+_HARD = (0.1667, 0.5, 0.0, 1.0)
+_SELU = (1.0507, 1.7581, 1.0)
+_BENT, _BENT_GATE = closed_forms.exponential_linear, closed_forms.exponential_linear_gate
+_CLIPPED_SILU = solve.clipped(solve.self_gated(solve.logit), _silu)
+_CLIPPED_GELU = solve.clipped(solve.self_gated(_PROBIT), _gelu)
+
+ACTIVATIONS: tuple[Activation, ...] = (
+    Activation("relu", _SLOPES, _two_slopes, solve.one_slope, closed_forms.two_slopes, (1.0, 0.0)),
+    Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
+    Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
+    Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate),
+    Activation(
+        "gelu_tanh", _FACTOR, _times(_GELU_TANH), solve.factor(_GELU_TANH), _gelu_tanh_program, gate=_gelu_tanh_gate
+    ),
+    Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
+    Activation("sigmoid", _LOGISTIC, _logistic, solve.logistic_from_zero, closed_forms.logistic, (1.0, 1.0, 0.0)),
+    Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
+    Activation("relu_squared", _FACTOR, _times(_relu_squared), solve.factor(_relu_squared), _relu_squared_program),
+    Activation("relu6", _LINE, _clip, _only(solve.clip, _relu6), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)),
+    Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _hard_sigmoid), closed_forms.clip, _HARD),
+    Activation("clip", _LINE, _clip, solve.clip, closed_forms.clip),
+    Activation("hard_swish", _FACTOR, _times(_hard_swish), solve.factor(_hard_swish, 4.0), closed_forms.hard_swish),
+    Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _elu), _BENT, _ONES, _BENT_GATE),
+    Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _selu), _BENT, _SELU, _BENT_GATE),
+    Activation("celu", _BELOW, _bent, solve.exponential_linear, _BENT, _ONES, _BENT_GATE),
+    Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
+    Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),
+    Activation("softplus", _INNER, _softplus, solve.softplus, _softplus_program, _UNIT),
+    Activation("softsign", _INNER, _softsign, solve.softsign, None, _UNIT),
+    Activation("exp", ("rate", "factor"), _exp, solve.exponential, closed_forms.exponential, _UNIT),
+    Activation("square", _FACTOR, _times(_squared), solve.factor(_squared), _square_program),
+)
+
+LINEAR = Activation(
+    "linear",
+    _FACTOR,
+    _times(lambda y: y),
+    solve.factor(lambda y: y),
+    None,
+    gate=lambda p, a: line(p[0], a, "bilinear"),
+)
+"""The gate of a bilinear layer, g u; by itself it is no activation."""

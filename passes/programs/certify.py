@@ -1,0 +1,198 @@
+"""Certificates: how far a head program is from its activation, proved.
+
+Comes in: a program and the name of a curve. Goes out: `Certificate`, a bound on the largest |program - f| over all
+reals or a domain, in exact arithmetic for the given coefficients.
+
+Cells. On a cell of centre c and half-width r, Taylor's theorem gives |e| <= |e(c)| + r |e'(c)| + r^2/2 |e''(c)| +
+r^3/6 max |e'''|, e = program - f. The derivatives of a head are joint cumulants of slopes a and values v under its
+softmax weights p: with v' the slope of the values,
+
+    o' = E[v'] + cov(a, v),   o'' = 2 cov(a, v') + k(a, a, v),   o''' = 3 k(a, a, v') + k(a, a, a, v),
+
+and over a cell |log p_j| moves by at most r (max a - min a), which bounds o''' by sums of absolute values. Cells whose
+bound is well above the largest error seen are split. Tails. Beyond the outermost cells one key outweighs the others
+by factors exp(-difference of slopes * |y|); the head is its value to within a sum of terms that decrease. The rounding
+of the evaluations is bounded (`Head.float64_rounding`) and added. Used by the fitter, which states `max_error` so, and
+by the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from passes.programs.curves import CURVES, Curve, End
+from passes.programs.intervals import largest
+from passes.programs.program import Array, Head, Program
+
+_ULP = 2.0**-52
+_TIGHT = 1.02
+"""Cells are split until no bound exceeds the largest error seen by more than this."""
+_MOST_CELLS = 4_000_000
+_ROUNDING = 1e-12
+"""No cell is split whose bound is below this: what is left is the rounding of the evaluations."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A proved bound.
+
+    Attributes:
+        bound: the largest |program - f|, at most; infinite where none could be proved.
+        seen: the largest |program - f| met, rounding taken off: `bound` cannot be smaller.
+        cells: cells on which it was bounded.
+        tail: bound beyond the cells; 0 where the domain ends with them.
+        reach: the cells cover |y| <= reach.
+        method: how, in one line.
+    """
+
+    bound: float
+    seen: float
+    cells: int
+    tail: float
+    reach: float
+    method: str
+
+
+def certify(program: Program, activation: str, *, domain: float = math.inf) -> Certificate:
+    """Bound |program - f| over |y| <= domain.
+
+    Args:
+        program: heads without quadratic self logits.
+        activation: a name in `passes.programs.curves.CURVES`.
+        domain: largest |y|; infinite for all reals.
+
+    Raises:
+        KeyError: for an activation without a curve.
+        ValueError: for a quadratic self logit.
+    """
+    if any(head.alpha for head in program.heads):
+        raise ValueError(f"{program.name} has a quadratic self logit, which certificates do not cover")
+    curve = CURVES[activation]
+    reach, tail = (domain, 0.0) if math.isfinite(domain) else _tail(program, curve)
+    bound, seen, cells = _cells(program, curve, reach)
+    ends = "" if math.isfinite(domain) else f", tails beyond within {tail:.1e}"
+    method = f"third-order Taylor bounds on {cells} cells of |y| <= {reach:g}{ends}"
+    return Certificate(max(bound, tail), seen, cells, tail, reach, method)
+
+
+# -- the tails ---------------------------------------------------------------------------------------------------
+
+
+def _tail(program: Program, curve: Curve) -> tuple[float, float]:
+    """(reach, bound beyond it): the nearest reach where the tails are small, else the farthest."""
+    y = np.linspace(-12.0, 12.0, 4801)
+    error = float(np.max(np.abs(program.evaluate(y) - curve.jet(y)[0])))
+    reach, bound = 0.0, math.inf
+    for candidate in (6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0):
+        reach = candidate
+        bound = max(_one_tail(program, curve.left, -reach), _one_tail(program, curve.right, reach))
+        if bound <= 0.5 * error:
+            break
+    return reach, bound
+
+
+def _one_tail(program: Program, end: End | None, start: float) -> float:
+    """Bound for y beyond `start`, away from 0; infinite where the program does not tend to the curve's line."""
+    if end is None:
+        return math.inf
+    slope, constant, total = program.linear - end.slope, program.constant - end.constant, end.excess(abs(start))
+    for head in program.heads:
+        line, excess = _head_tail(head, start)
+        slope, constant, total = slope + line[0], constant + line[1], total + excess
+    return (total + abs(constant)) * (1.0 + 1e-12) if slope == 0.0 else math.inf
+
+
+def _head_tail(head: Head, start: float) -> tuple[tuple[float, float], float]:
+    """The line (slope, constant) that a head tends to beyond `start`, and how far from it the head is there.
+
+    With k the key that wins, |o - v_k| <= sum over j of exp(l_j - l_k) |v_j - v_k|, and |A + B y| exp(-d |y|)
+    decreases once d |y| > 1.
+    """
+    sign, distance = math.copysign(1.0, start), abs(start)
+    keys = [(head.beta, head.gamma, head.c, head.d)]
+    keys += [(token.slope, token.offset, 0.0, token.value) for token in head.bias_tokens]
+    winner = max(keys, key=lambda key: sign * key[0])
+    total = 0.0
+    for key in keys:
+        if key is winner or key[2:] == winner[2:]:
+            continue
+        fall = sign * (winner[0] - key[0])
+        if fall * distance <= 1.0:
+            return winner[2:], math.inf
+        apart = abs(key[3] - winner[3]) + abs(key[2] - winner[2]) * distance
+        total += math.exp(min(key[1] - winner[1] - fall * distance, 700.0)) * apart
+    return winner[2:], total * (1.0 + 1e-9)
+
+
+# -- the cells ---------------------------------------------------------------------------------------------------
+
+
+def _cells(program: Program, curve: Curve, reach: float) -> tuple[float, float, int]:
+    """(bound, largest error seen, cells) over |y| <= reach."""
+    places = sorted({-reach, reach, *(place for place in curve.breaks if abs(place) < reach)})
+    edges = np.unique(
+        np.concatenate([np.linspace(a, b, max(2, math.ceil((b - a) * 64.0) + 1)) for a, b in pairwise(places)])
+    )
+
+    def bounds(low: Array, high: Array) -> tuple[Array, Array]:
+        return _bounds(program, curve, low, high)
+
+    return largest(bounds, edges, tight=_TIGHT, enough=_ROUNDING, most=_MOST_CELLS)
+
+
+def _bounds(program: Program, curve: Curve, low: Array, high: Array) -> tuple[Array, Array]:
+    """(upper bound of |e|, |e| at the centre less rounding) per cell."""
+    c = (low + high) / 2.0
+    r = np.maximum(high - c, c - low) * (1.0 + 4.0 * _ULP)
+    f = curve.jet(c)
+    near = np.where(low * high <= 0.0, 0.0, np.minimum(np.abs(low), np.abs(high)))
+    far = np.maximum(np.abs(low), np.abs(high))
+    e0 = program.linear * c + program.constant - f[0]
+    e1, e2 = program.linear - f[1], -f[2]
+    e3 = curve.third(near, far, np.sign(c)) * (1.0 + 1e-9)
+    size = np.abs(f[0]) + np.abs(c) * (1.0 + abs(program.linear)) + abs(program.constant) + 1.0
+    slack = 8.0 * _ULP * size
+    slack_of_slopes = 1e-14 * size
+    for head in program.heads:
+        jet, third, rounding, rough = _head(head, c, r)
+        e0, e1, e2 = e0 + jet[0], e1 + jet[1], e2 + jet[2]
+        e3, slack, slack_of_slopes = e3 + third, slack + rounding, slack_of_slopes + rough
+    upper = np.abs(e0) + slack + r * (np.abs(e1) + slack_of_slopes)
+    upper = upper + r**2 / 2.0 * (np.abs(e2) + slack_of_slopes) + r**3 / 6.0 * e3
+    return upper * (1.0 + 1e-9), np.maximum(np.abs(e0) - slack, 0.0)
+
+
+def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], Array, Array, Array]:
+    """(o, o', o'') at the centres, a bound on |o'''| over the cells, and the rounding of o and of its derivatives."""
+    slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)])[:, None]
+    offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])[:, None]
+    values = np.tile(np.array([0.0, *(token.value for token in head.bias_tokens)])[:, None], (1, c.size))
+    values[0] = head.c * c + head.d
+    own = np.zeros_like(slopes)
+    own[0] = head.c  # v'
+    logits = slopes * c + offsets
+    top = np.max(logits, axis=0)
+    p = np.exp(logits - top)
+    p /= np.sum(p, axis=0)
+    mean_a, mean_v, mean_own = np.sum(p * slopes, axis=0), np.sum(p * values, axis=0), p[0] * head.c
+    da, dv, dw = slopes - mean_a, values - mean_v, own - mean_own
+    o1 = mean_own + np.sum(p * da * dv, axis=0)
+    o2 = 2.0 * np.sum(p * da * dw, axis=0) + np.sum(p * da * da * dv, axis=0)
+    span = float(np.max(slopes) - np.min(slopes))
+    sizes = np.sum(p * np.abs(dv) * (1.0 + np.abs(da)) ** 2, axis=0) + abs(head.c) * (1.0 + span)
+    relative = 16.0 * _ULP * (np.max(np.abs(slopes), axis=0) * np.abs(c) + np.max(np.abs(offsets)) + len(slopes))
+    rough = relative * (sizes + np.abs(mean_v))
+    # over the cell: weights grow by exp(r span) at most, the means move by r times bounds of their derivatives
+    grown = p * np.exp(np.minimum(r * span, 700.0))
+    reach_v = np.max(values, axis=0) - np.min(values, axis=0) + 2.0 * abs(head.c) * r
+    wide_a = np.abs(da) + r * span**2 / 4.0
+    wide_v = np.abs(dv) + r * (2.0 * abs(head.c) + span * reach_v / 4.0)
+    second = np.sum(grown * wide_a**2, axis=0)
+    third = 3.0 * abs(head.c) * second
+    third = third + np.sum(grown * wide_a**3 * wide_v, axis=0)
+    third = third + 3.0 * second * np.sum(grown * wide_a * wide_v, axis=0)
+    return (mean_v, o1, o2), third, head.float64_rounding(c, c, shifted=False, steps=2), rough

@@ -1,0 +1,182 @@
+"""What other coefficients change in a head program, proved.
+
+Comes in: two programs of the same shape. Goes out: a bound on |other - program| / max(1, |program|) on the domain.
+With p_j the weights and v_j the values of a head, o its output, and logits changed by d_j, the change is
+
+    sum over j of (p_j (exp(d_j) - 1) (v_j - o) + p_j exp(d_j) (v'_j - v_j)) / sum of p_j exp(d_j),
+
+evaluated in interval arithmetic on cells, signs and all. Where a steep key moves, d_j is large on a cell around its
+kink; but both outputs are means of the values there, which the other bound says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
+from passes.programs.softmax import FACTORED, Array, Keys
+
+if TYPE_CHECKING:
+    from passes.programs.program import Head, Program
+
+_TIGHT = 1.1
+_MOST_CELLS = 200_000
+_WIDEST = 2.0**128
+"""Cells end here, beyond the largest number of any type that coefficients are rounded to."""
+
+_GROWN = 0.1
+"""Where a weight may change by more than this share of it, the values are looked at as well."""
+
+_FAR = 200.0
+"""A logit that grows by more than this belongs to a steep key."""
+
+
+def largest_change(program: Program, other: Program, *, enough: float) -> float:
+    """A bound on |other - program| / max(1, |program|) over the domain, up to `enough` more than there is.
+
+    Self values read y; where they and all others are multiples of it they may read anything, as in a gate, and the
+    bound is on the multiples as well. Infinite for quadratic self logits.
+    """
+    if any(head.alpha != 0.0 for head in (*program.heads, *other.heads)):
+        return np.inf
+    bound = _largest(program, other, enough, gated=False)
+    multiples = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
+    return max(bound, _largest(program, other, enough, gated=True)) if multiples else bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """A head, and what changes in its logits relative to that of the self key: `slopes y + offsets` [keys, 1]."""
+
+    head: Head
+    other: Head
+    slopes: Array
+    offsets: Array
+
+    @classmethod
+    def of(cls, head: Head, other: Head) -> _Pair:
+        """Exact differences, each rounded once."""
+        before, after = (
+            [(one.beta, one.gamma), *((token.slope, token.offset) for token in one.bias_tokens)]
+            for one in (head, other)
+        )
+        moved = [
+            [Fraction(b) - Fraction(a) for a, b in zip(*keys, strict=True)] for keys in zip(before, after, strict=True)
+        ]
+        relative = np.array([[float(number - own) for number, own in zip(key, moved[0], strict=True)] for key in moved])
+        return cls(head, other, relative[:, :1], relative[:, 1:])
+
+    def enclosed(self, low: Array, high: Array, z: Interval) -> tuple[Interval, Interval]:
+        """(change, output of the head) over cells."""
+        values, weights = _values(self.head, z), self.head.keys.enclosed(low, high)
+        moves = self._moves(low, high)
+        far = moves[1] > _FAR  # such a key has no weight before, and is taken to have none after
+        least, most = (np.where(far, -1.0, np.expm1(np.minimum(end, _FAR))) for end in moves)
+        growth = least, most
+        grown = growth[0] + 1.0, growth[1] + 1.0
+        differences = _value_changes(self.head, self.other, z)
+        from_mean = [summed(weighted(weights, _apart(values, values, j))) for j in range(len(far))]
+        gaps = -np.array([gap[1] for gap in from_mean]), -np.array([gap[0] for gap in from_mean])
+        terms = total(weighted(weights, product(growth, gaps)), weighted(weights, weighted(grown, differences)))
+        least = np.maximum(np.sum(weights[0] * grown[0], axis=0), np.min(grown[0], axis=0))
+        scale = np.sum(weights[1] * grown[1], axis=0), np.maximum(least, 1e-100)
+        change = weighted((1.0 / scale[0], 1.0 / scale[1]), summed(terms))
+        if max(np.max(growth[1]), -np.min(growth[0])) > _GROWN:
+            after = self.other.keys.enclosed(low, high)
+            extra = np.where(far, after[1], 0.0)
+            back = np.sum(extra * (size(gaps) + size(differences)), axis=0)
+            kept = np.maximum(1.0 - np.sum(extra, axis=0), 0.0)
+            change = weighted((kept, np.ones_like(kept)), change)
+            most = self._among_values((low, high), z, weights, after)
+            known = least > 1e-100
+            change = (
+                np.where(known, np.maximum(change[0] - back, -most), -most),
+                np.where(known, np.minimum(change[1] + back, most), most),
+            )
+        return change, summed(weighted(weights, values))
+
+    def _moves(self, low: Array, high: Array) -> Interval:
+        """What is added to each logit, less what is added to the largest."""
+        top = np.argmax(self.head.keys.logits((low + high) / 2.0), axis=0)
+        slopes, offsets = self.slopes - self.slopes[top].T, self.offsets - self.offsets[top].T
+        ends = slopes * low + offsets, slopes * high + offsets
+        return np.minimum(*ends), np.maximum(*ends)
+
+    def _among_values(self, cells: Interval, z: Interval, weights: Interval, weights_after: Interval) -> Array:
+        """A bound on the change from the values alone.
+
+        Neither mean is further from one key's value than the others are, with their weights. Around the kink of a
+        steep key it is their mean that is near its value: the others by themselves may be far from it.
+        """
+        values, after = _values(self.head, z), _values(self.other, z)
+        differences = size(_value_changes(self.head, self.other, z))
+        bounds = []
+        for j in range(len(differences)):
+            apart, apart_after = _apart(values, values, j), _apart(after, values, j)
+            each = np.sum(weights[1] * size(apart) + weights_after[1] * size(apart_after), axis=0)
+            bounds.append(each + differences[j])
+            if abs(self.head.keys.offsets[j]) > FACTORED:
+                means = (
+                    _mean_without(head.keys, cells, gap, j)
+                    for head, gap in ((self.head, apart), (self.other, apart_after))
+                )
+                bounds.append(sum(size(mean) for mean in means) + differences[j])
+        return np.asarray(np.min(bounds, axis=0))
+
+
+def _apart(values: Interval, origin: Interval, j: int) -> Interval:
+    """The values less that of key j; 0 for itself."""
+    apart = values[0] - origin[1][j], values[1] - origin[0][j]
+    apart[0][j] = apart[1][j] = 0.0
+    return apart
+
+
+def _mean_without(keys: Keys, cells: Interval, values: Interval, j: int) -> Interval:
+    """The weighted mean over all keys but one."""
+    rest = Keys(np.delete(keys.slopes, j), np.delete(keys.offsets, j))
+    return summed(weighted(rest.enclosed(*cells), (np.delete(values[0], j, 0), np.delete(values[1], j, 0))))
+
+
+def _values(head: Head, z: Interval) -> Interval:
+    """The values over cells [keys, cells]."""
+    return _stacked(affine(head.c, head.d, z), [token.value for token in head.bias_tokens])
+
+
+def _value_changes(head: Head, other: Head, z: Interval) -> Interval:
+    pairs = zip(head.bias_tokens, other.bias_tokens, strict=True)
+    return _stacked(affine(other.c - head.c, other.d - head.d, z), [new.value - old.value for old, new in pairs])
+
+
+def _stacked(own: Interval, tokens: list[float]) -> Interval:
+    rest = np.multiply.outer(np.array(tokens), np.ones_like(own[0]))
+    return np.concatenate([own[0][None], rest]), np.concatenate([own[1][None], rest])
+
+
+def _largest(program: Program, other: Program, enough: float, *, gated: bool) -> float:
+    """The bound for z = y, or for z = 1."""
+    pairs = [_Pair.of(*heads) for heads in zip(program.heads, other.heads, strict=True)]
+    straight = other.linear - program.linear, other.constant - program.constant
+
+    def bounds(low: Array, high: Array) -> tuple[Array, Array]:
+        return _relative(low, high), _relative((low + high) / 2.0, (low + high) / 2.0)
+
+    def _relative(low: Array, high: Array) -> Array:
+        z = (np.ones_like(low), np.ones_like(low)) if gated else (low, high)
+        changes, outputs = zip(*(pair.enclosed(low, high, z) for pair in pairs), strict=True)
+        change = total(*changes, affine(*straight, z))
+        output = total(*outputs, affine(program.linear, program.constant, z))
+        return size(change) / np.maximum(1.0, least_size(output))
+
+    bound, _, _ = largest(bounds, _edges(min(program.domain, _WIDEST)), tight=_TIGHT, enough=enough, most=_MOST_CELLS)
+    return bound * (1.0 + 1e-6)
+
+
+def _edges(limit: float) -> Array:
+    """Cells of an eighth up to 32, twice as far each beyond."""
+    edges = np.concatenate([np.arange(0.0, 32.0, 0.125), np.exp2(np.arange(5.0, 129.0))])
+    edges = np.append(edges[edges < limit], limit)
+    return np.concatenate([-edges[:0:-1], edges])

@@ -1,0 +1,174 @@
+"""Head programs in closed form: exact ones, and limits that are below the arithmetic's rounding everywhere.
+
+Comes in: an activation's parameters and the arithmetic. Goes out: a `Program` with its certified error, which counts
+that its coefficients are float64 numbers. Two limits are used. *Steep keys*: a logit k (y - a) with a huge k picks one
+key on either side of a. Between a key with value v(y) and one with value w(y), both continuous and equal at a, the
+error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at most 0.2785 |v' - w'| / k. *A far
+normaliser*: one key at logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from passes.programs.arithmetic import Arithmetic
+from passes.programs.gates import gate
+from passes.programs.program import BiasToken, Head, Program
+from passes.programs.solve import Parameters
+
+KINK = 0.278464542762
+"""max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k."""
+
+_FAR_LOGIT = 36.0
+"""e^-36 is below half a unit in the last place of 1 in float64."""
+
+_SHARE = 2.0**16
+"""1 / (6 e) of a limit that is needed for |y| <= 3 only: error 3e-11, rounding 2e-11."""
+
+_RISE = 1.25
+"""No less than the steepest slope of SiLU (1.10) and of the programs of GELU (1.13)."""
+
+_LARGEST = 700.0
+"""e^700 is a float64 number."""
+
+
+def silu(p: Parameters, _: Arithmetic) -> Program:
+    """Theorem 3: weight sigma(k y), value y."""
+    return Program("silu", (Head(beta=p[0], c=p[1]),), certificate="identity (Theorem 3)")
+
+
+def mish(p: Parameters, _: Arithmetic) -> Program:
+    """1 - tanh(softplus(y)) = 2 / (e^2y + 2 e^y + 2): the weight of self at logit ln 2 against 2y and y + ln 2."""
+    ln2 = math.log(2.0)
+    head = Head(beta=0.0, gamma=ln2, c=-p[0], bias_tokens=(BiasToken(slope=2.0), BiasToken(slope=1.0, offset=ln2)))
+    return Program("mish", (head,), linear=p[0])
+
+
+def logistic(p: Parameters, _: Arithmetic) -> Program:
+    """Low + height sigmoid(k y): the value is a constant."""
+    k, height, low = p
+    name = "sigmoid" if low == 0.0 else "tanh"
+    return Program(name, (Head(beta=k, c=0.0, d=height),), constant=low)
+
+
+def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """ReLU and leaky ReLU: a steep key, and a linear term."""
+    right, left = p
+    k, c = arithmetic.steepness, right - left
+    name = "relu" if left == 0.0 else "leaky_relu"
+    missing = abs(Fraction(c) + Fraction(left) - Fraction(right))  # of the slope on the right
+    error = abs(c) * KINK / k + (float(missing / abs(Fraction(right))) if missing else 0.0)
+    return Program(name, (Head(beta=k, c=c),), linear=left, max_error=error, certificate=_steep(k))
+
+
+def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """Slope y + offset between two kinks: self at logit 0, and beyond each kink a bias token with the value there."""
+    slope, offset, left, right = p
+    k, error = arithmetic.steepness, 0.0
+    tokens = []
+    for side, end in ((-1.0, left), (1.0, right)):
+        if math.isfinite(end):
+            place = (end - offset) / slope
+            missing = Fraction(slope) * Fraction(place) + Fraction(offset) - Fraction(end)
+            error += abs(slope) * KINK / k + float(abs(missing))
+            tokens.append(BiasToken(side * k, -side * k * place, end))
+    head = Head(beta=0.0, c=slope, d=offset, bias_tokens=tuple(tokens))
+    return Program("clip", (head,), max_error=error, certificate=_steep(k))
+
+
+def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """ELU, SELU, CELU: a steep self key above 0; below it the value -depth at logit 0, and e^(rate y) far below it."""
+    right, depth, rate = p
+    k = arithmetic.steepness
+    head, error = _bent(right, depth, rate, k)
+    return Program("elu", (head,), max_error=error, certificate=f"{_steep(k)}; e^-{_FAR_LOGIT:g}")
+
+
+def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """The gate of ELU: that of its ReLU, and beside it the bounded part as it is, whose values are constants.
+
+    Centred on the steep key, the two keys below it would differ by a slope of rate - k, which has lost the rate.
+    """
+    right, depth, rate = p
+    bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
+    line = gate(two_slopes((right, 0.0), arithmetic), arithmetic)
+    bounded = gate(Program("elu", (bent,), max_error=error), arithmetic)
+    certificate = f"{line.certificate}; e^-{_FAR_LOGIT:g}"
+    made = replace(bounded, heads=(*line.heads, *bounded.heads), max_error=line.max_error + error, domain=line.domain)
+    return replace(made, certificate=certificate).in_double(gated=True)
+
+
+def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
+    """The head of ELU and how far off it is: at the kink by the difference of its slopes, and by its curvature."""
+    tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
+    slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
+    kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2
+    return Head(beta=k, c=right, bias_tokens=tokens), kink + abs(depth) * (math.exp(-_FAR_LOGIT) + 2.0**-51)
+
+
+def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """e^(rate y): weight e^(rate y - L), value e^L. L lies beyond what the type can hold."""
+    rate, factor = p
+    far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
+    far = min(far, math.floor(_LARGEST - math.log(abs(factor))))
+    made = Program(
+        "exp",
+        (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
+        max_error=math.exp(-_FAR_LOGIT) + 2.0**-51,
+        domain=(far - _FAR_LOGIT) / abs(rate),
+        certificate=f"e^-{_FAR_LOGIT:g}",
+    )
+    return made.in_double(gated=False)
+
+
+def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """The weight of y: between the kinks 1/2 + tanh(e y) / (6 e), beyond them 0 and 1.
+
+    Keys +e y and -e y with the values (1/2 +- 1/(6 e)) y, a steep key with value y above 3, one with value 0 below -3.
+    The first two share the weight 1, so that the kinks are at 3 and -3. 1/(6 e) is a power of two: 1/2 more is exact.
+    """
+    k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
+    keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
+    heads = []
+    for place, (slope, offset, value) in enumerate(keys[:3]):
+        others = tuple(BiasToken(a, b) for other, (a, b, _) in enumerate(keys) if other != place)
+        heads.append(Head(beta=slope, gamma=offset, c=p[0] * value, bias_tokens=others))
+    missing = max(abs(Fraction(p[0] * value) - Fraction(p[0]) * Fraction(value)) for _, _, value in keys)
+    error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50) + 3.0 * float(missing)
+    certificate = f"{_steep(k)}; tanh(e y) / e with e = {small:.2g} for |y| <= 3"
+    return Program("hard_swish", tuple(heads), max_error=error, certificate=certificate).in_double(gated=False)
+
+
+def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:
+    """The program of h(clip(y, low, high)): beyond each kink a steep bias token with the value there.
+
+    At the kink its logit is the logarithm of all other weights together: there the two sides weigh the same.
+    """
+    (head,) = program.heads
+    if program.linear != 0.0:  # it would go on beyond the kinks
+        raise ValueError(f"{program.name} has a linear term, which a bias token cannot stop")
+    k = arithmetic.steepness
+    apart = k - float(np.max(np.abs(head.keys.slopes)))
+    tokens, error = [], program.max_error
+    for side, end in ((-1.0, low), (1.0, high)):
+        if math.isfinite(end):
+            at = np.array([end])
+            others = float(np.logaddexp.reduce(head.keys.logits(at)[:, 0]))
+            value = float(program.evaluate(at)[0]) - program.constant
+            tokens.append(BiasToken(side * k, others - side * k * end, value))
+            error += _RISE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + float(program.float64_rounding(at)[0])
+    return replace(
+        program,
+        name=f"{program.name}_clipped",
+        heads=(replace(head, bias_tokens=(*head.bias_tokens, *tokens)),),
+        max_error=error,
+        certificate=f"{program.certificate}; {_steep(k)}",
+    )
+
+
+def _steep(k: float) -> str:
+    return f"limit: 0.2785 / k at each kink with k = 2^{math.log2(k):.0f}"

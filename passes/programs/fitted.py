@@ -1,0 +1,109 @@
+"""The fitted head programs, read from `programs.json` beside this file.
+
+Comes in: an activation's name and the error that is small enough. Goes out: the cheapest `Program` that reaches it.
+`python -m benchmarks.fit` made the entries; `passes.programs.certify` proves every stated error again in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+from passes.programs.program import BiasToken, Head, Program
+
+Entry = dict[str, object]
+
+
+@cache
+def fitted_programs() -> tuple[tuple[str, Program], ...]:
+    """The fitted programs that hold for all reals, as (activation, program), in the order of the table.
+
+    Those made for gates are left out: `gate_programs`.
+    """
+    return tuple(row for row in _table(gate=False) if math.isinf(row[1].domain))
+
+
+@cache
+def bounded_programs() -> tuple[tuple[str, Program], ...]:
+    """The fitted programs that hold on a domain, as (activation, program)."""
+    return tuple(row for row in _table(gate=False) if math.isfinite(row[1].domain))
+
+
+@cache
+def gate_programs() -> tuple[tuple[str, Program], ...]:
+    """One-head programs with few values other than zero: as a gate each of those costs a head, and self costs two."""
+    return _table(gate=True)
+
+
+def cheapest(activation: str, tolerance: float) -> Program:
+    """The program of `activation` with the fewest keys whose `max_error` is at most `tolerance`.
+
+    Of several with as many keys it is the one that float32 adds least to; where none is that close, the closest one.
+    `tolerance` is absolute, in units of the activation's output.
+    """
+    known = [program for name, program in fitted_programs() if name == activation]
+    close = [program for program in known if program.max_error <= tolerance]
+    if close:
+        return min(close, key=lambda program: (program.bias_tokens, program.rounding))
+    return min(known, key=lambda program: program.max_error)
+
+
+def cheapest_gate(activation: str, tolerance: float) -> Program:
+    """The program of `activation` that makes the cheapest gate with `max_error` at most `tolerance`.
+
+    That is the one with the fewest values other than zero, then the fewest keys; where none is that close, the closest.
+    """
+    known = [program for name, program in (*gate_programs(), *fitted_programs()) if name == activation]
+    known = [program for program in known if len(program.heads) == 1]
+    close = [program for program in known if program.max_error <= tolerance]
+    if close:
+        return min(close, key=lambda program: (values(program), program.bias_tokens, program.max_error))
+    return min(known, key=lambda program: program.max_error)
+
+
+def values(program: Program) -> int:
+    """Bias tokens with a value other than zero."""
+    return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
+
+
+@cache
+def _table(*, gate: bool) -> tuple[tuple[str, Program], ...]:
+    table = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
+    rows = [entry for entry in table["programs"] if bool(entry.get("gate")) == gate]
+    return tuple((entry["activation"], _program(entry)) for entry in rows)
+
+
+def _program(entry: Entry) -> Program:
+    rows = entry.get("heads", [entry])
+    heads = tuple(_head(row) for row in rows) if isinstance(rows, list) else ()
+    if not entry.get("float32"):  # coefficients on the float32 grid stay as they are: a shift would leave it
+        heads = tuple(head.conditioned() for head in heads)
+    program = Program(
+        name=str(entry["name"]),
+        heads=heads,
+        linear=_number(entry.get("linear", 0.0)),
+        constant=_number(entry.get("constant", 0.0)),
+        max_error=_number(entry["max_error"]),
+        rounding=_number(entry["float32_error"]),
+        domain=_number(entry.get("domain", math.inf)),
+    )
+    return replace(program, certificate=str(entry["certificate"])) if "certificate" in entry else program
+
+
+def _head(row: Entry) -> Head:
+    beta, gamma = _numbers(row["self_key"])
+    c, d = _numbers(row.get("self_value", [1.0, 0.0]))
+    rows = row["bias_tokens"]
+    tokens = tuple(BiasToken(*_numbers(token)) for token in rows) if isinstance(rows, list) else ()
+    return Head(beta=beta, gamma=gamma, c=c, d=d, bias_tokens=tokens)
+
+
+def _number(value: object) -> float:
+    return float(str(value))
+
+
+def _numbers(row: object) -> list[float]:
+    return [float(number) for number in row] if isinstance(row, list) else []

@@ -1,0 +1,171 @@
+"""Solving for the parameters of an activation, from the values of an unknown function.
+
+Comes in: a function by its values. Goes out: parameters, or None where the function cannot be that activation. Nothing
+here is a proof: `passes.match.identify` compares the activation with these parameters on its whole grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from passes.programs.program import Array
+
+Function = Callable[[Array], Array]
+Parameters = tuple[float, ...]
+Solve = Callable[[Function], Parameters | None]
+
+FAR = 1e4
+"""Where sigmoid-shaped functions have reached their limits."""
+
+
+def at(f: Function, point: float) -> float:
+    """F at one point."""
+    return float(f(np.array([point]))[0])
+
+
+def logit(p: float) -> float:
+    """The inverse of sigmoid."""
+    return math.log(p / (1.0 - p))
+
+
+def factor(reference: Function, point: float = 1.0) -> Solve:
+    """(a,) of a h(y), from one point."""
+
+    def solve(f: Function) -> Parameters | None:
+        found = at(f, point) / at(reference, point)
+        return (found,) if math.isfinite(found) and found != 0.0 else None
+
+    return solve
+
+
+def self_gated(quantile: Callable[[float], float]) -> Solve:
+    """(k, a) of a y S(k y) with S a distribution function symmetric about 0: f(1) - f(-1) = a, f(1) = a S(k)."""
+
+    def solve(f: Function) -> Parameters | None:
+        above, below = at(f, 1.0), at(f, -1.0)
+        height = above - below
+        if not math.isfinite(height) or height == 0.0 or not 0.0 < above / height < 1.0 or above == -below:
+            return None  # the last case is a straight line: S(k) = 1/2, k = 0
+        return quantile(above / height), height
+
+    return solve
+
+
+def two_slopes(f: Function) -> Parameters | None:
+    """(right, left) of a kink at 0."""
+    right, left = at(f, 1.0), -at(f, -1.0)
+    return (right, left) if math.isfinite(right) and math.isfinite(left) and right != left else None
+
+
+def one_slope(f: Function) -> Parameters | None:
+    """(right, 0) of a kink at 0 that is flat on the left."""
+    solved = two_slopes(f)
+    return solved if solved is not None and solved[1] == 0.0 else None
+
+
+def logistic(f: Function) -> Parameters | None:
+    """(k, height, low) of low + height sigmoid(k y)."""
+    low, high, middle = at(f, -FAR), at(f, FAR), at(f, 1.0)
+    if not all(math.isfinite(value) for value in (low, high, middle)) or high == low:
+        return None
+    share = (middle - low) / (high - low)
+    return (logit(share), high - low, low) if 0.0 < share < 1.0 else None
+
+
+def logistic_from_zero(f: Function) -> Parameters | None:
+    """The same with low = 0."""
+    solved = logistic(f)
+    return solved if solved is not None and solved[2] == 0.0 else None
+
+
+_PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 400)])
+
+
+def clip(f: Function) -> Parameters | None:
+    """(slope, offset, left, right) of slope y + offset, cut off at the values left and right (infinite: not)."""
+    ends = [at(f, side * FAR) if at(f, side * FAR) == at(f, 2 * side * FAR) else math.inf for side in (-1.0, 1.0)]
+    if not all(np.isnan(end) == 0 for end in ends) or ends == [math.inf, math.inf]:
+        return None
+    values = f(_PROBES)
+    inner = np.flatnonzero((values != ends[0]) & (values != ends[1]) & np.isfinite(values))
+    if inner.size < 2:
+        return None
+    first, last = int(inner[0]), int(inner[-1])
+    slope = float((values[last] - values[first]) / (_PROBES[last] - _PROBES[first]))
+    if slope == 0.0 or not math.isfinite(slope):
+        return None
+    nearest = int(inner[np.argmin(np.abs(_PROBES[inner]))])
+    offset = float(values[nearest] - slope * _PROBES[nearest])
+    left = -math.copysign(math.inf, slope) if math.isinf(ends[0]) else ends[0]
+    right = math.copysign(math.inf, slope) if math.isinf(ends[1]) else ends[1]
+    return slope, offset, left, right
+
+
+def exponential_linear(f: Function) -> Parameters | None:
+    """(right, depth, rate) of right y above 0 and depth (e^(rate y) - 1) below."""
+    right, depth = at(f, 1.0), -at(f, -FAR)
+    if not math.isfinite(right) or not math.isfinite(depth) or depth == 0.0:
+        return None
+    share = 1.0 + at(f, -1.0) / depth
+    return (right, depth, -math.log(share)) if 0.0 < share < 1.0 else None
+
+
+def exponential(f: Function) -> Parameters | None:
+    """(rate, factor) of factor e^(rate y)."""
+    start, next_value = at(f, 0.0), at(f, 1.0)
+    if start == 0.0 or not math.isfinite(next_value) or next_value / start <= 0.0 or next_value == start:
+        return None
+    return math.log(next_value / start), start
+
+
+def softplus(f: Function) -> Parameters | None:
+    """(inner, factor) of factor ln(1 + e^(inner y))."""
+    scale, slopes = at(f, 0.0) / math.log(2.0), (at(f, FAR) / FAR, at(f, -FAR) / -FAR)
+    slope = max(slopes, key=abs)
+    return (slope / scale, scale) if scale != 0.0 and slope != 0.0 and math.isfinite(slope) else None
+
+
+def softsign(f: Function) -> Parameters | None:
+    """(inner, factor) of factor inner y / (1 + |inner y|)."""
+    one, three = at(f, 1.0), at(f, 3.0)
+    if one == 0.0 or not 1.0 < three / one < 3.0:
+        return None
+    inner = (3.0 - three / one) / (3.0 * three / one - 3.0)
+    return inner, one * (1.0 + inner) / inner
+
+
+def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Solve:
+    """(parameters..., low, high) of h(clip(y, low, high)), h given by its own solution; -1 and 1 lie inside."""
+
+    def cut_off(f: Function) -> Parameters | None:
+        inside = solve(f)
+        if inside is None or inside[0] <= 0.0:
+            return None
+
+        def h(y: Array) -> Array:
+            return function(y, inside)
+
+        ends = [_last_agreement(f, h, side) for side in (-1.0, 1.0)]
+        return None if ends == [-math.inf, math.inf] else (*inside, *ends)
+
+    return cut_off
+
+
+def _last_agreement(f: Function, h: Function, side: float) -> float:
+    """How far out on one side f equals h, when beyond it f is constant; infinite when they never part."""
+    y = side * np.logspace(0, 4, 400)
+    apart = np.flatnonzero(np.abs(f(y) - h(y)) > 1e-6 * np.maximum(1.0, np.abs(h(y))))
+    if apart.size == 0:
+        return side * math.inf
+    end = at(f, side * FAR)
+    outer, inner = float(y[apart[0]]), float(y[max(int(apart[0]) - 1, 0)])
+    for _ in range(200):
+        middle = 0.5 * (inner + outer)
+        if (at(h, middle) - end) * (at(h, inner) - end) > 0.0:
+            inner = middle
+        else:
+            outer = middle
+    return 0.5 * (inner + outer)

@@ -1,0 +1,89 @@
+"""Activations that no entry of the table names, or that have no program there: fitted on the spot.
+
+Comes in: the function, as the region's own nodes compute it, and the largest |y| that matters. Goes out: a `Program`
+for that domain, or why there is none. One function is fitted once for each domain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+from passes.fit.runtime import fit_function
+from passes.match.identify import Identified, Unknown
+from passes.programs.activations import Activation
+from passes.programs.arithmetic import Arithmetic
+from passes.programs.gates import gate
+from passes.programs.program import Program
+from passes.programs.solve import Function, Parameters
+
+NAME = "f"
+"""How reports call a function that has no name."""
+
+WORST = 1e-5
+"""A fit that is further off than this, over max(1, |f|), is used only when --accuracy allows it."""
+
+_SHARP = 4.0
+"""Float32 may round a fit by this many times the tolerance; beyond that it is evaluated in float64."""
+
+MARGIN = 1.5
+"""How far beyond the largest |y| that was seen a fit reaches."""
+
+
+def unnamed(unknown: Unknown) -> Identified | None:
+    """An unknown function as an activation without a name; None where no heads can be fitted to it."""
+    if unknown.function is None:
+        return None
+    return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
+
+
+def domain_of(reached: float) -> float:
+    """The domain of a fit where |y| was seen to reach `reached`: a margin further, at 2^n or 1.5 2^n."""
+    wanted = max(MARGIN * reached, 1.0)
+    power = 2.0 ** math.floor(math.log2(wanted))
+    return next(size for size in (power, 1.5 * power, 2.0 * power) if size >= wanted)
+
+
+@cache
+def fitted(
+    activation: Activation,
+    parameters: Parameters,
+    domain: float,
+    arithmetic: Arithmetic,
+    *,
+    gated: bool,
+    strict: bool,
+) -> Program | str:
+    """The program of an activation on |y| <= `domain`, or why there is none.
+
+    Where float32 would round more than the arithmetic's tolerance the program asks for float64. `strict` asks for that
+    tolerance; otherwise `WORST` will do where it cannot be reached.
+    """
+    name = f"{activation.name}_fitted"
+    found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
+    if isinstance(found, str):
+        return found
+    program = replace(found.program, certificate=found.note)
+    if program.rounding > _SHARP * arithmetic.tolerance:
+        program = program.in_double(gated=False)
+    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
+    if program.max_error > allowed:
+        return (
+            f"the closest fit on |y| <= {domain:g} is off by {program.max_error:.2g}; accept it with "
+            f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
+        )
+    if gated and len(program.heads) != 1:
+        return "its fit has several heads, which cannot become a gate"
+    return gate(program, arithmetic) if gated else program
+
+
+def _rounded_up(error: float) -> str:
+    """The error to one digit, not below it."""
+    power = 10.0 ** math.floor(math.log10(error))
+    return f"{math.ceil(error / power) * power:.0e}"
+
+
+@cache
+def _activation(function: Function) -> Activation:
+    return Activation(NAME, (), lambda y, _: function(y), lambda _: None, None, usual=())

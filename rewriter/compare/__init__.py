@@ -1,0 +1,1 @@
+"""Comparison of any two models: their outputs, what happens inside, and their files."""

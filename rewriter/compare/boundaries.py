@@ -1,0 +1,170 @@
+"""The tensors at which two models are compared inside: ends of blocks, the residual stream, the outputs.
+
+Comes in: the indices of two models, and the blocks known by name. Goes out: `Boundary`s, in the order in which A
+computes them. Used by `rewriter.compare.taps` and `rewriter.compare.bisect`. A boundary has one name in both models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.graph.constants import Constants
+from rewriter.graph.extract import upstream
+from rewriter.graph.view import GraphView
+from rewriter.proof.noise import QUANTISERS
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, 0}
+"""Element types that are compared; 0 is a type that inference does not know."""
+
+_SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
+_FAR = 2000
+"""How many nodes a branch beside the residual stream may have."""
+
+_MANY = 64
+"""Boundaries where neither blocks nor a residual stream are known."""
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """A block of A: its ends, and those of its activation.
+
+    Attributes:
+        name: the block.
+        inputs: what it reads.
+        outputs: what it makes.
+        starts: the pre-activations, where the first linear operators end.
+        end: the activation's output, where the second ones begin.
+        program: the head program that computes the activation in B; None where it is not head programs.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    starts: tuple[str, ...]
+    end: str
+    program: str | None = None
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One tensor that both models have.
+
+    Attributes:
+        tensor: its name.
+        label: what people read: `h.3.mlp`, `input of h.3.mlp`, `after h.3.mlp`, or the tensor's name.
+        kind: `block` (the end of a block), `stream` or `output`.
+        block: the block that ends there.
+    """
+
+    tensor: str
+    label: str
+    kind: str
+    block: Landmark | None = None
+
+
+def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
+    """The boundaries of two models in the order of A's nodes; outputs of the graph always."""
+    shared = frozenset(common(a, b))
+    found: dict[str, Boundary] = {}
+    inside: set[str] = set()
+    for mark in landmarks:
+        inside |= _inside(a, mark)
+        for output in mark.outputs:
+            name = _with_bias(a, output)
+            label = mark.name if len(mark.outputs) == 1 else f"{mark.name} ({output})"
+            found[name] = Boundary(name, label, "block", mark)
+    for mark in landmarks:
+        for name in mark.inputs:
+            found.setdefault(name, Boundary(name, f"input of {mark.name}", "stream"))
+    for index, name in _residual(a):
+        if name in inside:
+            continue
+        read = next((found[i].label for i in a.nodes[index].input if i in found and found[i].kind == "block"), "")
+        found.setdefault(name, Boundary(name, f"after {read}" if read else name, "stream"))
+    found = {name: boundary for name, boundary in found.items() if name in shared}  # inputs of the graph are not
+    if not found:
+        spaced = sorted(shared.difference(a.outputs), key=a.producer.__getitem__)
+        step = max(len(spaced) // _MANY, 1)
+        found = {name: Boundary(name, name, "stream") for name in spaced[step - 1 :: step]}
+    for name in a.outputs:
+        if name in a.producer and name in b.producer:
+            found.setdefault(name, Boundary(name, f"output {name}", "output"))
+    return tuple(sorted(found.values(), key=lambda boundary: a.producer[boundary.tensor]))
+
+
+def rounded(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
+    """The tensors that quantisers of both models read: nothing is rounded to few bits between one and the next.
+
+    So what a part between them computes does not depend on which side of a step a value happens to fall.
+    """
+    read = [{name for node in view.nodes if node.op_type in QUANTISERS for name in node.input} for view in (a, b)]
+    ends = {mark.end: mark for mark in landmarks}
+    return tuple(
+        Boundary(name, f"{ends[name].name}, activation" if name in ends else name, "stream", ends.get(name))
+        for name in common(a, b)
+        if all(name in names for names in read)
+    )
+
+
+def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> Iterator[str]:
+    """The float tensors that nodes of both graphs make under one name, constants apart; of some nodes of A only."""
+    constants = Constants(a)
+    for index in range(len(a.nodes)) if within is None else within:
+        for name in a.nodes[index].output:
+            if name in b.producer and name not in constants and a.type_of(name).elem_type in _FLOATS:
+                yield name
+
+
+def _inside(view: GraphView, mark: Landmark) -> set[str]:
+    """The tensors of a block between its ends."""
+    part = upstream(view, frozenset(mark.inputs), [name for name in mark.outputs if name in view.producer])
+    return {name for index in part.nodes for name in view.nodes[index].output}.difference(mark.outputs)
+
+
+def _with_bias(view: GraphView, tensor: str) -> str:
+    """The tensor after the bias that is added to it, if nothing else reads it."""
+    readers = view.consumers.get(tensor, ())
+    if len(readers) != 1 or tensor in view.outputs or view.nodes[readers[0]].op_type != "Add":
+        return tensor
+    node = view.nodes[readers[0]]
+    others = [name for name in node.input if name != tensor]
+    return node.output[0] if others and all(name in view.initializers for name in others) else tensor
+
+
+def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
+    """The sums x + f(x): one operand is read elsewhere too, and the other depends on it, not by way of other sums."""
+    constants = Constants(view)
+    passed: set[str] = set()
+    for index, node in enumerate(view.nodes):
+        if node.op_type not in _SUMS:
+            continue
+        data = [name for name in node.input[:2] if name and name not in constants]
+        if len(data) != 2:
+            continue
+        for kept, added in (data, data[::-1]):
+            if len(view.consumers.get(kept, ())) > 1 and _depends(view, added, kept, passed):
+                # The sum itself is the fourth output of a fused operator, where it is given.
+                sums = [name for name in (*node.output[3:], node.output[0]) if name]
+                passed.update(sums)
+                yield index, sums[0]
+                break
+
+
+def _depends(view: GraphView, tensor: str, on: str, without: set[str]) -> bool:
+    """Whether a tensor is computed from another one, as far as that is near, and not by way of some others."""
+    floor = view.producer.get(on, -1)
+    pending, seen = [tensor], {tensor}
+    while pending and len(seen) < _FAR:
+        index = view.producer.get(pending.pop(), -1)
+        if index <= floor:
+            continue
+        for name in view.nodes[index].input:
+            if name == on:
+                return True
+            if name and name not in seen and name not in without:
+                seen.add(name)
+                pending.append(name)
+    return False

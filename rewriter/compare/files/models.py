@@ -1,0 +1,211 @@
+"""What differs between two models as files.
+
+Comes in: two loaded models. Goes out: `GraphDifference`. Used by `rewrite diff`. Nothing is run, and weights are
+compared in bounded memory; time is linear in the nodes and in the bytes of the weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.compare.files.fields import FieldChange, declared, fields, remarks
+from rewriter.compare.files.nodes import aliases, attributes, match, operator
+from rewriter.compare.files.scopes import SameInput, Scope, Side
+from rewriter.compare.files.tensors import TensorChange, compare_tensors, only
+from rewriter.files.load import LoadedModel
+from rewriter.files.walk import iter_nodes
+
+_TWINS = 8
+"""How many weights with the fingerprint of a lost one are compared with it in full."""
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """One node that differs.
+
+    Attributes:
+        status: `changed`, `only in A` or `only in B`.
+        scope: the body of control flow it stands in, empty for the main graph.
+        a: operator and name in A; None where it is only in B.
+        b: operator and name in B.
+        what: what changed: the operator, `attribute NAME`, `input NUMBER`.
+    """
+
+    status: str
+    scope: str
+    a: str | None
+    b: str | None
+    what: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphDifference:
+    """What differs.
+
+    Attributes:
+        operators: every operator, bodies of control flow included, with its count in A and in B.
+        nodes: the nodes that differ.
+        same_nodes: how many nodes are the same: operator, attributes and what they read.
+        renamed: how many of those have another name or name their outputs otherwise.
+        tensors: the weights that differ.
+        same_tensors: how many weights are equal bit for bit.
+        fields: inputs, outputs and what makes them, local functions and opsets that differ.
+        remarks: metadata, producer, IR version and annotations that differ: nothing that is computed.
+    """
+
+    operators: Mapping[str, tuple[int, int]]
+    nodes: tuple[NodeChange, ...]
+    same_nodes: int
+    renamed: int
+    tensors: tuple[TensorChange, ...]
+    same_tensors: int
+    fields: tuple[FieldChange, ...]
+    remarks: tuple[FieldChange, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether both compute the same by the same nodes and weights; names and remarks may differ."""
+        return not (self.nodes or self.tensors or self.fields)
+
+
+def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
+    """Compare two models without running them.
+
+    Raises:
+        ModelError: external data cannot be read.
+    """
+    nodes: list[NodeChange] = []
+    tensors: list[TensorChange] = []
+    found = [*fields(a, b)]
+    same_nodes = renamed = same_tensors = 0
+    pending = [Scope("", Side.of(a, a.proto.graph), Side.of(b, b.proto.graph))]
+    while pending:
+        scope = pending.pop()
+        weights, equal = _tensor_changes(scope)
+        tensors += weights
+        same_tensors += equal
+        changes = _node_changes(scope)
+        nodes += changes.nodes
+        found += [*declared(scope.name, scope.left.proto, scope.right.proto), *changes.outputs]
+        same_nodes, renamed = same_nodes + changes.same, renamed + changes.renamed
+        pending += changes.inner
+    return GraphDifference(
+        operators=_operators(a.proto, b.proto),
+        nodes=tuple(nodes),
+        same_nodes=same_nodes,
+        renamed=renamed,
+        tensors=tuple(tensors),
+        same_tensors=same_tensors,
+        fields=tuple(found),
+        remarks=tuple(remarks(a.proto, b.proto)),
+    )
+
+
+@dataclass(frozen=True)
+class _Changes:
+    nodes: list[NodeChange]
+    same: int
+    renamed: int
+    outputs: list[FieldChange]
+    inner: list[Scope]
+
+
+def _tensor_changes(scope: Scope) -> tuple[list[TensorChange], int]:
+    """The weights that differ, and how many of A are equal; a weight under another name is the same weight."""
+    ours, theirs = scope.left.weights, scope.right.weights
+    changes = []
+    for name in ours.keys() & theirs.keys():
+        change = compare_tensors(name, (scope.left.model, ours[name]), (scope.right.model, theirs[name]))
+        changes += [] if change is None else [change]
+    changes += [only(name, ours[name], "only in A") for name in _lost(scope.left, scope.right)]
+    same = len(ours) - len(changes)
+    changes += [only(name, theirs[name], "only in B") for name in _lost(scope.right, scope.left)]
+    return sorted(changes, key=lambda change: change.name), same
+
+
+def _node_changes(scope: Scope) -> _Changes:
+    a, b = scope.left.graph, scope.right.graph
+    matches = match(a, b)
+    alias = aliases(a, b, matches.pairs)
+    same_input = scope.same_input(alias)
+    nodes: list[tuple[int, NodeChange]] = []
+    inner: list[Scope] = []
+    same = renamed = 0
+    for ours, theirs in matches.pairs:
+        one, other = a.nodes[ours], b.nodes[theirs]
+        what = _what(one, other, [attributes(a, one), attributes(b, other)], same_input)
+        inner += scope.bodies(one, other, alias)
+        if what:
+            nodes.append((ours, NodeChange("changed", scope.name, describe(one), describe(other), what)))
+        else:
+            same += 1
+            renamed += one.name != other.name or list(one.output) != list(other.output)
+    nodes += [(index, NodeChange("only in A", scope.name, describe(a.nodes[index]), None)) for index in matches.only_a]
+    nodes += [(index, NodeChange("only in B", scope.name, None, describe(b.nodes[index]))) for index in matches.only_b]
+    ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
+    return _Changes(ordered, same, renamed, list(_output_changes(scope, same_input)), inner)
+
+
+def _output_changes(scope: Scope, same_input: SameInput) -> Iterator[FieldChange]:
+    """Outputs that something else is the source of: names alone do not tell what they hold."""
+    left, right = scope.left, scope.right
+    theirs = {place: name for name, place in right.graph.outputs}
+    for name, place in left.graph.outputs:
+        if place in theirs and not same_input(name, theirs[place]):
+            where = f"{scope.name} {place}" if scope.name else place
+            yield FieldChange("source of output", where, _source(left, name), _source(right, theirs[place]))
+
+
+def _source(side: Side, name: str) -> str:
+    maker = next((node for node in side.graph.nodes if name in node.output), None)
+    return name if maker is None else describe(maker)
+
+
+def _lost(side: Side, other: Side) -> list[str]:
+    """The weights of one side that the other has neither by name nor by content."""
+    held: dict[bytes, list[str]] = {}
+    for name, digest in other.prints.items():
+        held.setdefault(digest, []).append(name)
+    lost = []
+    for name in sorted(side.weights.keys() - other.weights.keys()):
+        twins = held.get(side.prints[name], [])
+        ours = (side.model, side.weights[name])
+        if all(compare_tensors(name, ours, (other.model, other.weights[twin])) for twin in twins[:_TWINS]):
+            lost.append(name)
+    return lost
+
+
+def _what(
+    one: onnx.NodeProto, other: onnx.NodeProto, values: Sequence[Mapping[str, bytes]], same_input: SameInput
+) -> tuple[str, ...]:
+    """What changed in a node."""
+    what = []
+    if operator(one) != operator(other):
+        what.append("operator")
+    else:
+        names = sorted(values[0].keys() | values[1].keys())
+        what += [f"attribute {name}" for name in names if values[0].get(name) != values[1].get(name)]
+    inputs = [list(node.input) for node in (one, other)]
+    for number in range(max(map(len, inputs))):
+        ours, theirs = (names[number] if number < len(names) else "" for names in inputs)
+        if not same_input(ours, theirs):
+            what.append(f"input {number}")
+    made = [[place for place, name in enumerate(node.output) if name] for node in (one, other)]
+    if made[0] != made[1]:
+        what.append("outputs")
+    return tuple(what)
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Operator and name, or the first output of a node without a name."""
+    name = node.name or next((name for name in node.output if name), "")
+    return f"{operator(node)} {name}".rstrip()
+
+
+def _operators(a: onnx.ModelProto, b: onnx.ModelProto) -> dict[str, tuple[int, int]]:
+    counts = [Counter(operator(node) for node in iter_nodes(model.graph.node)) for model in (a, b)]
+    return {name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])}

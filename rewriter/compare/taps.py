@@ -1,0 +1,222 @@
+"""Error growth through depth: two models compared at every boundary.
+
+Boundaries become outputs of the models, a group of them at a time: a group's values stay below a bound in memory, and
+each group is a run of its own. Models with external data keep it external, so their size does not matter here.
+By default nothing is optimised, so that the arithmetic is that of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import onnx
+
+from rewriter.compare.boundaries import Boundary
+from rewriter.graph.extract import with_outputs
+from rewriter.graph.view import GraphView
+from rewriter.ort.sessions import Session, open_session
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.distance import Array, gap, largest, magnitude
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.judging import Values, judge
+from rewriter.proof.reference.float64 import open_reference
+from rewriter.proof.sensitivity import Sensitivity, sensitivity
+
+Results = list[dict[str, Array]]
+
+GROUP_BYTES = 256 * 2**20
+"""Bytes of the values of one model that are held at once, over all cases, unless one boundary alone has more."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What was measured at one boundary; errors are those of the channel with the least room, in its units.
+
+    Attributes:
+        boundary: where.
+        magnitude: largest finite |value| of A.
+        difference: largest |B - A|; infinite where shapes differ.
+        error_a: error of A against float64; None without a reference.
+        error_b: error of B; against A where there is no reference, infinite where no tolerance would help.
+        allowed: what that may be.
+        error_ratio: largest error of B over that of A; None without a reference.
+        reason: why B is over its share; None where it is not.
+        finite: how many values of A are finite; of none nothing is known.
+    """
+
+    boundary: Boundary
+    magnitude: float
+    difference: float
+    error_a: float | None
+    error_b: float
+    allowed: float
+    error_ratio: float | None
+    reason: str | None = None
+    finite: int = 0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether B is further off than its share."""
+        return self.reason is not None
+
+    @property
+    def relative(self) -> float:
+        """The error of B over the largest value."""
+        return self.error_b / self.magnitude if self.magnitude else (0.0 if not self.error_b else float("inf"))
+
+
+@dataclass(frozen=True)
+class Tapping:
+    """How to tap.
+
+    Attributes:
+        a: the original.
+        b: the other model.
+        cases: inputs that both accept.
+        provider: execution provider.
+        truth: whether A has a float64 evaluation.
+        coarse: see `rewriter.proof.judging.judge`.
+        planned: gives A with certified head programs, in float64; asked only where B is over its share.
+        claims: what is claimed of A's activations.
+        optimise: run with graph optimisation, as far as it works around the boundaries.
+        group_bytes: how much of the values of one model may be held at once.
+    """
+
+    a: Side
+    b: Side
+    cases: Sequence[Case]
+    provider: str
+    truth: bool
+    coarse: float
+    planned: Callable[[], Sequence[Side]] = lambda: ()
+    claims: Sequence[Claim] = ()
+    optimise: bool = False
+    group_bytes: int = GROUP_BYTES
+
+
+def tap(tapping: Tapping, marks: Sequence[Boundary]) -> tuple[Tap, ...]:
+    """Compare two models at every boundary.
+
+    Raises:
+        NoReference: the float64 evaluation does not give these tensors; call again without.
+        ValidationError: a model cannot be loaded with further outputs, or does not run.
+    """
+    by_name = {mark.tensor: mark for mark in marks}
+    limit = tapping.group_bytes // max(len(tapping.cases), 1)
+    found = {}
+    for names in groups(tapping.a.main, list(by_name), tapping.cases, limit):
+        # One session at a time: two may not fit into memory.
+        old, new = (_run(tapping, side, names) for side in (tapping.a, tapping.b))
+        group = _Group(tapping, tuple(names), old, new)
+        found.update({name: group.tap(by_name[name]) for name in names})
+    return tuple(found[mark.tensor] for mark in marks)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Boundaries that are measured together, and what both models give there."""
+
+    tapping: Tapping
+    names: tuple[str, ...]
+    old: Results
+    new: Results
+
+    def tap(self, mark: Boundary) -> Tap:
+        name = mark.tensor
+        old, new = ([case[name] for case in results] for results in (self.old, self.new))
+        judged = judge(
+            Values(old, old, new, [case[name] for case in self._right] if self.tapping.truth else None),
+            self.tapping.coarse,
+            lambda channels: self._sensitivity.errors(name, channels),
+            lambda: [[case[name] for case in planned] for planned in self._planned],
+        )
+        return Tap(
+            mark,
+            max(map(magnitude, old)),
+            max(largest(gap(b, a)) if a.shape == b.shape else np.inf for a, b in zip(old, new, strict=True)),
+            judged.error_a,
+            judged.error_b,
+            judged.allowed,
+            judged.ratio,
+            judged.reason,
+            sum(int(np.isfinite(values.astype(np.float64)).sum()) for values in old),
+        )
+
+    @cached_property
+    def _right(self) -> Results:
+        return _exact(self.tapping.a, self.names, self.tapping.cases)
+
+    @cached_property
+    def _planned(self) -> list[Results]:
+        # Every tensor of A is in A with programs too, but for those inside the activations that these replace.
+        sides = self.tapping.planned()
+        kept = [[name for name in self.names if name in side.main.producer] for side in sides]
+        found = [_exact(side, names, self.tapping.cases) for side, names in zip(sides, kept, strict=True)]
+        return [[{**ours, **moved} for ours, moved in zip(self._right, each, strict=True)] for each in found]
+
+    @cached_property
+    def _sensitivity(self) -> Sensitivity:
+        a = self.tapping.a
+        model = replace(a.model, proto=with_outputs(a.model.proto, a.main, self.names), path=None)
+        plain = [{name: case[name] for name in self.names} for case in self.old]
+        return sensitivity(model, self.tapping.cases, plain, self.tapping.provider, claims=self.tapping.claims)
+
+
+def _run(tapping: Tapping, side: Side, names: Sequence[str]) -> Results:
+    session = open_tapped(side, names, tapping.provider, optimise=tapping.optimise)
+    return [session.run(case.feeds, names) for case in tapping.cases]
+
+
+def _exact(side: Side, names: Sequence[str], cases: Sequence[Case]) -> Results:
+    proto = with_outputs(side.model.proto, side.main, names)
+    reference = open_reference(proto, side.model.base_dir, side.own)
+    return [{name: found[name] for name in names} for found in (reference.run(case.feeds) for case in cases)]
+
+
+def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
+    """A session that gives tensors inside a model."""
+    proto = with_outputs(side.model.proto, side.main, names)
+    return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
+
+
+def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: int) -> Iterator[list[str]]:
+    """Tensors in groups whose values stay below `limit` bytes, by their inferred shapes."""
+    sizes = _dimensions(view, cases)
+    group: list[str] = []
+    held = 0
+    for name in names:
+        size = _bytes(view, name, sizes)
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += size
+    if group:
+        yield group
+
+
+def _dimensions(view: GraphView, cases: Sequence[Case]) -> dict[str | None, int]:
+    """Symbolic dimension to its largest size in the cases; the most elements that an input has under None."""
+    sizes: dict[str | None, int] = {None: 1}
+    for case in cases:
+        for name, array in case.feeds.items():
+            sizes[None] = max(sizes[None], array.size)
+            for dim, size in zip(view.type_of(name).shape or (), array.shape, strict=False):
+                if isinstance(dim, str):
+                    sizes[dim] = max(sizes.get(dim, 1), size)
+    return sizes
+
+
+def _bytes(view: GraphView, name: str, sizes: Mapping[str | None, int]) -> int:
+    """Bytes of a tensor; its unknown dimensions together count as the elements of an input."""
+    kind = view.type_of(name)
+    dims = kind.shape if kind.shape is not None else (None,)
+    sized = [dim if isinstance(dim, int) else sizes.get(dim, 0) if dim else 0 for dim in dims]
+    known = [size for size in sized if size > 0]
+    unknown = sizes[None] if len(known) < len(dims) else 1
+    width = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize if kind.elem_type else 4
+    return prod(known) * unknown * width

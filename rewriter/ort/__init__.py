@@ -1,0 +1,1 @@
+"""onnxruntime: sessions and execution providers."""

@@ -1,0 +1,215 @@
+"""Inference sessions of onnxruntime, quiet, with errors in one line.
+
+Comes in: a model (path, protobuf or bytes) and the name of an execution provider. Goes out: `Session`, which
+runs numpy feeds and says how long the model took to load and which nodes did not run on the provider. Used
+by the validation, the benchmark and the float64 reference. Which providers work: `rewriter.ort.providers`.
+
+onnxruntime's Python interface has no bfloat16 arrays: such feeds are handed over as their bits, and such
+outputs come back through a `Cast` to float32, which is exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.errors import ValidationError
+from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
+from rewriter.proof.messages import one_line
+
+__all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
+
+_BFLOAT16 = "tensor(bfloat16)"
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """One loaded model.
+
+    Attributes:
+        inputs: names of the inputs.
+        outputs: names of the outputs, in the graph's order.
+        load_seconds: how long onnxruntime took to read, optimise and place the model.
+        cpu_nodes: on another provider than the CPU, the nodes that onnxruntime placed on the CPU, as
+            `Operator 'name'`; None where this onnxruntime cannot say. Shapes are computed there on purpose.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    load_seconds: float
+    cpu_nodes: tuple[str, ...] | None
+    _session: Any
+    _bfloat16: frozenset[str]
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Run the model once.
+
+        Args:
+            feeds: input name to array; bfloat16 as `ml_dtypes.bfloat16`.
+            outputs: names of the outputs wanted, all by default.
+
+        Returns:
+            Output name to array.
+
+        Raises:
+            ValidationError: onnxruntime refused the feeds or failed.
+            MemoryError: it could not allocate what it needed.
+        """
+        return {name: np.asarray(result) for name, result in self.run_any(feeds, outputs).items()}
+
+    def run_any(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        """Run the model once; sequences go in and come out as lists of arrays.
+
+        Returns:
+            Output name to value.
+
+        Raises:
+            ValidationError: onnxruntime refused the feeds or failed.
+            MemoryError: it could not allocate what it needed.
+        """
+        wanted = list(self.outputs if outputs is None else outputs)
+        try:
+            if self._bfloat16.intersection([*feeds, *wanted]):
+                results = _run_as_values(self._session, feeds, wanted)
+            else:
+                results = self._session.run(wanted, dict(feeds), _quiet_run())
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            _raise_if_out_of_memory(error)
+            raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
+        return dict(zip(wanted, results, strict=True))
+
+
+def open_session(
+    model: Path | onnx.ModelProto | bytes,
+    provider: str = "cpu",
+    *,
+    optimise: bool = True,
+    base_dir: Path | None = None,
+    prepack: bool = True,
+    spin: bool = False,
+    threads: int = 0,
+) -> Session:
+    """Load a model into onnxruntime.
+
+    Args:
+        model: the file, the protobuf (below 2 GB) or its bytes.
+        provider: the execution provider, with options if any; nodes that it has no kernel for run on the CPU.
+        optimise: onnxruntime's default graph optimisation, or none at all.
+        base_dir: where the external data of a protobuf or of bytes lies.
+        prepack: let kernels copy weights into a layout of their own; without, external weights stay in the page cache.
+        spin: let idle threads wait busily, as onnxruntime does by default; only worth it where time is measured.
+        threads: how many an operator may use; by default one for each core, which cost more than a small model does.
+
+    Raises:
+        ProviderError: the execution provider is not available.
+        UsageError: an option of the provider is wrong.
+        ValidationError: onnxruntime cannot load the model.
+        MemoryError: it could not allocate what it needed.
+    """
+    known = require_provider(provider)
+    ort = load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if not spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if base_dir is not None:
+        folder = str(base_dir.resolve())
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    start = time.perf_counter()
+    try:
+        source = _source(model)
+        session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        _raise_if_out_of_memory(error)
+        raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
+    return Session(
+        inputs=tuple(value.name for value in session.get_inputs()),
+        outputs=tuple(value.name for value in session.get_outputs()),
+        load_seconds=time.perf_counter() - start,
+        cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
+        _session=session,
+        _bfloat16=frozenset(
+            value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
+        ),
+    )
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    """A model that does not fit is not a model that is refused: the inputs are not to blame."""
+    if any(sign in str(error) for sign in _OUT_OF_MEMORY):
+        raise MemoryError(one_line(error, 160)) from error
+
+
+def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:
+    if isinstance(model, Path):
+        return str(model)
+    return model if isinstance(model, bytes) else model.SerializeToString()
+
+
+def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
+    try:
+        assignments = session.get_provider_graph_assignment_info()
+    except Exception:  # noqa: BLE001 - an older onnxruntime: it cannot say
+        return None
+    return tuple(
+        f"{node.op_type} '{node.name}'"
+        for assignment in assignments
+        if assignment.ep_name == "CPUExecutionProvider"
+        for node in assignment.get_nodes()
+    )
+
+
+def _quiet_run() -> Any:
+    options = load_onnxruntime().RunOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def _run_as_values(session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str]) -> list[NDArray[Any]]:
+    ort = load_onnxruntime()
+    # A value on the CPU borrows the array's memory, so the arrays live in `held` until the run is over.
+    held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+    values = {}
+    for name, array in held.items():
+        if array.dtype.name == "bfloat16":
+            bits = array.view(np.uint16)
+            kind = onnx.TensorProto.BFLOAT16
+            values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+        else:
+            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+    results = session.run_with_ort_values(wanted, values, _quiet_run())
+    return [_array_of(result) for result in results]
+
+
+def _array_of(value: Any) -> NDArray[Any]:
+    if value.data_type() != _BFLOAT16:
+        return np.asarray(value.numpy())
+    import ml_dtypes
+
+    with_values = load_onnxruntime().InferenceSession(_widening_model(), providers=["CPUExecutionProvider"])
+    (wide,) = with_values.run_with_ort_values(["wide"], {"narrow": value})
+    return np.asarray(wide.numpy().astype(ml_dtypes.bfloat16))
+
+
+def _widening_model() -> bytes:
+    narrow = onnx.helper.make_tensor_value_info("narrow", onnx.TensorProto.BFLOAT16, None)
+    wide = onnx.helper.make_tensor_value_info("wide", onnx.TensorProto.FLOAT, None)
+    cast = onnx.helper.make_node("Cast", ["narrow"], ["wide"], to=onnx.TensorProto.FLOAT)
+    graph = onnx.helper.make_graph([cast], "widen", [narrow], [wide])
+    opset = onnx.helper.make_opsetid("", 17)
+    data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return data

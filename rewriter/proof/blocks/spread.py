@@ -1,0 +1,104 @@
+"""Further inputs of a block: more batches and tokens than the model's own, every row different.
+
+The rows that a block really sees are drawn at random and scaled, so that a mix-up of tokens, batches or neurons shows
+at every position. Where the block has position slots one sequence fills them all; where its attention works in chunks
+the sizes are such that several chunks are needed and the last is uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from rewriter.files.load import LoadedModel
+from rewriter.proof.claims import Claim
+from rewriter.proof.distance import Array
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.roles import is_float
+
+_BATCH, _TOKENS = 2, 67
+_SMALL = 19
+_MOST_SLOTS = 4096
+
+Feeds = Mapping[str, Array]
+
+
+def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
+    """Inputs of other sizes than the real ones; none where the block also reads shapes, or has no token axis."""
+    if not inputs or set(inputs[0]) != set(claim.block_inputs):
+        return []
+    if any(not is_float(value.dtype) or value.ndim not in (2, 3) for value in inputs[0].values()):
+        return []
+    if not all(sum(feeds[name].size for feeds in inputs) for name in inputs[0]):
+        return []
+    limit = claim.longest or _TOKENS
+    sizes = [(_BATCH, min(_TOKENS, limit)), (_BATCH + 1, min(_SMALL, limit))]
+    return [_case(inputs, *size) for size in dict.fromkeys(sizes)]
+
+
+def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator[tuple[Case, LoadedModel, str]]:
+    """The block where its rarer ways are taken, each with the case that takes it and its name.
+
+    A smaller bound on its patterns makes several chunks of heads, then several chunks of queries; one sequence is as
+    long as the block has slots.
+    """
+    if not cases or set(cases[0].feeds) != set(claim.block_inputs):
+        return
+    if claim.longest is not None and claim.longest <= _MOST_SLOTS:
+        yield _case([case.feeds for case in cases], 1, claim.longest), part, f"on {claim.longest} tokens"
+    small = next((case for case in cases if _shape(claim, case)[1] == min(_SMALL, claim.longest or _SMALL)), None)
+    if small is None or not claim.chunk_size or claim.neurons is None:
+        return
+    batch, tokens = _shape(claim, small)
+    keys = tokens + claim.bias_tokens
+    steps = next((steps for steps in (3, 5, 7, 11, 13) if claim.neurons % steps), 2)
+    heads = -(-claim.neurons // steps)
+    for size, what in (
+        (batch * keys * keys * heads, f"in chunks of {heads} heads"),
+        (batch * keys * (keys // 2 + 1), f"in chunks of {keys // 2 + 1} queries"),
+    ):
+        smaller = _with_constant(part.proto, claim.chunk_size, size)
+        if smaller is not None:
+            yield small, replace(part, proto=smaller, path=None), what
+
+
+def _case(inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
+    return Case(f"batch {batch}, {tokens} tokens", _drawn(inputs, batch, tokens, seed=batch * tokens))
+
+
+def _drawn(inputs: Sequence[Feeds], batch: int, tokens: int, seed: int) -> Feeds:
+    rng = np.random.default_rng(seed)
+    drawn = {}
+    for name in inputs[0]:
+        rows = np.concatenate([feeds[name].reshape(-1, feeds[name].shape[-1]) for feeds in inputs])
+        lead = (batch, tokens) if inputs[0][name].ndim == 3 else (tokens,)
+        chosen = rows[rng.integers(0, len(rows), int(np.prod(lead)))].astype(np.float64)
+        scaled = chosen * rng.uniform(0.5, 1.5, (len(chosen), 1))
+        drawn[name] = scaled.astype(rows.dtype).reshape(*lead, rows.shape[-1])
+    return drawn
+
+
+def _shape(claim: Claim, case: Case) -> tuple[int, int]:
+    """Batch and tokens of a case; tokens -1 where its block input has no such axes."""
+    shape = case.feeds[claim.block_inputs[0]].shape
+    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0]) if len(shape) == 2 else (1, -1)
+
+
+def _with_constant(model: onnx.ModelProto, name: str, value: int) -> onnx.ModelProto | None:
+    """A copy in which an integer constant has another value; None where the model has no such constant."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    tensor = onnx.numpy_helper.from_array(np.asarray([value], dtype=np.int64), name)
+    for initializer in result.graph.initializer:
+        if initializer.name == name:
+            initializer.CopyFrom(tensor)
+            return result
+    for node in result.graph.node:
+        if node.op_type == "Constant" and list(node.output) == [name]:
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("value", tensor))
+            return result
+    return None

@@ -1,0 +1,205 @@
+"""Proof of the heads of a block that was replaced as a whole: there is no region left to try by itself.
+
+Against float64 evaluations of the original, on values that the block really sees, on those scaled down and up so that
+every part of the activation is met, and on more batches and tokens:
+
+1. from the block's inputs to the heads' outputs: the plan's numbers are within the certified error of the original's
+   activation; the emitted heads are the plan's numbers up to rounding, in float64 and in the model's own type.
+2. from the heads' outputs on, in float64: what the original makes of the same activations, whatever stands in the
+   rows that are no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.files.load import LoadedModel
+from rewriter.graph.extract import cut
+from rewriter.proof.blocks.activation import RegionProof, evaluated, unit
+from rewriter.proof.blocks.adversarial_points import largest_finite, machine_epsilon
+from rewriter.proof.blocks.spread import spread
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
+from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run.segmented import open_part
+from rewriter.proof.run.whole import Way
+
+Feeds = Mapping[str, Array]
+Run = Callable[[Feeds], dict[str, Array]]
+
+_SCALES = (1.0, 0.0, 1e-6, 1e-2, 8.0, 1e3)
+"""What real inputs are multiplied with."""
+
+_FEW_SCALES = (1.0, 8.0)
+"""The same for further batches and tokens."""
+
+_EXACT_SLACK = 1e-12
+"""Rounding of float64 evaluations of linear operators, relative to the largest value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What the proof of heads needs that replaced a whole block; it can be pickled.
+
+    Attributes:
+        before: the original, from the block's inputs to the ends of its region and of the block.
+        front: the rewritten model, from the block's inputs to what the heads write, and what else `behind` reads.
+        behind: the rewritten model from there on.
+        cases: the block's inputs: real ones, scaled ones, and further batches and tokens.
+    """
+
+    before: LoadedModel
+    front: LoadedModel
+    behind: LoadedModel
+    cases: tuple[Feeds, ...]
+
+
+def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
+    """The parts of a block; `inputs` are values of `block_needs`, one mapping per case."""
+    further = [case.feeds for case in spread(claim, inputs)]
+    cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)
+    cases += tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _FEW_SCALES for feeds in further[:1])
+    names = tuple(cases[0]) if cases else claim.block_inputs
+    rest = cut(rewritten.views[claim.path], [claim.heads], claim.block_outputs)
+    computed = [name for name in rest.inputs if name not in (*names, claim.heads)]
+    return Heads(
+        before=original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs]),
+        front=rewritten.part(claim, names, [claim.heads, *computed]),
+        behind=rewritten.part(claim, rest.inputs, claim.block_outputs),
+        cases=cases,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One input of the block, with what float64 makes of it; without float64, the original stands in."""
+
+    feeds: Feeds
+    truth: Feeds | None = None
+    planned: Array | None = None
+
+
+def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
+    """Prove the heads of one block from its inputs."""
+    if not heads.cases:
+        return RegionProof(None, 0.0, 0.0, (f"{claim.name}: it has no inputs to be proved on",), 0.0)
+    cases, exact, failures = _exact(heads, claim)
+    error = worst = original_error = 0.0
+    floor = machine_epsilon(claim.elem_type)
+    for way in ways:
+        old_session, new_session = (
+            open_part(part, way.provider, optimise=way.optimise, prepack=True) for part in (heads.before, heads.front)
+        )
+        for case in cases:
+            old = old_session.run(_wanted(case.feeds, heads.before))
+            new = _tokens(new_session.run(_wanted(case.feeds, heads.front))[claim.heads], old[claim.output])
+            truth = old if case.truth is None else case.truth
+            right = truth[claim.output]
+            target = right if case.planned is None else case.planned
+            judged = (np.abs(right.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
+            units = unit(right, claim, truth)
+            old_error, new_error = (
+                largest((gap(v, t) / units)[judged]) for v, t in ((old[claim.output], right), (new, target))
+            )
+            allowed = FACTOR * max(old_error, floor) + claim.rounding
+            error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
+            original_error = max(original_error, old_error)
+            if not new_error <= allowed:
+                failures.append(
+                    f"{claim.name}: the heads' error {new_error:.3g} on {way} exceeds the allowed {allowed:.3g} = "
+                    f"{FACTOR:g} x {max(old_error, floor):.3g} (the original's) + {claim.rounding:.3g} (stated "
+                    "rounding)"
+                )
+    return RegionProof(exact, error, worst, tuple(dict.fromkeys(failures)), original_error)
+
+
+def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[str]]:
+    """The cases with their float64 evaluations, how far the heads are from those, and what is wrong with that."""
+    try:
+        whole, front, behind = (
+            open_reference(part.proto, part.base_dir) for part in (heads.before, heads.front, heads.behind)
+        )
+        worst, failures, cases = 0.0, [], []
+        for feeds in heads.cases:
+            truth = whole.run(_wanted(feeds, heads.before))
+            made = front.run(_wanted(feeds, heads.front))
+            planned, rounding = evaluated(claim, truth)
+            rounding = rounding + _EXACT_SLACK * _linear_size(truth, claim)
+            cases.append(_Case(feeds, truth, planned))
+            found = _tokens(made[claim.heads], truth[claim.output])
+            units, inside = unit(truth[claim.output], claim, truth), _inside(truth, claim)
+            worst = max(worst, largest((gap(found, truth[claim.output]) / units)[inside]))
+            off = (gap(planned, truth[claim.output]) - rounding) / units - claim.max_error
+            if largest(off[inside]) > 0.0:
+                failures.append(
+                    f"{claim.name}: the head program's error exceeds the certified {claim.max_error:.3g} by "
+                    f"{largest(off[inside]):.3g}; this is a bug, please report it"
+                )
+            apart = (gap(found, planned) - 2.0 * rounding)[inside]
+            if largest(apart) > 0.0:
+                failures.append(
+                    f"{claim.name}: in float64 the heads are {largest(gap(found, planned)[inside]):.3g} away from "
+                    "their program, more than rounding explains"
+                )
+            failures += _projected(behind.run, heads, claim, {**feeds, **made}, truth)
+    except NoReference:
+        return [_Case(feeds) for feeds in heads.cases], None, []
+    return cases, worst, failures
+
+
+def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds) -> list[str]:
+    """What is wrong with the way from the heads' outputs on, given the original's activations."""
+    result = run(_wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
+    failures = []
+    for name in claim.block_outputs:
+        off = largest(gap(result[name], truth[name]))
+        if not off <= _EXACT_SLACK * max(1.0, magnitude(truth[claim.output]), magnitude(truth[name])):
+            failures.append(
+                f"{claim.name}: in float64 the heads' outputs are projected to something else, error {off:.3g}"
+            )
+    return failures
+
+
+def _linear_size(truth: Feeds, claim: Claim) -> float:
+    """How large the numbers are that the linear operators add up; 1 at least."""
+    return max(1.0, *(magnitude(truth[name]) for name in claim.inputs_and_output))
+
+
+def _inside(truth: Feeds, claim: Claim) -> Array:
+    """Where the claim holds: pre-activations beyond its domain are judged by nobody."""
+    gate = np.abs(truth[claim.gate].astype(np.float64))
+    return np.asarray(np.broadcast_to(~(gate > claim.domain), truth[claim.output].shape))
+
+
+def _scaled(feeds: Feeds, names: Sequence[str], scale: float) -> Feeds:
+    """The block's inputs times a number; shapes and the like as they are."""
+    if scale == 1.0:
+        return feeds
+    with np.errstate(over="ignore"):
+        return {
+            name: (value * scale).astype(value.dtype) if name in names and is_float(value.dtype) else value
+            for name, value in feeds.items()
+        }
+
+
+def _wanted(case: Feeds, part: LoadedModel) -> dict[str, Array]:
+    names = {value.name for value in part.proto.graph.input}
+    return {name: value for name, value in case.items() if name in names}
+
+
+def _tokens(heads: Array, like: Array) -> Array:
+    """The rows of [batch, rows, channels] that are tokens, in the shape of the original's activation."""
+    tokens = like.size // (heads.shape[0] * heads.shape[2])
+    return heads[:, :tokens].reshape(like.shape)
+
+
+def _as_heads(activation: Array, like: Array) -> Array:
+    """The original's activation as heads' outputs; other numbers in the rows that are no tokens."""
+    values = np.random.default_rng(0).normal(0.0, 1.0, like.shape)
+    tokens = activation.size // (like.shape[0] * like.shape[2])
+    values[:, :tokens] = activation.reshape(like.shape[0], tokens, like.shape[2])
+    return values

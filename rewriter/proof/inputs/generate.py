@@ -1,0 +1,128 @@
+"""Inputs that a model is proved with: made for it, or read from a file.
+
+Comes in: a model, and a seed or an npz file. Goes out: `Case`s. Used by the validation, end to end. The
+settings of `_SETTINGS` put one aspect of the model to work each, instead of trying all combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.graph.view import view_model
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.dims import Setting, Sizes, check_dims, resolve
+from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
+from rewriter.proof.inputs.kinds import Kind
+from rewriter.proof.inputs.npz import load_cases
+from rewriter.proof.inputs.roles import InputSpec, Role, input_specs
+from rewriter.proof.inputs.values import Request, make_values, masks_tokens
+from rewriter.proof.inputs.weight_hints import find_hints
+
+__all__ = ["Case", "load_cases", "make_cases"]
+
+_SETTINGS = (
+    Setting(1, 17), Setting(3, 17), Setting(1, 1), Setting(3, 2), Setting(1, 64), Setting(3, 9, special=True),
+)  # fmt: skip
+_WITH_PAST = (
+    Setting(1, 17), Setting(3, 17), Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, 2, past=5),
+    Setting(1, 64), Setting(3, 3, past=6, special=True),
+)  # fmt: skip
+_WITH_BRANCHES = (
+    Setting(1, 17), Setting(3, 17), Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, 64),
+    Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
+)  # fmt: skip
+_FIRST = (Setting(3, 17), Setting(1, 64))
+"""What comes first, since blocks are tried on it as well: several sequences, and a long one."""
+_NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    sizes: Sizes
+    cached: bool
+    special: bool
+    setting: Setting
+
+
+def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
+    """Inputs for `model`, valid by construction: ids within their tables, masks with padding.
+
+    Args:
+        model: the model; its weights are not read.
+        seed: the same seed gives the same inputs; an input's values do not depend on the other inputs.
+        dims: symbolic dimension to the size it has in every case.
+
+    Returns:
+        Two to seven cases.
+
+    Raises:
+        UsageError: `dims` names no dimension of the model, or no values can be made for an input.
+    """
+    view = view_model(model)
+    specs = input_specs(model, view)
+    fixed = dict(dims or {})
+    check_dims(specs, fixed)
+    scope = main_scope(model, view)
+    tables, hints = find_tables(scope), find_hints(scope)
+    branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in specs)
+    plans = [
+        _Plan(
+            resolve(specs, setting, hints=hints, fixed=fixed, longest=tables.sequence),
+            setting.past > 0,
+            setting.special,
+            setting,
+        )
+        for setting in _settings(specs, branches=branches)
+    ]
+    masked = any(masks_tokens(spec) for spec in specs)
+    chosen = _distinct(plans, branches=branches)
+
+    def request(spec: InputSpec, plan: _Plan, number: int) -> Request:
+        rows = tables.rows.get(spec.name)
+        return Request(spec, plan.sizes, rows, plan.cached, plan.special, masked, seed, number)
+
+    numbered = sorted(enumerate(chosen), key=lambda entry: _place(entry[1][1].setting))
+    return tuple(
+        Case(name, {spec.name: make_values(request(spec, plan, number)) for spec in specs})
+        for number, (name, plan) in numbered
+    )
+
+
+def _place(setting: Setting) -> int:
+    return _FIRST.index(setting) if setting in _FIRST else len(_FIRST)
+
+
+def _is_branch(spec: InputSpec) -> bool:
+    return "cache" in spec.name or "branch" in spec.name
+
+
+def _settings(specs: Sequence[InputSpec], *, branches: bool) -> tuple[Setting, ...]:
+    cached = any(spec.role is Role.PAST for spec in specs)
+    settings = _WITH_BRANCHES if branches else _WITH_PAST if cached else _SETTINGS
+    rows = any(spec.role is Role.IDS or masks_tokens(spec) for spec in specs)
+    return tuple(setting for setting in settings if rows or not setting.special)
+
+
+def _distinct(plans: Sequence[_Plan], *, branches: bool) -> list[tuple[str, _Plan]]:
+    """Plans that differ, each with its name; two at least, so that one has other values."""
+    seen: dict[tuple[object, ...], tuple[str, _Plan]] = {}
+    for plan in plans:
+        key = (tuple(plan.sizes.shapes.values()), plan.cached if branches else None, plan.special)
+        seen.setdefault(key, (_name(plan, branches=branches), plan))
+    chosen = list(seen.values())
+    if len(chosen) == 1:
+        name, plan = chosen[0]
+        return [(f"{name}, values 1", plan), (f"{name}, values 2", plan)]
+    return chosen
+
+
+def _name(plan: _Plan, *, branches: bool) -> str:
+    sizes = plan.sizes
+    parts = [f"{kind.value} {sizes.kinds[kind]}" for kind in _NAMED if kind in sizes.varied]
+    if branches:
+        parts.append("cache branch on" if plan.cached else "cache branch off")
+    parts = parts or ["fixed shapes"]
+    return ", ".join([*parts, "special rows"] if plan.special else parts)

@@ -1,0 +1,123 @@
+"""Inputs that the user brings, from an npz file.
+
+Comes in: the path of an npz file and the model. Goes out: `Case`s. A key is the name of an input, or
+`case/input` for several cases. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.errors import UsageError
+from rewriter.graph.types import declared_types
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.roles import numpy_type
+from rewriter.proof.messages import one_line
+from rewriter.text import quoted
+
+_ONLY = "the file's inputs"
+
+
+def load_cases(path: Path, model: onnx.ModelProto) -> tuple[Case, ...]:
+    """Read the cases of an npz file and check that they fit `model`.
+
+    Names, element types (an integer may be widened, a float too), ranks and fixed dimensions are checked;
+    an input with a default may be left out.
+
+    Raises:
+        UsageError: the file cannot be read or does not fit; one line says where.
+    """
+    arrays = _read(path)
+    defaults = {tensor.name for tensor in model.graph.initializer}
+    known = {value.name: value for value in model.graph.input}
+    cases: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in arrays.items():
+        case, name = _split(key, known)
+        if name not in known:
+            listed = ", ".join(quoted(each) for each in known if each not in defaults)
+            raise UsageError(f"{path.name}: the model has no input {quoted(name)}; it has {listed}")
+        group = cases.setdefault(case, {})
+        if name in group:
+            raise UsageError(f"{path.name}: input {quoted(name)} is given twice")
+        group[name] = _fitted(f"{path.name}: input {quoted(name)}", array, known[name])
+    if not cases:
+        raise UsageError(f"{path.name}: the file holds no arrays")
+    needed = [name for name in known if name not in defaults]
+    for case, feeds in cases.items():
+        missing = [quoted(name) for name in needed if name not in feeds]
+        if missing:
+            where = "" if case == _ONLY else f" of case {quoted(case)}"
+            raise UsageError(f"{path.name}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
+    return tuple(Case(one_line(case, 80), feeds) for case, feeds in cases.items())
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise UsageError(f"{path.name}: a single array; name the inputs with numpy.savez")
+        with archive:
+            return {key: np.asarray(archive[key]) for key in archive.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path.name}: no such file") from None
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        MemoryError,
+        NotImplementedError,
+    ) as error:
+        raise UsageError(f"{path.name}: not a readable npz file ({one_line(error, 120)})") from error
+
+
+def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:
+    """Case and input of a key. Inputs may have slashes in their names, so whole names come first."""
+    if key in known:
+        return _ONLY, key
+    parts = key.split("/")
+    for cut in range(1, len(parts)):
+        case, name = "/".join(parts[:cut]), "/".join(parts[cut:])
+        if name in known:
+            return case, name
+    return _ONLY, parts[-1] if len(parts) == 2 else key
+
+
+def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArray[Any]:
+    if not value.type.HasField("tensor_type"):
+        raise UsageError(f"{what} is no tensor in the model, so an npz file cannot hold it")
+    tensor = value.type.tensor_type
+    wanted = declared_types(onnx.GraphProto(input=[value]))[value.name].shape
+    if wanted is not None:
+        _check_shape(what, array.shape, wanted)
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        if array.dtype.kind != "U":
+            raise UsageError(f"{what} is of type {array.dtype}, the model takes strings")
+        return array.astype(object)
+    dtype = numpy_type(tensor.elem_type)
+    if dtype is None:
+        raise UsageError(f"{what} has an element type in the model that numpy cannot hold")
+    if dtype.name == "bfloat16" and array.dtype.kind in "Vf":
+        # numpy saves bfloat16 as two raw bytes; float32 is rounded to it.
+        return array.view(dtype) if array.dtype == np.dtype("V2") else array.astype(dtype)
+    if array.dtype != dtype and not (array.dtype.kind != "b" and np.can_cast(array.dtype, dtype, "safe")):
+        raise UsageError(f"{what} is of type {array.dtype}, the model takes {dtype}")
+    return np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
+
+
+def _check_shape(what: str, given: tuple[int, ...], wanted: Sequence[int | str | None]) -> None:
+    spelled = "[" + ", ".join("?" if dim is None else one_line(dim, 40) for dim in wanted) + "]"
+    fits = len(given) == len(wanted) and all(
+        not isinstance(dim, int) or dim <= 0 or dim == size for size, dim in zip(given, wanted, strict=True)
+    )
+    if not fits:
+        raise UsageError(f"{what} has shape {list(given)}, the model takes {spelled}")

@@ -1,0 +1,114 @@
+"""The truth: a model evaluated in float64.
+
+`open_reference` gives a `Reference`, which runs the feeds of the original in double precision, or raises `NoReference`
+with the reason. The proof asks of a rewritten model that it is as close to the truth as the original is. Each operator
+is computed by the first that can: onnxruntime's double kernel, our own definition in numpy, onnx's reference evaluator
+(`rewriter.proof.reference.engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.files.walk import iter_tensors
+from rewriter.graph.segments import bytes_of
+from rewriter.proof.reference.engine import Program, float64_ways, plan
+from rewriter.proof.reference.operators.table import Operator
+from rewriter.proof.reference.scope import Key, read_model
+from rewriter.proof.reference.widen import NoReference, widened
+
+__all__ = ["NoReference", "Reference", "open_reference", "widened"]
+
+ONNXRUNTIME = "onnxruntime double kernels"
+
+LARGEST = 2**31
+"""Bytes of weights that are evaluated as a whole by default; in float64 they take two or four times as many."""
+
+_NAMED = 8
+"""How many operators `Reference.how` names."""
+
+Array = NDArray[Any]
+
+
+class _Engine(Protocol):
+    @property
+    def how(self) -> str: ...
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A model in float64."""
+
+    engine: _Engine
+
+    @property
+    def how(self) -> str:
+        """What computes it."""
+        return self.engine.how
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model on the feeds of the original; its floats are widened.
+
+        Returns:
+            Output name to array; float64 where the original gives floats.
+
+        Raises:
+            NoReference: an operator cannot be computed on these feeds.
+        """
+        return self.engine.run({name: widened(array) for name, array in feeds.items()})
+
+
+def open_reference(
+    model: onnx.ModelProto,
+    base_dir: Path | None = None,
+    own: Mapping[Key, Operator] | None = None,
+    *,
+    largest: int = LARGEST,
+) -> Reference:
+    """Load the float64 evaluation of `model`.
+
+    Args:
+        model: the model; external data may be loaded or not. It is not changed.
+        base_dir: where its external data lies.
+        own: the caller's operators, domain and type to numpy form, called as those of `NUMPY_OPERATORS` are. They
+            may stand anywhere in the model, and go before all others.
+        largest: bytes of weights above which there is none.
+
+    Raises:
+        NoReference: an operator or a tensor has no float64 form, or the model is too large.
+    """
+    if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > largest:
+        raise NoReference(f"larger than {round(largest / 1e9)} GB")
+    scope = read_model(model, base_dir, wide=True)
+    return Reference(_Planned(plan(scope, float64_ways(own or {}))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A planned model, with a description of the plan."""
+
+    program: Program
+
+    @property
+    def how(self) -> str:
+        found: dict[str, dict[str, None]] = {}
+        for way, name in self.program.by():
+            found.setdefault(way, {}).setdefault(name)
+        kernels = [ONNXRUNTIME] if found.pop(ONNXRUNTIME, None) or not found else []
+        return " and ".join([*kernels, *(_phrase(way, sorted(names)) for way, names in sorted(found.items()))])
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return self.program.run(feeds, {})
+
+
+def _phrase(way: str, names: list[str]) -> str:
+    shown = ", ".join([*names[:_NAMED], "..."] if len(names) > _NAMED else names)
+    return f"{way} for {len(names)} operator{'s' if len(names) > 1 else ''}: {shown}"

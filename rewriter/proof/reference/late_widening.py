@@ -1,0 +1,120 @@
+"""A part of a model in float64, with its largest weight widened as late as possible.
+
+A part that is nothing but one operator on one very large weight (an embedding table, the projection to the vocabulary)
+never has that weight in float64 as a whole: `_CHUNKED`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.graph.segments import bytes_of
+from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.proof.reference.float64 import Reference, open_reference, widened
+from rewriter.proof.reference.operators.table import Operator
+
+_CHUNK = 2**24
+"""Entries of a very large weight that are widened at a time."""
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+
+
+def open_wide(part: LoadedModel, large: int, own: Mapping[tuple[str, str], Operator] | None = None) -> Reference:
+    """Load the float64 evaluation of a part.
+
+    Args:
+        part: a model; it is not changed.
+        large: bytes above which a weight is widened in chunks, where its operator allows that.
+        own: the caller's operators, as in `open_reference`.
+
+    Raises:
+        NoReference: it has none.
+        ModelError: a weight cannot be read.
+    """
+    chunked = _chunked(part, large)
+    return Reference(chunked) if chunked else open_reference(part.proto, part.base_dir, own, largest=sys.maxsize)
+
+
+def _product(left: Array, weight: Array) -> Array:
+    """`left @ weight` for a weight [in, out] in its own type, some columns at a time."""
+    result = np.empty((*left.shape[:-1], weight.shape[1]), np.float64)
+    step = max(_CHUNK // weight.shape[0], 1)
+    for start in range(0, weight.shape[1], step):
+        result[..., start : start + step] = left @ weight[:, start : start + step].astype(np.float64)
+    return result
+
+
+def _matmul(_options: Mapping[str, Any], left: Array, weight: Array) -> Array:
+    return _product(left, weight)
+
+
+def _gemm(options: Mapping[str, Any], left: Array, weight: Array, bias: Array | None = None) -> Array:
+    left = left.T if options.get("transA") else left
+    result = _product(left, weight.T if options.get("transB") else weight)
+    result *= options.get("alpha", 1.0)
+    return result if bias is None else result + options.get("beta", 1.0) * bias
+
+
+def _gather(_options: Mapping[str, Any], table: Array, rows: Array) -> Array:
+    return table[rows].astype(np.float64)
+
+
+_CHUNKED: Mapping[str, tuple[int, Callable[..., Array]]] = {
+    "MatMul": (1, _matmul),
+    "Gemm": (1, _gemm),
+    "Gather": (0, _gather),
+}
+"""Operator to which operand is the weight, and the operator on it in its own type."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunked:
+    """One operator on one very large weight."""
+
+    operator: Callable[..., Array]
+    options: Mapping[str, Any]
+    operands: tuple[str, ...]
+    constants: Feeds
+    output: str
+    how: str = "numpy, in chunks"
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        known = {**self.constants, **feeds}
+        with np.errstate(all="ignore"):
+            return {self.output: self.operator(self.options, *(known[name] for name in self.operands if name))}
+
+
+def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
+    """The part as one operator on a two-dimensional float weight beyond `large`, perhaps transposed before."""
+    graph = part.proto.graph
+    *before, node = graph.node
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    if node.op_type not in _CHUNKED or node.domain not in ONNX_DOMAINS:
+        return None
+    slot, operator = _CHUNKED[node.op_type]
+    options = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    if len(node.output) != 1 or [value.name for value in graph.output] != list(node.output) or options.get("axis"):
+        return None
+    name, transposed = node.input[slot], False
+    if len(before) == 1 and before[0].op_type == "Transpose" and before[0].output[0] == name:
+        name, transposed = before[0].input[0], True
+    elif before:
+        return None
+    tensor = initializers.get(name)
+    if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in _FLOATS or bytes_of(tensor) <= large:
+        return None
+    weight = read_tensor(part, tensor)
+    constants = {other: widened(read_tensor(part, found)) for other, found in initializers.items() if other != name}
+    constants[node.input[slot]] = weight.T if transposed else weight
+    return _Chunked(operator, options, tuple(node.input), constants, node.output[0])

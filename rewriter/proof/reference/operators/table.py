@@ -1,0 +1,132 @@
+"""Operators in numpy, in the precision of their operands.
+
+A form takes attributes and arrays, and gives arrays. Here stand the operators that onnxruntime does not compute in
+double: for want of a kernel, or because it takes them apart into others with constants rounded to float32. Each is
+written from its specification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewriter.proof.reference.operators.attention import attention, rotary
+from rewriter.proof.reference.operators.convolution import average_pool, conv, conv_transpose
+from rewriter.proof.reference.operators.normalisation import (
+    group_norm,
+    layer_norm,
+    local_response_norm,
+    number,
+    rms_norm,
+    skip_layer_norm,
+    skip_rms_norm,
+)
+from rewriter.proof.reference.operators.recurrent import gru, lstm, rnn
+from rewriter.proof.reference.operators.resize import resize, upsample
+
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+Key = tuple[str, str]
+Operator = Callable[..., Array | tuple[Array | None, ...]]
+
+_MICROSOFT = "com.microsoft"
+
+
+def _each(function: Callable[[float], float], x: Array) -> Array:
+    # Nearly twice as fast as numpy.vectorize; numpy itself has no erf.
+    return np.fromiter(map(function, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def _erf(_: Attributes, x: Array) -> Array:
+    return _each(math.erf, x)
+
+
+def _sigmoid(x: Array) -> Array:
+    # exp only ever sees numbers below 0, so that it does not overflow.
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+
+
+def _softplus(_: Attributes, x: Array) -> Array:
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+
+
+def _gelu(attributes: Attributes, x: Array) -> Array:
+    if attributes.get("approximate", b"none") in {b"tanh", "tanh"}:
+        return _fast_gelu(attributes, x)
+    return np.asarray(x * 0.5 * _each(math.erfc, -x / math.sqrt(2)))
+
+
+def _fast_gelu(_: Attributes, x: Array, bias: Array | None = None) -> Array:
+    x = x if bias is None else x + bias
+    return x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def _bias_gelu(attributes: Attributes, x: Array, bias: Array) -> Array:
+    return _gelu({**attributes, "approximate": b"none"}, x + bias)
+
+
+def _quick_gelu(attributes: Attributes, x: Array) -> Array:
+    return x * _sigmoid(number(attributes, "alpha", 1.702) * x)
+
+
+def _swish(attributes: Attributes, x: Array) -> Array:
+    return x * _sigmoid(number(attributes, "alpha", 1.0) * x)
+
+
+def _hard_swish(_: Attributes, x: Array) -> Array:
+    return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
+
+
+def _mish(attributes: Attributes, x: Array) -> Array:
+    return np.asarray(x * np.tanh(_softplus(attributes, x)))
+
+
+def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
+    if attributes.get("transBatchA") or attributes.get("transBatchB"):
+        raise NotImplementedError("FusedMatMul with transposed batches")
+    a = np.swapaxes(a, -1, -2) if attributes.get("transA") and a.ndim > 1 else a
+    b = np.swapaxes(b, -1, -2) if attributes.get("transB") and b.ndim > 1 else b
+    return np.asarray(number(attributes, "alpha", 1.0) * np.matmul(a, b))
+
+
+def _global_max_pool(_: Attributes, x: Array) -> Array:
+    return np.asarray(x.max(tuple(range(2, x.ndim)), keepdims=True))
+
+
+NUMPY_OPERATORS: Mapping[Key, Operator] = {
+    ("", "Erf"): _erf,
+    ("", "Softplus"): _softplus,
+    ("", "Gelu"): _gelu,
+    ("", "Swish"): _swish,
+    ("", "HardSwish"): _hard_swish,
+    ("", "Mish"): _mish,
+    ("", "LayerNormalization"): layer_norm,
+    ("", "RMSNormalization"): rms_norm,
+    ("", "SimplifiedLayerNormalization"): rms_norm,
+    ("", "GroupNormalization"): group_norm,
+    ("", "LRN"): local_response_norm,
+    ("", "GlobalMaxPool"): _global_max_pool,
+    ("", "AveragePool"): average_pool,
+    ("", "Conv"): conv,
+    ("", "ConvTranspose"): conv_transpose,
+    ("", "Resize"): resize,
+    ("", "Upsample"): upsample,
+    ("", "RNN"): rnn,
+    ("", "GRU"): gru,
+    ("", "LSTM"): lstm,
+    ("", "Attention"): attention,
+    ("", "RotaryEmbedding"): rotary,
+    (_MICROSOFT, "Gelu"): _gelu,
+    (_MICROSOFT, "FastGelu"): _fast_gelu,
+    (_MICROSOFT, "BiasGelu"): _bias_gelu,
+    (_MICROSOFT, "QuickGelu"): _quick_gelu,
+    (_MICROSOFT, "FusedMatMul"): _fused_matmul,
+    (_MICROSOFT, "SkipLayerNormalization"): skip_layer_norm,
+    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): skip_rms_norm,
+}
+"""Domain and operator to its numpy form: attributes and operands in, the output or all outputs back."""

@@ -1,0 +1,1 @@
+"""Running models: whole, in segments, in several processes."""

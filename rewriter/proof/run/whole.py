@@ -1,0 +1,162 @@
+"""Running a model on all cases, in every way asked for, loaded as a whole.
+
+`rewriter.proof.run.segmented` does the same for a model that is never loaded as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rewriter.errors import ValidationError
+from rewriter.graph.extract import with_outputs
+from rewriter.ort.sessions import Session, open_session
+from rewriter.proof.claims import Side
+from rewriter.proof.distance import Array, magnitude, setting
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.reference.float64 import NoReference, open_reference
+
+Results = Sequence[Mapping[str, Array]]
+"""Output name to array, case by case."""
+
+TAPPED = 2
+"""How many cases give the values of tapped tensors: the real inputs of the blocks."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many steps are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model."""
+
+    provider: str
+    optimise: bool
+
+    def __str__(self) -> str:
+        return setting(self.provider, optimise=self.optimise)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a model.
+
+    Attributes:
+        ways: how to run it.
+        taps: tensors whose values are wanted too, from the first way and the first `TAPPED` cases.
+        watched: tensors whose largest finite |entry| over all cases is wanted, from the first way.
+        wide: whether to evaluate it in float64.
+        may_refuse: whether cases that the first way cannot run are left out; else they are an error.
+        what: how progress messages name the model.
+    """
+
+    ways: tuple[Way, ...] = ()
+    taps: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
+    wide: bool = False
+    may_refuse: bool = False
+    what: str = "the model"
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """One way that a model was run.
+
+    Attributes:
+        results: the graph's outputs, case by case.
+        load_seconds: how long onnxruntime took to load the model.
+        cpu_nodes: as in `Session`.
+    """
+
+    results: Results
+    load_seconds: float
+    cpu_nodes: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRuns:
+    """All runs of one model.
+
+    Attributes:
+        cases: those that it accepted.
+        skipped: those that it refused, with the reason.
+        ways: how it was run, and what came out.
+        taps: values of the tensors tapped, for the first cases.
+        reached: largest finite |entry| of each tensor watched, over all cases.
+        truth: its float64 evaluation; None where there is none.
+        reference: what computed that, or why there is none.
+        segments: the number of parts that were loaded one after the other.
+    """
+
+    cases: tuple[Case, ...]
+    skipped: tuple[str, ...]
+    ways: Mapping[Way, Ran]
+    taps: Results
+    truth: Results | None
+    reference: str
+    segments: int = 1
+    reached: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
+    """Load the model once for each way, and once in float64.
+
+    Raises:
+        ValidationError: onnxruntime cannot load it, or refuses a case that it may not refuse.
+    """
+    kept, skipped = list(cases), list[str]()
+    taps: list[Mapping[str, Array]] = []
+    reached: dict[str, float] = {}
+    ways: dict[Way, Ran] = {}
+    for number, way in enumerate(wanted.ways):
+        session = _open(side, way, () if number else (*wanted.taps, *wanted.watched))
+        results: list[Mapping[str, Array]] = []
+        for place, case in enumerate(tuple(kept)):
+            progress(f"running {wanted.what}: {case.name}", place, len(cases))
+            try:
+                values = session.run(case.feeds)
+            except ValidationError as error:
+                if number or not wanted.may_refuse:
+                    raise
+                skipped.append(f"{case.name}: {error}")
+                kept.remove(case)
+                continue
+            results.append({name: values[name] for name in side.main.outputs})
+            if not number:
+                known = {**case.feeds, **values}
+                note(reached, known, wanted.watched)
+                if len(taps) < TAPPED:
+                    taps.append({name: known[name] for name in wanted.taps})
+        ways[way] = Ran(results, session.load_seconds, session.cpu_nodes)
+    truth, reference = _truth(side, kept, wanted, progress) if wanted.wide else (None, "")
+    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reference, reached=reached)
+
+
+def note(reached: dict[str, float], values: Mapping[str, Array], names: Iterable[str]) -> None:
+    """Raise the largest finite |entry| known of the tensors `names`."""
+    for name in names:
+        if name in values:
+            reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
+
+
+def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
+    model = side.model
+    missing = [name for name in dict.fromkeys(taps) if name not in side.main.outputs and name not in side.main.inputs]
+    if missing:
+        proto = with_outputs(model.proto, side.main, missing)
+        return open_session(proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
+    if model.path is not None:
+        return open_session(model.path, way.provider, optimise=way.optimise)
+    return open_session(model.proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
+
+
+def _truth(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> tuple[Results | None, str]:
+    results = []
+    try:
+        reference = open_reference(side.model.proto, side.model.base_dir, side.own)
+        for place, case in enumerate(cases):
+            progress(f"evaluating {wanted.what} in float64: {case.name}", place, len(cases))
+            results.append(reference.run(case.feeds))
+    except NoReference as reason:
+        return None, f"no float64 reference: {reason}"
+    return results, reference.how

@@ -1,0 +1,139 @@
+"""What differs in one graph, or in the body of one local function, apart from nodes that a block explains.
+
+Comes in: the scope in both models, and the nodes that are explained. Goes out: one line per difference. A node must be
+the original's, and every name that is read must stand for what it stands for there. Bodies of control flow are scopes
+of their own; `inner` pairs them. Used by `rewriter.proof.unchanged.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import onnx
+
+from rewriter.graph.extract import reads
+from rewriter.graph.view import Path, label, subgraphs
+from rewriter.proof.messages import one_line
+from rewriter.proof.unchanged.definitions import Scope
+from rewriter.proof.unchanged.same import Models, OperatorKey, operator_key, same_node, same_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A scope of the original and its counterpart.
+
+    Attributes:
+        old: the original's.
+        new: the rewritten model's.
+        paths: the paths of both graphs, as in `GraphView`; None in functions.
+    """
+
+    old: Scope
+    new: Scope
+    paths: tuple[Path, Path] | None = None
+
+    @property
+    def models(self) -> Models:
+        """The models that they belong to."""
+        return self.old.model, self.new.model
+
+
+def name_of(text: str) -> str:
+    """A name from a model as messages quote it."""
+    return f"'{one_line(text, 120)}'"
+
+
+def partners(pair: Pair) -> dict[int, int]:
+    """The nodes that are the original's, by index: in the rewritten model, in the original."""
+    found = {}
+    for index, node in enumerate(pair.new.nodes):
+        before = pair.old.makers.get(next((name for name in node.output if name), ""))
+        if before is not None and same_node(pair.old.nodes[before], node, pair.models):
+            found[index] = before
+    return found
+
+
+def scope_changes(
+    pair: Pair, explained: Collection[int], same: Mapping[int, int], added: Collection[OperatorKey]
+) -> Iterator[str]:
+    """What differs, one line each.
+
+    Args:
+        pair: the scope in both models.
+        explained: the nodes of the rewritten model that belong to a block.
+        same: `partners`.
+        added: operators that only the rewritten model defines by local functions: nobody else may call them.
+    """
+    where = f" (in {one_line(pair.new.where, 120)})" if pair.new.where else ""
+    for index, node in enumerate(pair.new.nodes):
+        if index in explained or not any(node.output):
+            continue
+        if index not in same:
+            yield f"{one_line(label(node), 120)} is not as in the original, and no block explains it{where}"
+        elif operator_key(node) in added:
+            yield f"{one_line(label(node), 120)} calls a local function that the original does not have{where}"
+    found = (*_declared("input", pair), *_declared("output", pair), *_names(pair, explained), *_annotations(pair))
+    yield from (text + where for text in found)
+
+
+def inner(pair: Pair, same: Mapping[int, int]) -> Iterator[Pair]:
+    """The bodies of control flow that nodes hold which are the original's."""
+    numbers = [_holders(scope) for scope in (pair.old, pair.new)]
+    for index, before in same.items():
+        node, bodies = pair.new.nodes[index], _bodies(pair.old.nodes[before])
+        for name, graph in _bodies(node).items():
+            where = "/".join(part for part in (pair.new.where, node.name or node.op_type, name) if part)
+            old = Scope.of_graph(pair.old.model, bodies[name], where, pair.old)
+            new = Scope.of_graph(pair.new.model, graph, where, pair.new)
+            steps = (numbers[0][before], name), (numbers[1][index], name)
+            paths = None if pair.paths is None else ((*pair.paths[0], steps[0]), (*pair.paths[1], steps[1]))
+            yield Pair(old, new, paths)
+
+
+def _holders(scope: Scope) -> dict[int, int]:
+    """The nodes that hold bodies, with their number among those, which is what paths count."""
+    holders = (index for index, node in enumerate(scope.nodes) if _bodies(node))
+    return {index: number for number, index in enumerate(holders)}
+
+
+def _bodies(node: onnx.NodeProto) -> dict[str, onnx.GraphProto]:
+    return dict(subgraphs(node)) if node.attribute else {}
+
+
+def _declared(what: str, pair: Pair) -> Iterator[str]:
+    """Inputs or outputs: names, order and types."""
+    sides = (pair.old.inputs, pair.new.inputs) if what == "input" else (pair.old.outputs, pair.new.outputs)
+    for number, (old, new) in enumerate(zip_longest(*sides)):
+        if old is None or new is None:
+            yield f"{what} {name_of((old or new).name)} is in one of the models only"
+        elif old.name != new.name:
+            yield f"{what} {number} is {name_of(new.name)}, and {name_of(old.name)} in the original"
+        elif old.type.SerializeToString(deterministic=True) != new.type.SerializeToString(deterministic=True):
+            yield f"{what} {name_of(new.name)} is not declared with the original's type and shape"
+
+
+def _names(pair: Pair, explained: Collection[int]) -> Iterator[str]:
+    """Names that stand for something else than in the original, and weights that nothing explains."""
+    read = dict.fromkeys(name for node in pair.new.nodes for name in reads(node))
+    read.update(dict.fromkeys(value.name for value in (*pair.new.inputs, *pair.new.outputs)))
+    for name in read:
+        old, new = pair.old.find(name), pair.new.find(name)
+        if old is None or (old.depth and (new is None or new.depth == old.depth)):
+            continue  # what comes from further out is compared there
+        if new is None or old.kind != new.kind:
+            yield f"{name_of(name)} is {'missing' if new is None else new.kind}, and {old.kind} in the original"
+        elif old.depth != new.depth:
+            yield f"{name_of(name)} is defined in another graph than in the original"
+        elif old.dims != new.dims or not same_tensors(old.tensors, new.tensors, pair.models):
+            yield f"weight {name_of(name)} is not the original's"
+    by_blocks = {name for index in explained for name in reads(pair.new.nodes[index])}
+    for name in pair.new.weights:
+        if name not in by_blocks and pair.old.find(name) is None:
+            yield f"weight {name_of(name)} is in the rewritten model only"
+
+
+def _annotations(pair: Pair) -> Iterator[str]:
+    for tensor, *_ in sorted(pair.old.annotations ^ pair.new.annotations):
+        yield f"the quantisation annotation of {name_of(tensor)} is not the original's"

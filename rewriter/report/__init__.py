@@ -1,0 +1,1 @@
+"""What a run found, as data, as JSON, in the terminal and as a page."""

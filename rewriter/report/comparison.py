@@ -1,0 +1,157 @@
+"""The comparison of two models, as data and as JSON.
+
+`comparison.schema.json` beside this file is the contract of the JSON, versioned by `SCHEMA_VERSION`. The command line
+prints a `Comparison`; the Python API returns it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewriter.compare.bisect import Isolated
+from rewriter.compare.files.models import GraphDifference
+from rewriter.compare.taps import Tap
+from rewriter.compare.verdicts import PairProof
+from rewriter.errors import ExitStatus
+from rewriter.proof.blocks.activation import RegionProof
+from rewriter.report.report import plain_data
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes away; new fields may come at any time."""
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """A part of B that is wrong by itself.
+
+    Attributes:
+        block: the part between two boundaries: a block's name, or the tensor it ends in.
+        part: which part of a block: `the heads`, `the first linear operator` and so on; None outside of blocks.
+        program: the head program at fault.
+        tensor: the first tensor inside at which the error appears.
+        error: largest error of the block, fed with A's values.
+        allowed: what that could be.
+        causes: what differs there between the files.
+    """
+
+    block: str
+    part: str | None
+    program: str | None
+    tensor: str
+    error: float
+    allowed: float
+    causes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How B compares with A.
+
+    Attributes:
+        a: path of A, the original.
+        b: path of B.
+        signature: what differs in inputs and outputs; if anything does, nothing was run.
+        graph: what differs between the files; None where that was not asked for.
+        reference: what computed A in float64, or why nothing did; empty where nothing was run.
+        cases: the inputs that were run.
+        skipped: inputs that A refused, with the reason.
+        providers: outputs by execution provider; empty where nothing was run.
+        blocks: head program of each block that B has as attention heads, by the block's name.
+        regions: the heads of these blocks alone, on adversarial points.
+        taps: B against A through depth; None where not asked for.
+        isolated: every part alone on A's values; None where that was not asked for, or nothing had failed and rounding
+            was not amplified.
+        faults: the parts that are wrong.
+        failures: what did not hold.
+        notes: remarks.
+        seconds: by step.
+        exit_status: 0 same, 1 different.
+    """
+
+    a: str
+    b: str
+    signature: tuple[str, ...]
+    graph: GraphDifference | None
+    reference: str
+    cases: tuple[str, ...]
+    skipped: tuple[str, ...]
+    providers: Mapping[str, PairProof]
+    blocks: Mapping[str, str]
+    regions: Mapping[str, RegionProof]
+    taps: tuple[Tap, ...] | None
+    isolated: tuple[Isolated, ...] | None
+    faults: tuple[FaultRow, ...]
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+    exit_status: ExitStatus
+
+    @property
+    def same(self) -> bool:
+        """Whether B passed for A."""
+        return self.exit_status is ExitStatus.CONVERTED
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The worst error of B over that of A, both against float64; None without a reference."""
+        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=None)
+
+    @property
+    def first_exceeding(self) -> Tap | None:
+        """The first boundary at which B is further off than its share."""
+        return next((each for each in self.taps or () if each.exceeds), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data: numbers as numbers, infinite or missing ones as null."""
+        first = self.first_exceeding
+        return {
+            "version": SCHEMA_VERSION,
+            "a": self.a,
+            "b": self.b,
+            "exit_status": int(self.exit_status),
+            "same": self.same,
+            "signature": list(self.signature),
+            "graph": None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)},
+            "reference": self.reference,
+            "error_ratio": plain_data(self.error_ratio),
+            "cases": list(self.cases),
+            "skipped": list(self.skipped),
+            "providers": {
+                name: {"error_ratio": plain_data(proof.error_ratio), **plain_data(proof)}
+                for name, proof in self.providers.items()
+            },
+            "blocks": dict(self.blocks),
+            "regions": plain_data(self.regions),
+            "taps": None if self.taps is None else [_tap(each) for each in self.taps],
+            "first_exceeding": None if first is None else first.boundary.label,
+            "isolated": None if self.isolated is None else [_isolated(each) for each in self.isolated],
+            "faults": plain_data(self.faults),
+            "failures": list(self.failures),
+            "notes": list(self.notes),
+            "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON to `path`, atomically."""
+        from rewriter.files.durable import write_text
+
+        write_text(path, json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _tap(each: Tap) -> dict[str, Any]:
+    measured = {key: value for key, value in plain_data(each).items() if key != "boundary"}
+    return {**_boundary(each), **measured, "relative": plain_data(each.relative), "exceeds": each.exceeds}
+
+
+def _isolated(each: Isolated) -> dict[str, Any]:
+    measured = {key: value for key, value in plain_data(each).items() if key != "boundary"}
+    return {**_boundary(each), **measured, "guilty": each.guilty}
+
+
+def _boundary(each: Tap | Isolated) -> dict[str, Any]:
+    boundary = each.boundary
+    return {"label": boundary.label, "tensor": boundary.tensor, "kind": boundary.kind}

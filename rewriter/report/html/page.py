@@ -1,0 +1,149 @@
+"""The page: one self-contained HTML file.
+
+Comes in: a `Report`. Goes out: HTML text, the same for the same report. Style, script and drawings stand inside; a
+content security policy with their hashes forbids everything else, so that the page can load nothing and send nothing,
+whatever the names in the model are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rewriter.errors import UsageError
+from rewriter.report.html import numbers, sections, tables
+from rewriter.report.html.verdict import Verdict, verdict_of
+from rewriter.report.html.words import short
+from rewriter.report.report import Report
+
+if TYPE_CHECKING:
+    import jinja2
+
+_MOST_FAILURES = 200
+_LONGEST_SENTENCE = 600
+
+
+def require_jinja() -> None:
+    """Raise UsageError where jinja2 is missing, so that nobody waits for a page that cannot be made."""
+    try:
+        import jinja2  # noqa: F401
+    except ImportError as error:
+        raise UsageError("a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'") from error
+
+
+def write_page(report: Report, path: Path, *, verdict: Verdict | None = None) -> None:
+    """Write the page to `path`, atomically. Raises UsageError where jinja2 is missing or the path cannot be written."""
+    from rewriter.files.durable import write_text
+
+    write_text(path, render(report, verdict=verdict))
+
+
+def render(report: Report, *, verdict: Verdict | None = None) -> str:
+    """The page of a report.
+
+    Args:
+        report: what to show. Parts that it lacks (no blocks, no proof, no details) make no section.
+        verdict: what stands at the top, where it is not the one on a rewriting.
+
+    Raises:
+        UsageError: jinja2 is missing.
+    """
+    require_jinja()
+    template = _templates().get_template("page.html.j2")
+    return template.render(**_context(report, verdict or verdict_of(report))) + "\n"
+
+
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_resource),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _resource(name: str) -> str:
+    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _context(report: Report, verdict: Verdict) -> dict[str, Any]:
+    """Everything that the template names."""
+    style, script = _resource("style.css").strip(), _resource("script.js").strip()
+    return {
+        "style": style,
+        "script": script,
+        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "verdict": verdict,
+        "model": tables.name(report.model),
+        "output": None if report.output is None else tables.name(report.output),
+        "facts": sections.key_figures(report),
+        "notes": [short(note, _LONGEST_SENTENCE) for note in report.notes],
+        "times": tables.pair_table("Time by step", "step", "time", sections.times(report)),
+        "environment": tables.pair_table("Made with", "what", "version", report.environment),
+        **_blocks(report),
+        **_proof(report),
+        **_details(report),
+        "operators": None if report.after is None else tables.operator_table(report.before, report.after),
+    }
+
+
+def _blocks(report: Report) -> dict[str, Any]:
+    proofs = {} if report.validation is None else {proof.name: proof for proof in report.validation.blocks}
+    numbered = {key: number for number, key in enumerate(proofs, start=1)}
+    return {
+        "converted": tables.block_table(report.converted, proofs, numbered) if report.converted else None,
+        "left": tables.left_tables(report.left),
+        "left_count": len(report.left),
+    }
+
+
+def _proof(report: Report) -> dict[str, Any]:
+    validation = report.validation
+    if validation is None:
+        return {"proof": None, "failures": [], "more_failures": 0, "depth": [], "histograms": [], "more_histograms": 0}
+    plots, omitted = sections.histograms(validation)
+    return {
+        "proof": {
+            "outputs": tables.output_table(validation),
+            "providers": tables.provider_table(validation),
+            "cases": [short(case, _LONGEST_SENTENCE) for case in validation.cases],
+            "skipped": [short(case, _LONGEST_SENTENCE) for case in validation.skipped],
+            "reference": short(validation.reference, _LONGEST_SENTENCE),
+            "fallen": sorted({short(node) for proof in validation.providers.values() for node in proof.cpu_nodes}),
+        },
+        "failures": [short(failure, _LONGEST_SENTENCE) for failure in validation.failures[:_MOST_FAILURES]],
+        "more_failures": max(len(validation.failures) - _MOST_FAILURES, 0),
+        "depth": sections.depth_plots(validation),
+        "histograms": plots,
+        "more_histograms": omitted,
+    }
+
+
+def _details(report: Report) -> dict[str, Any]:
+    details = report.details
+    if details is None:
+        return {"programs": [], "more_programs": 0, "account": None}
+    programs = sections.program_sections(details.drawings)
+    account = {
+        "table": tables.account_table(details),
+        "share": numbers.percent(details.share),
+        "remaining": short(details.remaining, _LONGEST_SENTENCE),
+        "head_dimension": details.head_dimension,
+        "attention_heads": details.attention_heads,
+    }
+    return {
+        "programs": programs,
+        "more_programs": len(details.drawings) - len(programs),
+        "account": account if details.counts else None,
+    }
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,163 @@
+"""The report: what was done to a model, as data.
+
+Comes in: what plan, apply, save and proof produced. Goes out: `Report`, and its JSON (`report.schema.json` beside this
+file is the contract, versioned by `SCHEMA_VERSION`). The command line prints it; the Python API returns it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from rewriter.errors import ExitStatus
+from rewriter.proof.validate import Validation
+from rewriter.report.details import Details
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes away; new fields may come at any time."""
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """One candidate block.
+
+    Attributes:
+        name: unique in the model; the module path where the exporter recorded it.
+        status: converted, or left as it was.
+        activation: what the block's activation was recognised as; empty when unknown.
+        first: linear operators that make the pre-activation.
+        second: linear operators that read the activation's output.
+        program: name of the head program.
+        exact: whether the program equals the activation in exact arithmetic.
+        heads: attention heads in the block.
+        bias_tokens: bias tokens that a head attends to.
+        max_error: certified largest error of the program, with its coefficients rounded to the arithmetic's type, in
+            exact arithmetic, over max(1, |f|).
+        reason: why it was left.
+        node: the node where it failed.
+    """
+
+    name: str
+    status: Literal["converted", "left"]
+    activation: str = ""
+    first: str = ""
+    second: str = ""
+    program: str | None = None
+    exact: bool | None = None
+    heads: int | None = None
+    bias_tokens: int | None = None
+    max_error: float | None = None
+    reason: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model is made of.
+
+    Attributes:
+        operators: operator to the number of nodes, in the main graph and in bodies of control flow.
+        nodes: nodes in all of these.
+        bytes: size on disk with external data; 0 for a model in memory that was not written.
+    """
+
+    operators: Mapping[str, int]
+    nodes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened.
+
+    Attributes:
+        model: the model's path, or `<memory>`.
+        output: the path written, None when nothing was.
+        form: the form of the converted blocks.
+        blocks: all candidates, the converted first.
+        before: the original.
+        after: the rewritten model; None when nothing was converted.
+        validation: the proof; None when it was not asked for or nothing was converted.
+        seconds: by step: load, plan, apply, save, validate, total.
+        notes: remarks on the whole.
+        exit_status: what the command line exits with.
+        environment: what it was made with, as `rewriter.report.environment` gives it.
+        rewritten: the rewritten model, where no output path was given.
+        details: what only the page shows; None when it was not asked for. Not part of the JSON.
+    """
+
+    model: str
+    output: str | None
+    form: str
+    blocks: tuple[BlockRow, ...]
+    before: Shape
+    after: Shape | None
+    validation: Validation | None
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+    exit_status: ExitStatus
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    details: Details | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def converted(self) -> tuple[BlockRow, ...]:
+        """The converted blocks."""
+        return tuple(row for row in self.blocks if row.status == "converted")
+
+    @property
+    def left(self) -> tuple[BlockRow, ...]:
+        """The candidates left as they were."""
+        return tuple(row for row in self.blocks if row.status == "left")
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready data: numbers as numbers, infinite or missing ones as null."""
+        after = self.after
+        return {
+            "version": SCHEMA_VERSION,
+            "model": self.model,
+            "output": self.output,
+            "form": self.form,
+            "exit_status": int(self.exit_status),
+            "blocks": [plain_data(row) for row in self.blocks],
+            "validation": None if self.validation is None else plain_data(self.validation),
+            "operators": {
+                "before": dict(self.before.operators),
+                "after": None if after is None else dict(after.operators),
+            },
+            "nodes": {"before": self.before.nodes, "after": None if after is None else after.nodes},
+            "bytes": {"before": self.before.bytes, "after": None if after is None else after.bytes},
+            "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
+            "notes": list(self.notes),
+            "environment": dict(self.environment),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON to `path`, atomically."""
+        from rewriter.files.durable import write_text
+
+        write_text(path, json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def plain_data(value: Any) -> Any:
+    """JSON-ready data: dataclasses as objects, numbers as numbers, what is not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: plain_data(entry) for key, entry in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(entry) for entry in value]
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (np.bool_, np.integer)):
+        return value.item()
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return value

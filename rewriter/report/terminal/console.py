@@ -1,0 +1,161 @@
+"""What a person reads: progress, tables, and the last line.
+
+Comes in: a `Report` or an `Inspection`. Goes out: text on standard output; progress on standard error where that is a
+terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import rich.console
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rewriter.errors import ExitStatus
+from rewriter.proof.validate import Progress as Callback
+from rewriter.report.report import Report
+from rewriter.report.terminal import tables
+from rewriter.report.terminal.tables import plain
+from rewriter.text import clean
+
+if TYPE_CHECKING:
+    from rewriter.api import Inspection
+
+_PIPE_WIDTH = 140
+_FEW_FAILURES = 5
+
+
+class Console:
+    """Prints one report."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._quiet = quiet
+        self._verbose = verbose
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+        self._out = rich.console.Console(highlight=False, width=width)
+        self._err = rich.console.Console(stderr=True, highlight=False)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether only the last line is wanted."""
+        return self._quiet
+
+    @property
+    def verbose(self) -> bool:
+        """Whether everything is wanted."""
+        return self._verbose
+
+    def print(self, part: RenderableType) -> None:
+        """Print one table or line."""
+        self._out.print(part)
+
+    @contextmanager
+    def progress(self) -> Iterator[Callback]:
+        """A progress bar on standard error while the block runs; silent where nobody watches."""
+        if self._quiet or not self._err.is_terminal:
+            yield lambda _what, _done, _total: None
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn())
+        with Progress(*columns, console=self._err, transient=True) as bar:
+            task = bar.add_task("", total=1)
+
+            def show(what: str, done: int, total: int) -> None:
+                bar.update(task, description=clean(what), completed=done, total=total)
+
+            yield show
+
+    def show(self, report: Report, *, proved: bool, planned_only: bool) -> None:
+        """Print everything about a rewriting."""
+        if not self._quiet:
+            self._blocks(report)
+            if report.after is not None:
+                self._out.print(tables.change_table(report.before, report.after, report.validation))
+            self._proof(report)
+        if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
+            self._nothing(report)
+        elif planned_only:
+            self._out.print(plain(f"PLANNED  {_what(report)} in {report.model}; nothing was written"))
+        elif report.exit_status is ExitStatus.VALIDATION_FAILED:
+            self._failed(report)
+        else:
+            self._done(report, proved=proved)
+
+    def show_inspection(self, found: Inspection) -> None:
+        """Print what `inspect` found."""
+        self._blocks(found.report)
+        accounting = found.accounting
+        if accounting.blocks:
+            self._out.print(tables.account_table(accounting))
+            share = f"{100 * accounting.share:.1f} %"
+            self._out.print(tables.forms_table(accounting))
+            for line in tables.refusals(accounting):
+                self._out.print(line)
+            self._out.print(plain(f"these blocks take {share} of the multiply-adds of linear operators per token"))
+        if accounting.head_dimension is not None:
+            heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
+            self._out.print(plain(f"the model's own attention: {heads}head dimension {accounting.head_dimension}"))
+        self._out.print(plain(f"purity once converted, nonlinearities that remain: {accounting.purity}"))
+        if not found.report.converted:
+            self._nothing(found.report)
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def _blocks(self, report: Report) -> None:
+        if report.converted:
+            self._out.print(tables.converted_table(report.converted, report.form))
+        if report.left:
+            self._out.print(tables.left_table(report.left))
+        for note in report.notes:
+            self._out.print(plain(f"note: {note}", "yellow"))
+
+    def _proof(self, report: Report) -> None:
+        validation = report.validation
+        if validation is None:
+            return
+        self._out.print(tables.output_table(validation, verbose=self._verbose))
+        if self._verbose or any(not block.passed for block in validation.blocks):
+            self._out.print(tables.block_table(validation.blocks))
+        for line in tables.remarks(report):
+            self._out.print(line)
+
+    # -- the last line -------------------------------------------------------------------------------------
+
+    def _nothing(self, report: Report) -> None:
+        count = len(report.left)
+        why = "no candidate was found"
+        if count:
+            where = "see -v" if self._quiet else "reasons above"
+            why = f"{count} candidate{'s' if count != 1 else ''} left, {where}"
+        self._out.print(plain(f"NOTHING TO CONVERT  in {report.model}: {why}", "yellow"))
+
+    def _failed(self, report: Report) -> None:
+        failures = report.validation.failures if report.validation is not None else ()
+        shown = failures if self._verbose else failures[:_FEW_FAILURES]
+        for failure in shown:
+            self._out.print(plain(failure, "red"))
+        if len(failures) > len(shown):
+            self._out.print(plain(f"and {len(failures) - len(shown)} more, -v shows them", "red"))
+        self._out.print(plain(f"FAILED  {_what(report)}: the proof failed, nothing was written", "bold red"))
+
+    def _done(self, report: Report, *, proved: bool) -> None:
+        seconds = report.seconds.get("total", 0.0)
+        if not proved:
+            self._out.print(
+                plain(f"NOT PROVED  {_what(report)}, written to {report.output} in {seconds:.1f} s", "yellow")
+            )
+            return
+        validation = report.validation
+        providers = ", ".join(validation.providers) if validation else ""
+        how = "proved block by block" if validation and validation.by_blocks else "proved"
+        line = f"PASSED  {_what(report)}, {how} on {providers}; written to {report.output} in {seconds:.1f} s"
+        self._out.print(plain(line, "bold green"))
+
+
+def _what(report: Report) -> str:
+    count, heads = len(report.converted), sum(row.heads or 0 for row in report.converted)
+    return f"{count} block{'s' if count != 1 else ''}, {heads:,} attention heads"

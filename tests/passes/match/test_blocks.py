@@ -1,0 +1,414 @@
+"""Which graphs are MLP blocks: spellings of activations, kinds of linear operators, and a near miss beside each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.conftest import slow
+from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
+from tests.textmodels import (
+    ERF_GELU,
+    FIRST,
+    SECOND,
+    SILU,
+    findings,
+    mlp,
+    only_block,
+    only_left,
+    text_model,
+    values,
+)
+
+MICROSOFT = {"com.microsoft": 1}
+
+
+@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
+def test_spelling(label: str, text: str) -> None:
+    block = only_block(mlp(text))
+    assert block.identified.label == label
+    assert (block.gate, block.value, block.output) == ("y", "y", "h")
+    assert block.neurons == 8
+    assert block.elem_type == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(("label", "text", "options"), [o[1:] for o in OPERATORS], ids=[o[0] for o in OPERATORS])
+def test_operator(label: str, text: str, options: dict[str, Any]) -> None:
+    block = only_block(mlp(text, **options))
+    assert block.identified.label == label
+    assert block.output == "h"
+
+
+@pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
+@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
+def test_spelling_in_every_element_type(label: str, text: str, elem: str) -> None:
+    """Rounded constants are still recognised: float16 has no 1.702, and no 0.044715."""
+    if "Cast" in text:
+        text = text.replace("to = 1>", {"double": "to = 11>", "float16": "to = 10>"}[elem])
+    block = only_block(mlp(text, elem=elem))
+    assert block.identified.activation.name == label.partition("(")[0].replace("quick_gelu", "silu")
+
+
+@pytest.mark.parametrize("text", ["h = Mul(s, u)", "h = Mul(u, s)"], ids=["sigmoid-left", "sigmoid-right"])
+@pytest.mark.parametrize(("first", "label"), [g[1:] for g in GATES], ids=[g[0] for g in GATES])
+def test_gate(first: str, label: str, text: str) -> None:
+    block = only_block(mlp(f"s = Sigmoid(y) {text}", first=first, opset=13))
+    assert block.identified.label == label
+    assert (block.gate, block.value) == ("y", "u")
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("t = Tanh(y) h = Mul(t, u)", "tanh(gate) * value"),
+        ("t = Sigmoid(y) g = Mul(y, t) h = Mul(g, u)", "silu(gate) * value"),
+        ("t = Sigmoid(y) g = Mul(u, y) h = Mul(g, t)", "silu(gate) * value"),
+        ("t = Relu(y) h = Mul(u, t)", "relu(gate) * value"),
+        (ERF_GELU.replace("h =", "g =") + " h = Mul(g, u)", "gelu(gate) * value"),
+        ("b = Mul(y, $1.702) s = Sigmoid(b) g = Mul(y, s) h = Mul(g, u)", "quick_gelu(gate) * value"),
+    ],
+)
+def test_gated_activation(text: str, label: str) -> None:
+    block = only_block(mlp(text, first="y = MatMul(x, W1) u = MatMul(x, V1)"))
+    assert block.identified.label == label
+    assert (block.gate, block.value) == ("y", "u")
+    assert {operator.weight for operator in block.first} == {"W1", "V1"}
+
+
+@pytest.mark.parametrize("activation", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
+@pytest.mark.parametrize(("first", "shown", "options"), [f[1:] for f in FIRSTS], ids=[f[0] for f in FIRSTS])
+def test_first_operator(first: str, shown: str, options: dict[str, Any], activation: str) -> None:
+    from passes.match.blocks import kinds
+
+    block = only_block(mlp(activation, first=first, **options))
+    assert kinds(block.first) == shown
+    assert kinds(block.second) == "MatMul 8x4"
+    assert block.gate == "y"
+
+
+ROWS = {"inputs": "float[batch, 4] x", "outputs": "float[batch, 4] out"}
+PLANES = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown", "options"),
+    [
+        ("y = Gemm(x, W1, b1)", "out = Gemm(h, W2, b2)", "Gemm 4x8, Gemm 8x4", ROWS),
+        ("y = Gemm<transB = 1>(x, W1t, b1)", "out = Gemm<transB = 1>(h, W2t)", "Gemm 4x8, Gemm 8x4", ROWS),
+        ("y = Gemm<alpha = 0.5>(x, W1)", "out = Gemm<transB = 1>(h, W2t, b2)", "Gemm 4x8, Gemm 8x4", ROWS),
+        ("y = Conv(x, K1, b1)", "out = Conv(h, K2, b2)", "Conv 1 4x8, Conv 1 8x4", PLANES),
+        ("y = Conv<kernel_shape = [1]>(x, K1)", "out = Conv(h, K2)", "Conv 1 4x8, Conv 1 8x4", PLANES),
+        (FIRST, "n = MatMul(h, W2) out = Add(b2, n)", "MatMul 4x8, MatMul 8x4", {}),
+        (FIRST, "w = Transpose<perm = [1, 0]>(W2t) out = MatMul(h, w)", "MatMul 4x8, MatMul 8x4", {}),
+        (FIRST, "k = Mul(h, c1) out = MatMul(k, W2)", "MatMul 4x8, MatMul 8x4", {}),
+        (FIRST, "k = Identity(h) j = Dropout(k) out = MatMul(j, W2)", "MatMul 4x8, MatMul 8x4", {}),
+    ],
+    ids=["gemm", "gemm-trans", "gemm-alpha", "conv", "conv-no-bias", "bias-left", "transpose", "scaled", "dropout"],
+)
+def test_pair_of_operators(first: str, second: str, shown: str, options: dict[str, Any]) -> None:
+    from passes.match.blocks import kinds
+
+    block = only_block(mlp(SILU, first=first, second=second, **options))
+    assert f"{kinds(block.first)}, {kinds(block.second)}" == shown
+    assert block.neurons == 8
+
+
+def test_one_activation_into_several_operators() -> None:
+    second = "a = MatMul(h, W2) c = MatMul(h, U2) out = Add(a, c)"
+    block = only_block(mlp(SILU, second=second, constants={"U2": values("W2")}))
+    assert [operator.weight for operator in block.second] == ["W2", "U2"]
+
+
+def test_two_blocks_with_tied_weights() -> None:
+    second = f"{FIRST} {SILU} n = MatMul(h, W2) z = Add(n, x) "
+    again = "m_ = MatMul(z, W1) y_ = Add(m_, b1) s_ = Sigmoid(y_) h_ = Mul(y_, s_) out = MatMul(h_, W2)"
+    found = findings(text_model(second + again))
+    assert [block.output for block in found.blocks] == ["h", "h_"]
+    assert len({block.name for block in found.blocks}) == 2
+
+
+# -- functions that are near one of the table, and are not it --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("b = Mul(y, $1.7) s = Sigmoid(b) h = Mul(y, s)", "silu(beta=1.7, factor=1)"),
+        ("d = Div(y, $1.4142135623730951) e = Erf(d) p = Add(e, $1.0) h = Mul(y, p)", "gelu(inner=1, factor=2)"),
+        (
+            "d = Mul(y, $0.7) e = Erf(d) p = Add(e, $1.0) q = Mul(y, p) h = Mul(q, $0.5)",
+            "gelu(inner=0.989949, factor=1)",
+        ),
+        ("h = Max(y, $-0.0)", "relu"),
+        ("h = Max(y, $0.001)", "clip(slope=1, offset=0, left=0.001, right=inf)"),
+        ("h = Clip(y, $0.0, $100.0)", "clip(slope=1, offset=0, left=0, right=100)"),
+        ("h = Clip(y, $0.0, $6.5)", "clip(slope=1, offset=0, left=0, right=6.5)"),
+        ("h = Elu<alpha = 0.5>(y)", "elu(right=1, depth=0.5, rate=1)"),
+        ("c = Min(y, $7.0) s = Sigmoid(c) h = Mul(c, s)", "silu_clipped(beta=1, factor=1, low=-inf, high=7)"),
+    ],
+    ids=[
+        "1.7-for-1.702",
+        "gelu-without-half",
+        "0.7-for-0.7071",
+        "minus-zero",
+        "max-0.001",
+        "clip-100",
+        "relu-6.5",
+        "elu-0.5",
+        "silu-of-min",
+    ],
+)
+def test_near_miss_is_another_activation(text: str, label: str) -> None:
+    assert only_block(mlp(text)).identified.label == label
+
+
+TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mul(y, p) h = Mul(g, $0.5)"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            f"c = Pow(y, $3.0) a = Mul(c, $0.0447) z = Add(y, a) {TANH_TAIL}",
+            "no known activation; the nearest, gelu_tanh, is off by ",
+        ),
+        (
+            f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
+            "no known activation; the nearest, ",
+        ),
+        ("h = Sin(y)", "no known activation; the nearest, "),
+        ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, is off by 0.01"),
+        ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
+        ("p = Softplus(y) t = Tanh(p) u = Mul(y, t) v = Tanh(y) h = Add(u, v)", "no known activation; the nearest, "),
+        ("a = Log(y) h = Mul(y, a)", "no known activation has these values: f(-1) = nan, f(1) = 0, f(3) = 3.29584"),
+    ],
+    ids=[
+        "0.0447",
+        "square-for-cube",
+        "sin",
+        "silu-plus-0.01",
+        "affine-in-disguise",
+        "mish-plus-tanh",
+        "nan",
+    ],
+)
+def test_no_known_activation(text: str, reason: str) -> None:
+    assert reason in only_left(mlp(text)).miss.reason
+
+
+# -- ends that are not those of an MLP ----------------------------------------------------------------------------
+
+
+def test_custom_domain_with_a_standard_name() -> None:
+    model = mlp("s = custom.Sigmoid(y) h = Mul(y, s)", domains={"custom": 1})
+    assert findings(model).blocks == ()
+
+
+@pytest.mark.parametrize("operator", ["BiasGelu", "FastGelu"])
+def test_bias_inside_the_activation_operator(operator: str) -> None:
+    left = only_left(mlp(f"h = com.microsoft.{operator}(y, c1)", domains=MICROSOFT))
+    assert left.miss.reason == f"com.microsoft::{operator} 'h' has a constant of shape [8] where a scalar is needed"
+
+
+LAYER_NORM = "k = LayerNormalization(h, c1) out = MatMul(k, W2)"
+
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "per-channel-slope",
+        {"activation": "h = PRelu(y, c1)"},
+        "PRelu 'h' has a constant of shape [8] where a scalar is needed",
+    ),
+    (
+        "per-channel-inside",
+        {"activation": "d = Mul(y, c1) s = Sigmoid(d) k = Max(s, b1) h = Mul(d, k)"},
+        "Max 'k' has a constant of shape [8] where a scalar is needed",
+    ),
+    (
+        "bias-along-tokens",
+        {"activation": SILU, "first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.ones((17, 1))},
+         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"},
+        "Add 'y' has a constant of shape [17, 1], not one value per channel",
+    ),
+    (
+        "bias-along-tokens-and-channels",
+        {"activation": SILU, "first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.ones((17, 8))},
+         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"},
+        "Add 'y' has a constant of shape [17, 8], not one value per channel",
+    ),
+    (
+        "second-weight-not-constant",
+        {"activation": SILU, "second": "out = MatMul(h, w)", "inputs": "float[batch, tokens, 4] x, float[8, 4] w"},
+        "neither factor is constant",
+    ),
+    (
+        "constant-left-factor",
+        {"activation": SILU, "second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))},
+         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 4, 8] out"},
+        "MatMul 'out' mixes along another axis than the one that the first operator made",
+    ),
+    (
+        "per-expert-weights",
+        {"activation": SILU, "second": "out = MatMul(h, w)", "constants": {"w": np.ones((3, 8, 4))},
+         "inputs": "float[3, tokens, 4] x", "outputs": "float[3, tokens, 4] out"},
+        "the weight differs along a batch axis (grouped or per-expert weights)",
+    ),
+    (
+        "layer-normalisation",
+        {"activation": SILU, "second": LAYER_NORM},
+        "its output feeds LayerNormalization 'k', which is not a linear operator",
+    ),
+    (
+        "softmax",
+        {"activation": SILU, "second": "k = Softmax(h) out = MatMul(k, W2)"},
+        "its output feeds Softmax 'k', which is not a linear operator",
+    ),
+    (
+        "graph-output",
+        {"activation": "s = Sigmoid(y) out = Mul(y, s)", "second": "", "outputs": "float[batch, tokens, 8] out"},
+        "its output is an output of the graph, and no linear operator reads it",
+    ),
+    (
+        "dead-end",
+        {"activation": "s = Sigmoid(y) h = Mul(y, s)", "second": "out = Add(x, x)"},
+        "no linear operator reads its output",
+    ),
+    (
+        "residual-inside",
+        {"activation": "s = Sigmoid(y) k = Mul(y, s) h = Add(k, r)",
+         "inputs": "float[batch, tokens, 4] x, float[batch, tokens, 8] r"},
+        "it meets 'r', not from a linear operator, in Add 'h'",
+    ),
+    (
+        "kernel-of-three-first",
+        {"activation": SILU, "first": "y = Conv<pads = [1, 1]>(x, K3, b1)", "second": "out = Conv(h, K2)", **PLANES},
+        "the first operator is a Conv 3, which mixes positions",
+    ),
+    (
+        "kernel-of-three-second",
+        {"activation": SILU, "first": "y = Conv(x, K1)", "second": "out = Conv<pads = [1, 1]>(h, k)",
+         "constants": {"k": np.ones((4, 8, 3))}, **PLANES},
+        "the second operator is a Conv 3, which mixes positions",
+    ),
+    (
+        "strided-pointwise",
+        {"activation": SILU, "first": "y = Conv<strides = [2]>(x, K1)", "second": "out = Conv(h, K2)", **PLANES},
+        "the first operator is a Conv 1, which mixes positions",
+    ),
+    (
+        "gemm-transposed-data",
+        {"activation": SILU, "first": "y = Gemm(x, W1)", "second": "out = Gemm<transA = 1>(h, p)",
+         "constants": {"p": np.ones((17, 4))}, "inputs": "float[17, 4] x", "outputs": "float[8, 4] out"},
+        "the data factor is transposed, so input and output lie on different axes",
+    ),
+    (
+        "three-projections",
+        {"activation": "s = Sigmoid(y) k = Mul(s, u) h = Mul(k, v)",
+         "first": "y = MatMul(x, W1) u = MatMul(x, V1) v = MatMul(x, T1)", "constants": {"T1": values("W1")}},
+        "Mul 'h' joins more than two projections",
+    ),
+    (
+        "joined-but-no-gate",
+        {"activation": "s = Sigmoid(y) t = Sigmoid(u) k = Add(s, t) h = Mul(k, y)",
+         "first": "y = MatMul(x, W1) u = MatMul(x, V1)"},
+        "two projections are joined, but not as activation(gate) * value",
+    ),
+    (
+        "training-dropout",
+        {"activation": "s = Sigmoid(y) k = Mul(y, s) h = Dropout(k, ratio, on)",
+         "constants": {"ratio": np.array(0.1), "on": onnx.numpy_helper.from_array(np.array(True), "on")}},
+        "its output feeds Dropout 'h', which is not elementwise",
+    ),
+    (
+        "integers",
+        {"activation": "s = Sigmoid(y) k = Mul(y, s) i = Cast<to = 7>(k) h = Cast<to = 1>(i)"},
+        "its output feeds Cast 'i', which is not elementwise",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "reason"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refused(options: dict[str, Any], reason: str) -> None:
+    given = dict(options)
+    found = findings(mlp(given.pop("activation"), **given))
+    assert found.blocks == ()
+    assert reason in [left.miss.reason for left in found.left]
+
+
+def test_a_second_activation_follows() -> None:
+    found = findings(mlp("s = Sigmoid(y) k = Mul(y, s) z = Mul(k, c1) h = Tanh(z)"))
+    assert found.blocks == ()
+    assert [left.miss.reason for left in found.left] == ["a second activation follows in Tanh 'h'"]
+
+
+def test_softmax_between_two_linear_operators_is_no_candidate() -> None:
+    found = findings(mlp("h = Softmax(y)"))
+    assert (found.blocks, found.left) == ((), ())
+
+
+def test_scalar_of_a_higher_rank_than_the_data_is_no_scalar() -> None:
+    """[1, 1, 1, 1] adds an axis: the heads would lose it."""
+    constants = {"one": np.ones((1, 1, 1, 1)), "W2": values("W2")}
+    model = mlp(
+        "s = Sigmoid(y) k = Mul(y, s) h = Mul(k, one)",
+        constants=constants,
+        outputs="float[one, batch, tokens, 4] out",
+    )
+    block = only_block(model)
+    assert block.output == "k"  # the product with it stays, behind the heads
+
+
+def test_scalar_of_the_data_rank_is_a_scalar() -> None:
+    text = "b = Mul(y, a) s = Sigmoid(b) h = Mul(y, s)"
+    assert (
+        only_block(mlp(text, constants={"a": np.full((1, 1, 1), 1.5)})).identified.label == "silu(beta=1.5, factor=1)"
+    )
+
+
+def test_overridable_constant_is_no_constant() -> None:
+    """A scalar that a caller may replace is not read: it scales the gate, whatever it is."""
+    model = mlp("b = Mul(y, beta) s = Sigmoid(b) h = Mul(y, s)", constants={"beta": np.array(1.5)})
+    model.graph.input.append(onnx.helper.make_tensor_value_info("beta", onnx.TensorProto.FLOAT, []))
+    block = only_block(model)
+    assert (block.identified.label, block.gate, block.value) == ("sigmoid(gate) * value", "b", "y")
+
+
+def test_overridable_weights_are_still_linear() -> None:
+    """IR versions below 4 list every initializer as an input."""
+    model = mlp(SILU)
+    for initializer in model.graph.initializer:
+        info = onnx.helper.make_tensor_value_info(initializer.name, initializer.data_type, list(initializer.dims))
+        model.graph.input.append(info)
+    assert only_block(model).identified.label == "silu"
+
+
+def test_blocks_do_not_overlap_and_stand_in_graph_order() -> None:
+    text = f"{FIRST} {SILU} n = MatMul(h, W1x) y2 = Add(n, b1) d = Mul(y2, y2) out = MatMul(d, W2)"
+    found = findings(text_model(text, constants={"W1x": np.ones((8, 8))}))
+    assert [block.identified.label for block in found.blocks] == ["silu", "square"]
+    assert [block.output for block in found.blocks] == ["h", "d"]
+
+
+def test_second_is_the_sum_of_nothing_else() -> None:
+    assert only_block(mlp(SILU, second=SECOND)).second[0].weight == "W2"
+
+
+def test_chunks_whose_bounds_are_computed() -> None:
+    """TorchScript's spelling of `chunk`: half of the width is computed from the shape, as in Phi-3 and ModernBERT."""
+    numbers = {"axis": [2], "zero": [0], "one": [1], "two": [2]}
+    constants = {name: onnx.numpy_helper.from_array(np.array(value), name) for name, value in numbers.items()}
+    first = (
+        "m = MatMul(x, W1wide) size = Shape(m) width = Gather(size, axis) odd = Add(width, one) half = Div(odd, two) "
+        "end = Mul(half, two) y = Slice(m, zero, half, axis) u = Slice(m, half, end, axis)"
+    )
+    block = only_block(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, constants=constants))
+    assert (block.identified.label, block.gate, block.value) == ("sigmoid(gate) * value", "y", "u")
+
+
+def test_operator_that_nobody_knows_is_no_silence() -> None:
+    """A projection goes through an unknown operator into a second one: a person must see why nothing was converted."""
+    model = mlp("s = custom.Sigmoid(y) h = Mul(y, s)", domains={"custom": 1})
+    reasons = [left.miss.reason for left in findings(model).left]
+    assert any("custom::Sigmoid" in reason for reason in reasons)

@@ -1,0 +1,108 @@
+"""Linear operators spelled as Einsum, and Gemm with data added to the product; a near miss beside each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.match.linear import EinsumMap, einsum_map
+from rewriter import ExitStatus, rewrite
+from rewriter.ort.sessions import open_session
+from tests.textmodels import SILU, findings, mlp, only_block, only_left, text_model, values
+
+FLAT: dict[str, Any] = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
+
+
+@pytest.mark.parametrize(
+    ("equation", "weight", "found"),
+    [
+        ("bsd,df->bsf", 1, EinsumMap(-1, transposed=False)),
+        ("bsd,fd->bsf", 1, EinsumMap(-1, transposed=True)),
+        ("df,bsd->bsf", 0, EinsumMap(-1, transposed=False)),
+        ("fd, bsd -> bsf", 0, EinsumMap(-1, transposed=True)),
+        ("...d,df->...f", 1, EinsumMap(-1, transposed=False)),
+        ("nd,df->nf", 1, EinsumMap(-1, transposed=False)),
+        ("fd,bds->bfs", 0, EinsumMap(-2, transposed=True)),
+        ("bsd,df->bfs", 1, None),  # input and output on different axes
+        ("bsd,df->sbf", 1, None),  # tokens and batch change places
+        ("bsd,df->bf", 1, None),  # a sum over tokens
+        ("bsd,bdf->bsf", 1, None),  # a weight per batch
+        ("bsd,dhk->bshk", 1, None),  # two new axes
+        ("d...,df->f...", 1, None),  # the axis cannot be counted from the end
+        ("bsd,dd->bsd", 1, None),  # a diagonal
+        ("bsd,df", 1, None),  # the output is implied
+        ("bsd,ef->bsd", 1, None),  # nothing is contracted
+        ("bsd,ds->bsd", 1, None),  # elementwise
+        ("", 1, None),
+    ],
+)
+def test_equations(equation: str, weight: int, found: EinsumMap | None) -> None:
+    assert einsum_map(equation, weight) == found
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('"bsd,df->bsf">(x, W1)', '"bsf,fd->bsd">(h, W2)'),
+        ('"bsd,fd->bsf">(x, W1t)', '"bsf,df->bsd">(h, W2t)'),
+        ('"df,bsd->bsf">(W1, x)', '"fd,bsf->bsd">(W2, h)'),
+        ('"...d,df->...f">(x, W1)', '"...f,fd->...d">(h, W2)'),
+    ],
+)
+@pytest.mark.parametrize("form", ["local", "masked"])
+def test_a_block_of_einsums_is_converted(first: str, second: str, form: str) -> None:
+    model = mlp(
+        SILU,
+        first=f"first = Einsum<equation = {first} y = Add(first, b1)",
+        second=f"second = Einsum<equation = {second} out = Add(second, b2)",
+    )
+    block = only_block(model)
+    assert [operator.kind for operator in (*block.first, *block.second)] == ["Einsum", "Einsum"]
+    assert (block.neurons, block.first[0].in_features, block.first[0].out_features) == (8, 4, 8)
+    report = rewrite(model, form=form)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.rewritten is not None
+    assert ("W_Q" in "".join(node.name for node in report.rewritten.graph.node)) is (form == "masked")
+    x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+    w1, w2 = (
+        (values("W1t").T if "W1t" in first else values("W1")),
+        (values("W2t").T if "W2t" in second else values("W2")),
+    )
+    y = x.astype(np.float64) @ w1.astype(np.float32) + values("b1").astype(np.float32)
+    expected = (y / (1.0 + np.exp(-y))) @ w2.astype(np.float32) + values("b2").astype(np.float32)
+    np.testing.assert_allclose(open_session(report.rewritten).run({"x": x})["out"], expected, rtol=0, atol=1e-4)
+
+
+def test_an_einsum_of_data_is_no_linear_operator() -> None:
+    first = 'z = Einsum<equation = "bsd,btd->bst">(x, x) y = Identity(z)'
+    found = findings(mlp(SILU, first=first, second='out = Einsum<equation = "bst,btd->bsd">(h, x)'))
+    assert not found.blocks
+
+
+def test_an_einsum_that_moves_tokens_is_left_with_its_equation() -> None:
+    left = only_left(mlp(SILU, second='out = Einsum<equation = "bsf,fd->sbd">(h, W2)'))
+    assert left.miss.reason == "'bsf,fd->sbd' is not the product of a matrix with one axis of the data"
+
+
+@pytest.mark.parametrize("form", ["local", "masked", "maskless", "staged"])
+def test_a_residual_fused_into_the_second_gemm(form: str) -> None:
+    model = mlp(SILU, first="y = Gemm(x, W1, b1)", second="out = Gemm(h, W2, x)", **FLAT)
+    block = only_block(model)
+    assert block.second[0].added == "x"
+    report = rewrite(model, form=form, max_tokens=64)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.rewritten is not None
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    y = x.astype(np.float64) @ values("W1").astype(np.float32) + values("b1").astype(np.float32)
+    expected = (y / (1.0 + np.exp(-y))) @ values("W2").astype(np.float32) + x
+    np.testing.assert_allclose(open_session(report.rewritten).run({"x": x})["out"], expected, rtol=0, atol=1e-4)
+
+
+def test_data_added_to_the_first_product_is_a_reason() -> None:
+    model = text_model(
+        f"z = MatMul(x, A1) c = MatMul(z, B1) n = Softmax(c) y = Gemm(x, W1, n) {SILU} out = Gemm(h, W2, b2)", **FLAT
+    )
+    left = only_left(model)
+    assert left.miss.reason == "it adds 'n', which is not constant, to its product"

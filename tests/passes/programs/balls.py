@@ -1,0 +1,163 @@
+"""Activations and head programs in ball arithmetic (python-flint): numbers with proved bounds on their rounding.
+
+Shares no code with `passes`: programs are read as plain coefficients, activations are written down from their
+definitions. Results are balls; `upper` is a bound that no rounding can be wrong about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flint")
+from flint import arb, arb_series, ctx
+
+from passes.programs.program import Array, Head, Program
+
+Ball = Callable[[arb], arb]
+__all__ = ["arb", "arb_series"]
+PRECISE = 1300
+"""Bits: of two logits of 2^80 times 1e308 less one another a hundred are left behind the point."""
+
+
+@contextmanager
+def precision(bits: int = PRECISE) -> Iterator[None]:
+    """Ball arithmetic with so many bits, and Taylor series of ten terms, inside the block."""
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = bits, 10
+    try:
+        yield
+    finally:
+        ctx.prec, ctx.cap = before
+
+
+def head_at(head: Head, y: arb, z: arb) -> arb:
+    """A head: softmax attention over its keys."""
+    logits = [(arb(head.alpha) * y + arb(head.beta)) * y + arb(head.gamma)]
+    logits += [arb(token.slope) * y + arb(token.offset) for token in head.bias_tokens]
+    values = [arb(head.c) * z + arb(head.d), *(arb(token.value) for token in head.bias_tokens)]
+    top = max(logits, key=lambda logit: float(logit.mid()))
+    weights = [(logit - top).exp() for logit in logits]
+    total = sum((weight * value for weight, value in zip(weights, values, strict=True)), arb(0))
+    return total / sum(weights, arb(0))
+
+
+def program_at(program: Program, y: arb, z: arb) -> arb:
+    """A program: its heads and the straight line."""
+    line = arb(program.linear) * z + arb(program.constant)
+    return sum((head_at(head, y, z) for head in program.heads), line)
+
+
+def upper(ball: arb) -> float:
+    """A number not below the ball's largest absolute value."""
+    return float(abs(ball).upper()) * (1.0 + 2.0**-50)
+
+
+def errors(values: Sequence[float] | Array, exact: Sequence[arb]) -> Array:
+    """How far floats are from balls, rounded up; infinite where a float is."""
+    return np.array(
+        [upper(arb(float(a)) - b) if np.isfinite(a) else np.inf for a, b in zip(values, exact, strict=True)]
+    )
+
+
+# -- the activations ---------------------------------------------------------------------------------------------
+
+
+def _clamp(y: arb, low: float, high: float) -> arb:
+    """Clip(y, low, high); comparisons of numbers that are exact in ball arithmetic are decided."""
+    y = arb(low) if low > -np.inf and y < arb(low) else y
+    return arb(high) if high < np.inf and y > arb(high) else y
+
+
+def _silu(y: arb, beta: float, factor: float) -> arb:
+    return arb(factor) * y / (1 + (-arb(beta) * y).exp())
+
+
+def _gelu(y: arb, inner: float, factor: float) -> arb:
+    return arb(factor) * y * (-arb(inner) * y / arb(2).sqrt()).erfc() / 2
+
+
+def _gelu_tanh(y: arb, factor: float) -> arb:
+    argument = 2 * (2 / arb.pi()).sqrt() * (y + arb("0.044715") * y**3)
+    return arb(factor) * y / (1 + (-argument).exp())
+
+
+def _mish(y: arb, factor: float) -> arb:
+    return arb(factor) * y * (1 + y.exp()).log().tanh()
+
+
+def _softplus(y: arb, inner: float, factor: float) -> arb:
+    return arb(factor) * (1 + (arb(inner) * y).exp()).log()
+
+
+def _bent(y: arb, right: float, depth: float, rate: float) -> arb:
+    return arb(right) * y if y > 0 else arb(depth) * ((arb(rate) * y).exp() - 1)
+
+
+def _clip(y: arb, slope: float, offset: float, left: float, right: float) -> arb:
+    return _clamp(arb(slope) * y + arb(offset), min(left, right), max(left, right))
+
+
+BALLS: Mapping[str, Callable[..., arb]] = {
+    "relu": lambda y, right, left: arb(right if y > 0 else left) * y,
+    "leaky_relu": lambda y, right, left: arb(right if y > 0 else left) * y,
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "mish": _mish,
+    "sigmoid": lambda y, k, height, low: arb(low) + arb(height) / (1 + (-arb(k) * y).exp()),
+    "tanh": lambda y, k, height, low: arb(low) + arb(height) / (1 + (-arb(k) * y).exp()),
+    "relu_squared": lambda y, factor: arb(factor) * y * y if y > 0 else arb(0),
+    "relu6": _clip,
+    "hard_sigmoid": _clip,
+    "clip": _clip,
+    "hard_swish": lambda y, factor: arb(factor) * y * _clamp(y / 6 + arb(1) / 2, 0.0, 1.0),
+    "elu": _bent,
+    "selu": _bent,
+    "celu": _bent,
+    "silu_clipped": lambda y, beta, factor, low, high: _silu(_clamp(y, low, high), beta, factor),
+    "gelu_clipped": lambda y, inner, factor, low, high: _gelu(_clamp(y, low, high), inner, factor),
+    "softplus": _softplus,
+    "exp": lambda y, rate, factor: arb(factor) * (arb(rate) * y).exp(),
+    "square": lambda y, factor: arb(factor) * y * y,
+    "linear": lambda y, factor: arb(factor) * y,
+}
+"""The activations of the table by name, from a ball and the parameters."""
+
+
+# -- where to look -----------------------------------------------------------------------------------------------
+
+
+def kinks(program: Program) -> list[tuple[float, float]]:
+    """Where two keys weigh the same, one of them steep: (place, difference of slopes)."""
+    found = set()
+    for head in program.heads:
+        keys = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
+        for number, (a, b) in enumerate(keys):
+            found |= {((b - d) / (c - a), abs(a - c)) for c, d in keys[:number] if abs(a - c) > 1e6}
+    return sorted(found)
+
+
+def points(program: Program, rng: np.random.Generator, count: int) -> Array:
+    """Points of the domain: where weights move, around kinks, far out and next to 0, and special numbers."""
+    sign = rng.choice([-1.0, 1.0], count)
+    near = [place + rng.standard_normal(count // 8) * 3.0 / steep for place, steep in kinks(program)]
+    slopes = [abs(token.slope - head.beta) for head in program.heads for token in head.bias_tokens]
+    rise = max([1.0, *(slope for slope in slopes if slope <= 1e6)])
+    wide = rng.uniform(-20.0, 20.0, count)
+    y = np.concatenate([wide, wide / rise, sign * 10.0 ** rng.uniform(-320.0, 308.0, count), *near])
+    y = np.concatenate([y, [0.0, -0.0, 5e-324, -1e-310, 3.4028234e38, -1e300, 1.7e308, program.domain]])
+    return np.asarray(y[np.isfinite(y) & (np.abs(y) <= program.domain)])
+
+
+def ball_points(program: Program, rng: np.random.Generator, count: int) -> list[arb]:
+    """Numbers for exact evaluation: some of `points`, and places between floats around each kink."""
+    y = [arb(float(value)) for value in points(program, rng, count) if abs(value) < 1e30]
+    for place, steep in kinks(program):
+        y += [
+            arb(place) + arb(side * x) / arb(steep) for side in (-1, 1) for x in (0.3, 0.8, 1.278, 2.0, 5.0, 20.0, 60.0)
+        ]
+    return [value for value in y if abs(value) <= program.domain]

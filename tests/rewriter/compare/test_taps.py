@@ -1,0 +1,163 @@
+"""Boundaries, taps in groups, and parts tried alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from benchmarks.decoder import Shape, decoder, random_weights
+from rewriter.compare import taps
+from rewriter.compare.bisect import Bench, isolate, narrow
+from rewriter.compare.boundaries import Boundary, Landmark, boundaries
+from rewriter.compare.taps import Tapping, groups, tap
+from rewriter.files.load import load_model
+from rewriter.graph.extract import upstream
+from rewriter.proof.claims import Side
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.generate import make_cases
+from tests.textmodels import text_model
+
+COARSE = 256 * 2.0**-23
+
+TWO_ADDS = "a = MatMul(x, W1) b = MatMul(a, W2) r = Add(x, b) c = MatMul(r, V1) d = Relu(c) e = MatMul(d, W2) "
+RESIDUAL = f"{TWO_ADDS} s = Add(e, r) out = Relu(s)"
+
+
+def sides(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[Side, Side]:
+    return Side.of(load_model(a)), Side.of(load_model(b))
+
+
+def labels(marks: Sequence[Boundary]) -> list[tuple[str, str]]:
+    return [(mark.label, mark.kind) for mark in marks]
+
+
+def test_the_residual_stream_is_found_by_its_structure() -> None:
+    a, b = sides(text_model(RESIDUAL), text_model(RESIDUAL))
+    assert labels(boundaries(a.main, b.main, ())) == [("r", "stream"), ("s", "stream"), ("output out", "output")]
+
+
+def test_blocks_are_named_and_what_lies_inside_is_left_out() -> None:
+    a, b = sides(text_model(RESIDUAL), text_model(RESIDUAL))
+    block = Landmark("mlp", ("r",), ("e",), ("c",), "d")
+    assert labels(boundaries(a.main, b.main, [block])) == [
+        ("input of mlp", "stream"),
+        ("mlp", "block"),
+        ("after mlp", "stream"),
+        ("output out", "output"),
+    ]
+
+
+def test_tensors_of_one_model_only_are_no_boundaries() -> None:
+    a, b = sides(text_model(RESIDUAL), text_model(RESIDUAL.replace("r", "q").replace("Relu", "Relu")))
+    assert labels(boundaries(a.main, b.main, ()))[-1] == ("output out", "output")
+    assert "r" not in [mark.tensor for mark in boundaries(a.main, b.main, ())]
+
+
+def test_without_blocks_and_stream_any_shared_tensor_serves() -> None:
+    body = "a = Relu(x) b = Abs(a) out = Neg(b)"
+    a, b = sides(text_model(body), text_model(body))
+    assert labels(boundaries(a.main, b.main, ())) == [("a", "stream"), ("b", "stream"), ("output out", "output")]
+
+
+def test_a_mask_is_no_residual_stream() -> None:
+    """Every layer adds it, and from the second on what it is added to depends on it."""
+    shape = Shape(layers=3, width=16, hidden=32, heads=2, vocabulary=20, positions=64)
+    model = decoder(shape, random_weights())
+    a, b = sides(model, model)
+    names = [mark.tensor for mark in boundaries(a.main, b.main, ())]
+    assert names == [
+        f"/h.{layer}/{part}/output" for layer in range(3) for part in ("attn/residual", "mlp/residual")
+    ] + ["logits"]
+
+
+def test_groups_stay_below_the_bound() -> None:
+    a, _ = sides(text_model(RESIDUAL), text_model(RESIDUAL))
+    case = Case("some", {"x": np.zeros((2, 5, 4), np.float32)})
+    names = ["a", "b", "r", "c", "d", "e"]
+    sizes = {"a": 8, "b": 4, "r": 4, "c": 8, "d": 8, "e": 4}
+    for limit in (1, 2 * 5 * 12 * 4, 10**6):
+        made = list(groups(a.main, names, [case], limit))
+        assert [name for group in made for name in group] == names
+        assert all(len(group) == 1 or 2 * 5 * 4 * sum(sizes[name] for name in group) <= limit for group in made)
+    assert len(made) == 1
+
+
+def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = text_model(RESIDUAL)
+    bend(other, "W2")
+    a, b = sides(text_model(RESIDUAL), other)
+    marks = boundaries(a.main, b.main, ())
+    cases = make_cases(a.model.proto)
+    opened: list[int] = []
+    monkeypatch.setattr(taps, "open_tapped", counted(opened))
+    tapping = Tapping(a, b, cases, "cpu", truth=True, coarse=COARSE)
+    whole = tap(tapping, marks)
+    assert len(opened) == 2
+    single = tap(replace(tapping, group_bytes=1), marks)
+    assert len(opened) == 2 + 2 * len(marks)
+    assert single == whole
+    assert all(each.exceeds for each in whole)
+    without = tap(replace(tapping, truth=False), marks)
+    assert [each.error_a for each in without] == [None] * len(marks)
+    assert all(each.exceeds and each.error_b <= each.difference for each in without)
+
+
+def counted(opened: list[int]):  # type: ignore[no-untyped-def]
+    original = taps.open_tapped
+
+    def open_and_count(side, names, provider, *, optimise=False):  # type: ignore[no-untyped-def]
+        opened.append(len(names))
+        return original(side, names, provider, optimise=optimise)
+
+    return open_and_count
+
+
+def bend(model: onnx.ModelProto, name: str) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    values = numpy_helper.to_array(tensor).copy()
+    values[0, 0] += np.float32(0.01)
+    tensor.CopyFrom(numpy_helper.from_array(values, name))
+
+
+def test_a_part_is_computed_from_stops_and_inputs_alone() -> None:
+    view = sides(text_model(RESIDUAL), text_model(RESIDUAL))[0].main
+    part = upstream(view, frozenset({"r", "s"}), ["s"])
+    assert part.inputs == ("r",)
+    assert [view.nodes[index].output[0] for index in part.nodes] == ["c", "d", "e", "s"]
+    assert upstream(view, frozenset({"c"}), ["s"]).inputs == ("x", "c"), "the first half is computed again for r"
+
+
+def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
+    other = text_model(RESIDUAL)
+    bend(other, "V1")
+    a, b = sides(text_model(RESIDUAL), other)
+    marks = boundaries(a.main, b.main, ())
+    bench = Bench(a, b, make_cases(a.model.proto), "cpu", COARSE)
+    found = isolate(bench, marks)
+    assert [each.boundary.tensor for each in found if each.guilty] == ["s"]
+    innocent = [each for each in found if not each.guilty]
+    assert {each.error_ratio for each in innocent} == {1.0}
+    fault = narrow(bench, marks, next(each for each in found if each.guilty))
+    assert (fault.tensor, fault.part) == ("c", None)
+    assert [node.op_type for node in fault.pieces[1].proto.graph.node] == ["MatMul"]
+
+
+def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
+    other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": _two()})
+    a, b = sides(text_model(RESIDUAL), other)
+    marks = boundaries(a.main, b.main, ())
+    found = {
+        each.boundary.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu", COARSE), marks)
+    }
+    assert not found["r"].guilty
+    assert found["s"].guilty
+    assert "MatMul" in (found["s"].obstacle or "")
+
+
+def _two() -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray([3, 7], np.int64), "two")

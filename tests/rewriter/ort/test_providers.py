@@ -1,0 +1,158 @@
+"""Execution providers: options, and what is reported of one that is not the CPU; its sessions are faked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewriter import ExitStatus, ProviderError, UsageError, rewrite
+from rewriter.cli import run
+from rewriter.ort import sessions
+from rewriter.ort.providers import available_providers, chosen_providers, parse_provider
+from rewriter.ort.sessions import Session, open_session
+from rewriter.report.terminal.tables import remarks
+from tests.textmodels import SILU, mlp
+
+TF32_OFF = ("use_tf32", "0")
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled", "settings"),
+    [
+        ("cpu", "cpu", ()),
+        ("cuda", "cuda", (TF32_OFF,)),
+        ("cuda:device_id=1", "cuda:device_id=1", (TF32_OFF, ("device_id", "1"))),
+        ("cuda: device_id = 1 , use_tf32=1", "cuda:device_id=1,use_tf32=1", (("use_tf32", "1"), ("device_id", "1"))),
+        (
+            "cuda:arena_extend_strategy=kSameAsRequested",
+            "cuda:arena_extend_strategy=kSameAsRequested",
+            (TF32_OFF, ("arena_extend_strategy", "kSameAsRequested")),
+        ),
+    ],
+)
+def test_options(text: str, spelled: str, settings: tuple[tuple[str, str], ...]) -> None:
+    provider = parse_provider(text)
+    assert (provider.text, provider.settings) == (spelled, settings)
+    assert provider.onnxruntime == [(provider.kernel_set, dict(settings))]
+    assert parse_provider(spelled) == provider
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("npu", ProviderError, "unknown execution provider 'npu': choose among cpu, cuda"),
+        (":device_id=1", ProviderError, "unknown execution provider ''"),
+        ("cpu:threads=2", UsageError, "execution provider cpu has no option 'threads'; it has none"),
+        ("cuda:devise_id=1", UsageError, "cuda has no option 'devise_id'; it has arena_extend_strategy, .*, use_tf32"),
+        ("cuda:device_id=one", UsageError, "option device_id of cuda is a whole number, not 'one'"),
+        ("cuda:device_id=٣", UsageError, "is a whole number"),
+        ("cuda:use_tf32=yes", UsageError, "option use_tf32 of cuda is 0 or 1, not 'yes'"),
+        (
+            "cuda:cudnn_conv_algo_search=BEST",
+            UsageError,
+            "cudnn_conv_algo_search of cuda is EXHAUSTIVE or HEURISTIC or DEFAULT, not 'BEST'",
+        ),
+        ("cuda:", UsageError, "'' in provider 'cuda:' is not KEY=VALUE"),
+        ("cuda:device_id", UsageError, "'device_id' in provider 'cuda:device_id' is not KEY=VALUE"),
+        ("cuda:device_id=1,device_id=2", UsageError, "has the option device_id twice"),
+    ],
+)
+def test_options_that_cannot_be_followed(text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parse_provider(text)
+
+
+def test_wrong_options_are_usage_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model.onnx", "--dry-run", "--provider", "cuda:use_tf32=2"]) == ExitStatus.USAGE
+    assert "option use_tf32 of cuda is 0 or 1, not '2'" in capsys.readouterr().err
+
+
+def test_each_provider_once() -> None:
+    assert chosen_providers(["cpu", "cpu"]) == ("cpu",)
+    assert chosen_providers([]) == available_providers()
+
+
+@pytest.mark.skipif("cuda" in available_providers(), reason="CUDA works here")
+def test_cuda_that_is_missing() -> None:
+    with pytest.raises(ProviderError, match=r"'cuda:device_id=1' is not available: .*onnxruntime-gpu"):
+        chosen_providers(["cuda:device_id=1"])
+
+
+# -- another provider ------------------------------------------------------------------------------------------------
+
+
+Left = Mapping[bool, Sequence[str] | None]
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) -> list[str]:
+    """Sessions on `cuda` run on the CPU, off by `noise`; `cpu_nodes` says what is left there by rewritten or not."""
+    asked: list[str] = []
+
+    def opened(model: Any, provider: str = "cpu", **options: Any) -> Session:
+        asked.append(provider)
+        session = open_session(model, "cpu", **options)
+        if not provider.startswith("cuda"):
+            return session
+        names = cpu_nodes[any("attnonly" in node.domain for node in model.graph.node)]
+        left = None if names is None else tuple(names)
+        return replace(session, cpu_nodes=left, _session=_Noisy(session._session, noise))
+
+    for room in ("whole", "segmented"):
+        monkeypatch.setattr(f"rewriter.proof.run.{room}.open_session", opened)
+    monkeypatch.setattr("rewriter.ort.providers._obstacle", lambda _provider: None)
+    return asked
+
+
+class _Noisy:
+    """An onnxruntime session whose floats are a little off."""
+
+    def __init__(self, session: Any, noise: float) -> None:
+        self._session, self._noise = session, noise
+
+    def run(self, names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
+        found = self._session.run(names, feeds, options)
+        return [value + np.float32(self._noise) if value.dtype == np.float32 else value for value in found]
+
+
+def test_control_and_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ("Shape 'shape'",)
+    asked = fake_cuda(monkeypatch, {False: there, True: (*there, "Exp 'mlp/heads/exp'")}, noise=2.0**-20)
+    report = rewrite(mlp(SILU), providers=["cuda:device_id=1"])
+    assert report.validation is not None
+    proof = report.validation.providers["cuda:device_id=1"]
+    assert set(asked) == {"cpu", "cuda:device_id=1"}
+    assert proof.cpu_nodes == ("Exp 'mlp/heads/exp'",)
+    assert proof.cpu_nodes_of_original == 1
+    assert 2.0**-21 < proof.control["out"].max_abs < 2.0**-18
+    lines = [str(line) for line in remarks(report)]
+    control = next(line for line in lines if line.startswith("control, "))
+    assert control.startswith("control, the original on cuda:device_id=1 against the CPU: out differs by ")
+    assert "fell back to the CPU on cuda:device_id=1: Exp 'mlp/heads/exp'" in lines
+    assert "1 nodes of the original run on the CPU on cuda:device_id=1 too" in lines
+
+
+def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, {False: None, True: None}, noise=0.0)
+    report = rewrite(mlp(SILU), providers=["cpu", "cuda"])
+    assert report.validation is not None
+    cpu, cuda = (report.validation.providers[name] for name in ("cpu", "cuda"))
+    assert (cpu.control, cpu.cpu_nodes_of_original) == ({}, 0)
+    assert (cuda.cpu_nodes, cuda.cpu_nodes_of_original) == ((), None)
+    assert cuda.control["out"].max_abs == 0.0
+    assert "this onnxruntime cannot say which nodes cuda left to the CPU" in [str(line) for line in remarks(report)]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif("cuda" not in available_providers(), reason="no CUDA")
+def test_a_real_gpu_measures_its_noise() -> None:
+    report = rewrite(mlp(SILU), providers=["cpu", "cuda:device_id=0"])
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.validation is not None
+    proof = report.validation.providers["cuda:device_id=0"]
+    assert proof.cpu_nodes == ()
+    assert proof.control["out"].max_abs < 1e-4
+    assert sessions.open_session(mlp(SILU), "cuda:use_tf32=0").outputs == ("out",)

@@ -1,0 +1,98 @@
+"""Sessions: results, bfloat16, errors in one line, silence, providers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from rewriter.errors import ProviderError, ValidationError
+from rewriter.ort.sessions import available_providers, open_session, require_provider
+
+MODEL = parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n] x) => (float[n] y, float[n] z) { y = Add(x, x) z = Identity(x) }"""
+)
+X = np.array([1, 2.5], np.float32)
+
+
+@pytest.mark.parametrize("optimise", [True, False])
+def test_run(tmp_path: Path, optimise: bool) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(MODEL, path)
+    for source in (path, MODEL, MODEL.SerializeToString()):
+        session = open_session(source, optimise=optimise)
+        assert (session.inputs, session.outputs) == (("x",), ("y", "z"))
+        assert list(session.run({"x": X})) == ["y", "z"]
+        np.testing.assert_array_equal(session.run({"x": X}, ["y"])["y"], 2 * X)
+        assert session.load_seconds > 0
+        assert session.cpu_nodes == ()
+
+
+def test_bfloat16_goes_in_and_out() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (bfloat16[n] x, float[n] w) => (bfloat16[n] y, float[n] z)
+        { y = Identity(x) a = Cast<to=1>(x) z = Add(a, w) }"""
+    )
+    x = np.array([1, 2.5, -3, np.inf], ml_dtypes.bfloat16)
+    results = open_session(model).run({"x": x, "w": np.ones(4, np.float32)})
+    assert results["y"].dtype == ml_dtypes.bfloat16
+    assert results["y"].astype(float).tolist() == [1, 2.5, -3, float("inf")]
+    assert results["z"].tolist() == [2, 3.5, -2, float("inf")]
+
+
+def test_external_data_of_a_protobuf(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    session = open_session(proto, base_dir=tmp_path)
+    assert session.run({"x": np.zeros(4, np.float32)})["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_errors_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    broken = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float y) { y = Relu(x) }')
+    broken.graph.node[0].op_type = "None\x1b[31m\nsuch"
+    with pytest.raises(ValidationError, match="onnxruntime could not load the model: ") as caught:
+        open_session(broken)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+    with pytest.raises(ValidationError, match="onnxruntime could not run the model: ") as caught:
+        open_session(MODEL).run({"x": np.zeros((2, 2), np.float32)})
+    assert str(caught.value).isprintable()
+    with pytest.raises(ValidationError, match="onnxruntime could not load the model: "):
+        open_session(Path("no-such-file.onnx"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_cpu_is_there() -> None:
+    assert available_providers()[0] == "cpu"
+    assert require_provider("cpu").name == "cpu"
+
+
+def test_unknown_provider() -> None:
+    with pytest.raises(ProviderError, match="unknown execution provider 'npu': choose among cpu, cuda"):
+        open_session(MODEL, "npu")
+
+
+def test_missing_cuda_says_what_to_install() -> None:
+    if "cuda" in available_providers():
+        pytest.skip("CUDA is there")
+    with pytest.raises(ProviderError, match=r"execution provider 'cuda' is not available: .*onnxruntime-gpu"):
+        require_provider("cuda")
+
+
+@pytest.mark.cuda
+def test_cuda_runs() -> None:
+    if "cuda" not in available_providers():
+        pytest.skip("no CUDA")
+    session = open_session(MODEL, "cuda")
+    np.testing.assert_array_equal(session.run({"x": X})["y"], 2 * X)
+    assert session.cpu_nodes in ((), None)

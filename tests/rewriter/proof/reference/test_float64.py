@@ -1,0 +1,298 @@
+"""The float64 evaluation: what is widened, what is refused, that nothing is rounded on the way."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from rewriter.proof.reference import float64
+from rewriter.proof.reference.float64 import NoReference, open_reference
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+
+
+def parse(signature: str, body: str, opset: int = 21, rest: str = "") -> onnx.ModelProto:
+    versions = f'"": {opset}, "com.microsoft": 1, "local": 1'
+    return parser.parse_model(f"<ir_version: 10, opset_import: [{versions}]> g {signature} {{ {body} }} {rest}")
+
+
+def run(model: onnx.ModelProto, **feeds: Any) -> Any:
+    return open_reference(model).run(feeds)["y"]
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
+def test_everything_is_widened(kind: str) -> None:
+    model = parse(
+        f"({kind}[n] x, int64[n] i) => ({kind}[n] y)",
+        "a = Constant<value_float = 0.1>() b = Cast<to=10>(i) c = Cast<to=1>(b) s = Shape(x) "
+        "d = ConstantOfShape(s) e = ConstantOfShape<value = float[1] {2}>(s) f = CastLike(i, x) "
+        "g = Add(c, a) h = Add(d, e) j = Add(g, h) k = Add(j, f) y = Add(k, x)",
+    )
+    before = model.SerializeToString()
+    x = np.array([1, 2.5], helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type))
+    result = run(model, x=x, i=np.array([2049, 2**24 + 1]))
+    assert result.dtype == np.float64
+    assert model.SerializeToString() == before
+    # 2049 and 2^24 + 1 are no float16 and no float32: nothing is rounded.
+    expected = 2 * np.array([2049, 2**24 + 1]) + 2 + float(np.float32(0.1)) + x.astype(float)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_weights_keep_their_values() -> None:
+    weight = np.array([0.1, 1e-30], ml_dtypes.bfloat16)
+    model = parse("(bfloat16[2] x) => (bfloat16[2] y)", "y = Add(x, w)")
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    result = run(model, x=np.zeros(2, ml_dtypes.bfloat16))
+    assert result.dtype == np.float64
+    np.testing.assert_array_equal(result, weight.astype(np.float64))
+
+
+def _gelu(x: Any) -> Any:
+    return np.vectorize(lambda v: v * 0.5 * (1 + math.erf(v / math.sqrt(2))), otypes=["d"])(x)
+
+
+def _tanh_gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _norm(x: Any, epsilon: float, centre: bool = True) -> Any:
+    x = x - x.mean(-1, keepdims=True) if centre else x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + float(np.float32(epsilon)))
+
+
+ALPHA = float(np.float32(1.702))
+OPERATORS: dict[str, Any] = {
+    "y = Erf(x)": np.vectorize(math.erf, otypes=["d"]),
+    "y = Gelu(x)": _gelu,
+    'y = Gelu<approximate="tanh">(x)': _tanh_gelu,
+    "y = com.microsoft.Gelu(x)": _gelu,
+    "y = com.microsoft.FastGelu(x)": _tanh_gelu,
+    "y = com.microsoft.FastGelu(x, b)": lambda x: _tanh_gelu(x + 0.5),
+    "y = com.microsoft.BiasGelu(x, b)": lambda x: _gelu(x + 0.5),
+    "y = com.microsoft.QuickGelu(x)": lambda x: x * _sigmoid(ALPHA * x),
+    "y = com.microsoft.QuickGelu<alpha = 1.0>(x)": lambda x: x * _sigmoid(x),
+    "y = Sigmoid(x)": _sigmoid,
+    "y = Softplus(x)": lambda x: np.log1p(np.exp(x)),
+    "y = Mish(x)": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "y = HardSwish(x)": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "y = LeakyRelu<alpha = 0.5>(x)": lambda x: np.where(x > 0, x, x / 2),
+    "y = Elu(x)": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "y = LayerNormalization<epsilon = 0.001>(x, s, b)": lambda x: _norm(x, 1e-3) * 2 + 0.5,
+    "y = com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x, s, b)": lambda x: _norm(2 * x, 1e-3) * 2 + 0.5,
+    "y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, x, s)": lambda x: (
+        _norm(2 * x, 1e-3, False) * 2
+    ),
+    "y = SimplifiedLayerNormalization<epsilon = 0.001>(x, s)": lambda x: _norm(x, 1e-3, False) * 2,
+    "y = com.microsoft.FusedMatMul<alpha = 0.5, transB = 1>(x, x)": lambda x: 0.5 * x @ x.swapaxes(1, 2),
+    "y = Softmax(x)": lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
+    "y = GroupNormalization<num_groups = 3, epsilon = 0.001>(x, t, u)": lambda x: _norm(x, 1e-3) * 2 + 0.5,
+}
+
+
+@pytest.mark.parametrize("body", OPERATORS)
+def test_operators_are_exact(body: str) -> None:
+    constants = (
+        "s = Constant<value = float[4] {2,2,2,2}>() b = Constant<value = float[4] {.5,.5,.5,.5}>() "
+        "t = Constant<value = float[3] {2,2,2}>() u = Constant<value = float[3] {.5,.5,.5}>() "
+    ).replace(".5", "0.5")
+    model = parse("(float[2, 3, 4] x) => (float[2, 3, 4] y)", constants + body)
+    result = run(model, x=X)
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, OPERATORS[body](X.astype(np.float64)), rtol=1e-13, atol=1e-15)
+
+
+def test_swish_and_rms_normalization() -> None:
+    swish = parse("(float[2, 3, 4] x) => (float[2, 3, 4] y)", "y = Swish<alpha = 0.5>(x)", opset=24)
+    np.testing.assert_allclose(run(swish, x=X), X * _sigmoid(X.astype(float) / 2), rtol=1e-14)
+    body = "s = Constant<value = float[4] {2,2,2,2}>() y = RMSNormalization<epsilon = 0.001>(x, s)"
+    norm = parse("(float[2, 3, 4] x) => (float[2, 3, 4] y)", body, opset=23)
+    np.testing.assert_allclose(run(norm, x=X), _norm(X.astype(float), 1e-3, False) * 2, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "",
+        "strides = [2, 1], pads = [1, 0, 2, 1]",
+        "dilations = [2, 2]",
+        'auto_pad = "SAME_UPPER", strides = [2, 2]',
+    ],
+)
+@pytest.mark.parametrize("group", [1, 2])
+def test_convolution_agrees_with_onnxruntime(attributes: str, group: int) -> None:
+    from rewriter.ort.sessions import open_session
+
+    weight = RNG.standard_normal((6, 4 // group, 3, 2)).astype(np.float32)
+    x = RNG.standard_normal((2, 4, 9, 8)).astype(np.float32)
+    attributes = f"{attributes}, group = {group}".removeprefix(", ")
+    model = parse("(float[2, 4, 9, 8] x) => (float y)", f"y = Conv<{attributes}>(x, w, b)", opset=17)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(6, dtype=np.float32), "b"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    np.testing.assert_allclose(run(model, x=x), open_session(model).run({"x": x})["y"], atol=2e-5)
+
+
+@pytest.mark.parametrize("attributes", ["is_causal = 1", "scale = 0.3", "softcap = 2.0", "softmax_precision = 1"])
+def test_attention_is_not_rounded(attributes: str) -> None:
+    signature = "(float[2, 4, 5, 8] q, float[2, 2, 5, 8] k, float[2, 2, 5, 8] v) => (float y)"
+    model = parse(signature, f"y = Attention<{attributes}>(q, k, v)", opset=23)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    q, k, v = (RNG.standard_normal((2, heads, 5, 8)).astype(np.float32) for heads in (4, 2, 2))
+    scale = float(np.float32(0.3)) if "scale" in attributes else 1 / math.sqrt(8)
+    logits = scale * q.astype(float) @ np.repeat(k.astype(float), 2, 1).swapaxes(-1, -2)
+    if "softcap" in attributes:
+        logits = 2 * np.tanh(logits / 2)
+    if "causal" in attributes:
+        logits = np.where(np.tri(5) > 0, logits, -np.inf)
+    weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    result = run(model, q=q, k=k, v=v)
+    np.testing.assert_allclose(result, weights @ np.repeat(v.astype(float), 2, 1), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize("attributes", ["interleaved = 0", "interleaved = 1", "rotary_embedding_dim = 4"])
+def test_operators_of_our_own_agree_with_onnxruntime(rank: int, attributes: str) -> None:
+    from rewriter.ort.sessions import open_session
+
+    shape = (2, 3, 5, 8) if rank == 4 else (2, 5, 24)
+    extra = "" if rank == 4 and "dim" not in attributes else "num_heads = 3"
+    joined = ", ".join(part for part in (attributes, extra) if part)
+    half = 2 if "dim" in attributes else 4
+    signature = f"(float[{', '.join(map(str, shape))}] x, int64[2, 5] p) => (float y)"
+    model = parse(signature, f"y = RotaryEmbedding<{joined}>(x, c, s, p)", opset=23)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for name in "cs":
+        table = RNG.standard_normal((9, half)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(table, name))
+    feeds: dict[str, Any] = {
+        "x": RNG.standard_normal(shape).astype(np.float32),
+        "p": np.arange(10).reshape(2, 5) % 9,
+    }
+    np.testing.assert_allclose(run(model, **feeds), open_session(model).run(feeds)["y"], atol=1e-5)
+
+
+def test_resize_keeps_its_scales_float32() -> None:
+    model = parse(
+        "(float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1, 1, 2, 2}>",
+        'y = Resize<mode = "nearest">(x, , scales)',
+    )
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
+    np.testing.assert_array_equal(run(model, x=x), x.repeat(2, 2).repeat(2, 3))
+
+
+def test_subgraphs_and_functions() -> None:
+    branches = (
+        "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() "
+        "r = Add(x, k) }, "
+        "else_branch = e () => (float[2] r) { r = local.half(x) }>"
+    )
+    function = (
+        '<domain: "local", opset_import: ["": 21]> half (a) => (b) '
+        "{ h = Constant<value = float {0.5}>() b = Mul(a, h) }"
+    )
+    model = parse("(float[2] x, bool c) => (float[2] y)", branches, rest=function)
+    x = np.array([1, 3], np.float32)
+    expected = x.astype(float) + np.array([0.1, 0.2], np.float32).astype(float)
+    np.testing.assert_array_equal(run(model, x=x, c=np.array(True)), expected)
+    np.testing.assert_array_equal(run(model, x=x, c=np.array(False)), [0.5, 1.5])
+
+
+def _triple(attributes: Any, x: Any, y: Any | None = None) -> Any:
+    """An operator of the caller: attributes and an optional operand."""
+    return x * int(attributes["by"]) + (0 if y is None else y)
+
+
+def test_operators_of_the_caller() -> None:
+    body = (
+        "a = own.Times<by = 3>(x) b = Exp(a) "
+        "d = If (c) <then_branch = t () => (float[2] r) { r = own.Times<by = 2>(b, x) }, "
+        "else_branch = e () => (float[2] r) { r = Identity(b) }> "
+        "n = Constant<value = int64 {2}>() "
+        "y = Loop(n, c, d) <body = step (int64 i, bool go, float[2] p) => (bool on, float[2] q) { "
+        "on = Identity(go) q = own.Times<by = 5>(p) }>"
+    )
+    model = parse("(float[2] x, bool c) => (float[2] y)", body)
+    own = {("own", "Times"): _triple}
+    x = np.array([0.1, -3], np.float32)
+    result = open_reference(model, own=own).run({"x": x, "c": np.array(True)})["y"]
+    np.testing.assert_allclose(result, 25 * (2 * np.exp(3 * x.astype(float)) + x), rtol=1e-15)
+    with pytest.raises(NoReference, match=r"own::Times 'a' has no known float64 form"):
+        open_reference(model)
+
+
+def test_loops() -> None:
+    body = (
+        "t = Constant<value = int64 {3}>() c = Constant<value = bool {1}>() "
+        "y = Loop(t, c, x) <body = step (int64 i, bool go, float[2] a) => (bool on, float[2] b) { "
+        "on = Identity(go) k = Constant<value_floats = [0.1, 0.2]>() b = Add(a, k) }>"
+    )
+    model = parse("(float[2] x) => (float[2] y)", body)
+    assert open_reference(model).how == float64.ONNXRUNTIME
+    step = np.array([0.1, 0.2], np.float32).astype(float)
+    np.testing.assert_allclose(run(model, x=np.zeros(2, np.float32)), 3 * step, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = DynamicQuantizeLinear(x)", r"DynamicQuantizeLinear 'y' is quantised"),
+        ("y = RandomNormalLike(x)", r"RandomNormalLike 'y' is random"),
+        (
+            "y = com.microsoft.MatMulNBits<N = 2>(x, x)",
+            r"com\.microsoft::MatMulNBits 'y' has no known float64 form",
+        ),
+        ("y = Cast<to = 17>(x)", r"Cast 'y' is of type float8e4m3fn"),
+        ("y = local.thing(x)", r"local::thing 'y' has no known float64 form"),
+    ],
+)
+def test_refusals(body: str, reason: str) -> None:
+    with pytest.raises(NoReference, match=reason):
+        open_reference(parse("(float[2] x) => (float[2] y)", body))
+
+
+def test_an_operator_that_the_evaluator_lacks() -> None:
+    with pytest.raises(NoReference, match=r"^Nothing 'y' has no known float64 form$"):
+        open_reference(parse("(float[2] x) => (float[2] y)", "y = Nothing(x)"))
+    windowed = parse(
+        "(float[1, 1, 2, 2] x, int64[1] n) => (float[1, 1, 2, 2] y)",
+        "y = Attention(x, x, x, , , , n)",
+        opset=24,
+    )
+    with pytest.raises(NoReference, match="numpy cannot run Attention 'y': Attention with nonpad"):
+        run(windowed, x=np.zeros((1, 1, 2, 2), np.float32), n=np.array([1]))
+
+
+def test_external_data(tmp_path: Path) -> None:
+    model = parse("(float[4] x) => (float[4] y)", "y = Add(x, w)")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    feeds = {"x": np.zeros(4, np.float32)}
+    assert open_reference(proto, tmp_path).run(feeds)["y"].tolist() == [0, 1, 2, 3]
+    assert proto.graph.initializer[0].data_location == TensorProto.EXTERNAL
+    with pytest.raises(NoReference, match="weights lie outside the model file and were not loaded"):
+        open_reference(proto)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(NoReference, match="external data cannot be loaded: "):
+        open_reference(proto, tmp_path)
+
+
+def test_larger_than_2_gb(tmp_path: Path) -> None:
+    model = parse("(float[4] x) => (float[4] y)", "y = Add(x, w)")
+    tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1 << 15, 1 << 15])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    with pytest.raises(NoReference, match=r"^larger than 2 GB$"):
+        open_reference(model, tmp_path)

@@ -1,0 +1,262 @@
+"""Running models in segments gives what running them as a whole gives; the proof by blocks finds the same faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.plan import apply
+from rewriter import ExitStatus, UsageError, ValidationError, rewrite
+from rewriter.files.load import LoadedModel, load_model
+from rewriter.ort.sessions import open_session
+from rewriter.proof.claims import Side
+from rewriter.proof.distance import Array, gap, largest
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.reference.late_widening import open_wide
+from rewriter.proof.run.segmented import run_in_segments
+from rewriter.proof.run.whole import ModelRuns, Results, Wanted, Way, run_whole
+from rewriter.proof.settings import LARGE, Settings
+from tests.textmodels import SILU, mlp, text_model, values
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
+
+
+def quiet(_what: str, _done: int, _total: int) -> None:
+    """No progress."""
+
+
+def difference(left: Results, right: Results) -> float:
+    assert [list(case) for case in left] == [list(case) for case in right]
+    return max(largest(gap(a[name], b[name])) for a, b in zip(left, right, strict=True) for name in a)
+
+
+@pytest.mark.parametrize("file", ["silu-decoder.onnx", "gelu-encoder.onnx"])
+@pytest.mark.parametrize("limit", [4000, 20_000])
+def test_same_as_the_whole(file: str, limit: int) -> None:
+    side = Side.of(load_model(MODELS / file))
+    cases = make_cases(side.model.proto)[1:4]
+    taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
+    wanted = Wanted(WAYS, taps, wide=True, may_refuse=True)
+    whole = run_whole(side, cases, wanted, quiet)
+    parts = run_in_segments(side, cases, wanted, quiet, limit)
+    assert parts.segments > 5 > whole.segments == 1
+    assert [case.name for case in parts.cases] == [case.name for case in whole.cases]
+    for way in WAYS:
+        assert difference(parts.ways[way].results, whole.ways[way].results) < 1e-5
+        assert parts.ways[way].cpu_nodes == ()
+    assert len(parts.taps) == 2
+    assert difference(parts.taps, whole.taps) < 1e-5
+    assert parts.truth is not None
+    assert whole.truth is not None
+    assert difference(parts.truth, whole.truth) < 1e-13
+    assert ("numpy, in chunks" in parts.reference) is (limit == 4000)
+
+
+PICKY = """<ir_version: 8, opset_import: ["": 17]>
+g (int64[n] ids, float[m] x) => (float[n] out) <float[2] table = {1, 2}, float[1] one = {1}>
+{ row = Gather(table, ids) twice = Add(row, row) out = Add(twice, x) }"""
+
+
+def picky(ids: list[int], x: list[float]) -> Case:
+    return Case(str(len(ids)), {"ids": np.asarray(ids), "x": np.asarray(x, np.float32)})
+
+
+def run_picky(*cases: Case, may_refuse: bool) -> ModelRuns:
+    side = Side.of(load_model(onnx.parser.parse_model(PICKY)))
+    return run_in_segments(side, cases, Wanted(WAYS, ("twice",), wide=True, may_refuse=may_refuse), quiet, limit=1)
+
+
+def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
+    runs = run_picky(
+        picky([0, 1, 9], [1]), picky([0, 1], [1]), picky([1] * 4, [1, 2, 3]), picky([1], [5]), may_refuse=True
+    )
+    assert [case.name for case in runs.cases] == ["2", "1"]
+    assert [text.partition(":")[0] for text in runs.skipped] == ["3", "4"]
+    results: list[Results] = [runs.ways[way].results for way in WAYS]
+    assert runs.truth is not None
+    for found in (*results, runs.truth):
+        assert [case["out"].tolist() for case in found] == [[3, 5], [9]]
+    assert [case["twice"].tolist() for case in runs.taps] == [[2, 4], [4]]
+
+
+def test_cases_that_may_not_be_refused() -> None:
+    with pytest.raises(ValidationError, match="onnxruntime could not run the model"):
+        run_picky(picky([0, 1, 9], [1]), may_refuse=False)
+
+
+def test_without_a_float64_reference_the_runs_go_on() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] out) <float s = {0.5}, uint8 z = {3}>
+        { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) out = Neg(y) }"""
+    )
+    case = Case("one", {"x": np.asarray([1.5], np.float32)})
+    runs = run_in_segments(Side.of(load_model(model)), [case], Wanted(WAYS, wide=True), quiet, limit=1)
+    assert runs.truth is None
+    assert runs.reference.startswith("no float64 reference: QuantizeLinear")
+    assert runs.ways[WAYS[0]].results[0]["out"].tolist() == [-1.5]
+
+
+# -- very large weights ---------------------------------------------------------------------------------------------
+
+W = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+LARGE_OPERATORS: dict[str, tuple[str, Array]] = {
+    "matmul": ("float[n, 6] x) => (float[n, 5] y) { y = MatMul(x, W) }", X),
+    "matmul-of-a-batch": ("float[b, n, 6] x) => (float[b, n, 5] y) { y = MatMul(x, W) }", X[None]),
+    "gemm": ("float[n, 6] x) => (float[n, 5] y) { y = Gemm(x, W) }", X),
+    "gemm-of-everything": (
+        "float[6, n] x) => (float[n, 5] y) { y = Gemm<alpha = 2.5, beta = 0.5, transA = 1>(x, W, bias) }",
+        X.T.copy(),
+    ),
+    "gemm-transposed": ("float[n, 5] x) => (float[n, 6] y) { y = Gemm<transB = 1>(x, W) }", X[:, :5].copy()),
+    "transpose": (
+        "float[n, 5] x) => (float[n, 6] y) { t = Transpose<perm = [1, 0]>(W) y = MatMul(x, t) }",
+        X[:, :5].copy(),
+    ),
+    "gather": ("int64[n] x) => (float[n, 5] y) { y = Gather(W, x) }", np.asarray([5, 0, -1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_OPERATORS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_chunks_of_a_weight_give_what_the_weight_gives(
+    name: str, dtype: type[np.generic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, x = LARGE_OPERATORS[name]
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({text}')
+    model.graph.initializer.append(numpy_helper.from_array(W.astype(dtype), "W"))
+    if "bias" in text:
+        model.graph.initializer.append(numpy_helper.from_array(np.arange(5).astype(dtype), "bias"))
+    part = LoadedModel(model, None, None, (), 0)
+    monkeypatch.setattr("rewriter.proof.reference.late_widening._CHUNK", 12)  # two columns at a time
+    chunked, plain = open_wide(part, large=10), open_wide(part, large=10**6)
+    assert (chunked.how, "chunks" in plain.how) == ("numpy, in chunks", False)
+    np.testing.assert_allclose(chunked.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-15, atol=1e-15)
+    assert chunked.run({"x": x})["y"].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float[n, 6] x) => (float[n, 5] y) { a = Relu(x) y = MatMul(a, W) }",
+        "float[n, 6] x) => (float[n, 5] y, float[n, 5] z) { y = MatMul(x, W) z = MatMul(x, W) }",
+        "int64[n] x) => (float[6, n] y) { y = Gather<axis = 1>(W, x) }",
+        "float[5, n] x) => (float[6, n] y) { y = MatMul(W, x) }",
+    ],
+)
+def test_anything_else_is_not_taken_in_chunks(text: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({text}')
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    assert "chunks" not in open_wide(LoadedModel(model, None, None, (), 0), large=10).how
+
+
+# -- the proof by blocks ---------------------------------------------------------------------------------------------
+
+
+def decoder(folder: Path) -> Path:
+    model, path = onnx.load(MODELS / "silu-decoder.onnx"), folder / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    return path
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_in_segments, "__defaults__", (20_000,))
+
+
+@pytest.mark.parametrize(
+    ("proof", "size", "expected"),
+    [
+        ("whole", LARGE + 1, False),
+        ("auto", LARGE, False),
+        ("auto", LARGE + 1, True),
+        ("blocks", 1, True),
+    ],
+)
+def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
+    assert Settings(proof=proof).by_blocks(size) is expected
+
+
+def test_unknown_proof() -> None:
+    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
+        rewrite(mlp(SILU), proof="quick")
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = decoder(tmp_path)
+    whole = rewrite(path, proof="whole").validation
+    monkeypatch.setattr("rewriter.proof.settings.LARGE", 1000)
+    opened: list[int] = []
+    loaded = open_session
+
+    def watched(model: onnx.ModelProto, *arguments: Any, **options: Any) -> Any:
+        opened.append(len(model.graph.node))
+        return loaded(model, *arguments, **options)
+
+    monkeypatch.setattr("rewriter.proof.run.segmented.open_session", watched)
+    blocks = rewrite(path, tmp_path / "out.onnx").validation
+    assert whole is not None
+    assert blocks is not None
+    assert (whole.by_blocks, whole.segments, blocks.by_blocks) == (False, (1, 1), True)
+    assert min(blocks.segments) > 5
+    assert max(opened) < len(onnx.load(path, load_external_data=False).graph.node) / 2
+    assert blocks.cases == whole.cases
+    assert [block.name for block in blocks.blocks] == [block.name for block in whole.blocks]
+    ratio = blocks.providers["cpu"].error_ratio
+    assert ratio is not None
+    assert ratio < 1.5
+    assert blocks.providers["cpu"].outputs["logits"].max_abs < 1e-4
+
+
+def spoil_key(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("/heads/key"):
+            tensor.CopyFrom(numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
+
+
+def spoil_elsewhere(model: onnx.ModelProto) -> None:
+    tensor = next(each for each in model.graph.initializer if each.name.endswith("ln_f.bias"))
+    array = numpy_helper.to_array(tensor).copy()
+    array[3] += 1e-3
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize(
+    ("spoil", "where"), [(spoil_key, "mlp: "), (spoil_elsewhere, "ln_f.bias' is not the original's")]
+)
+def test_planted_bugs_fail_the_proof_by_blocks(
+    spoil: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = apply(*arguments)
+        spoil(result)
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    path = decoder(tmp_path)
+    report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.validation is not None
+    assert any(where in failure for failure in report.validation.failures)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
+
+
+def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
+    model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
+                       constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "b2")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("b2", bias.data_type, list(bias.dims)))
+    given = {"x": np.ones((1, 3, 4), np.float32), "b2": np.zeros(tuple(bias.dims), np.float32)}
+    np.savez(tmp_path / "inputs.npz", **given)  # type: ignore[arg-type]
+    assert rewrite(model, inputs=tmp_path / "inputs.npz").exit_status is ExitStatus.CONVERTED
+    with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot replace"):
+        rewrite(model, inputs=tmp_path / "inputs.npz", proof="blocks")

@@ -1,0 +1,144 @@
+"""Distances of outputs, by hand-made cases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewriter.proof import pieces
+from rewriter.proof.statistics import compare, merge
+
+INF, NAN = float("inf"), float("nan")
+
+
+def array(*values: Any, dtype: Any = np.float32) -> Any:
+    return np.array(values, dtype)
+
+
+def test_numbers() -> None:
+    stats = compare("y", array([1, 2], [0, -4]), array([1, 2.5], [0, -5]))
+    assert (stats.elements, stats.max_abs, stats.mean_abs, stats.worst) == (4, 1, 0.375, (1, 1))
+    assert stats.max_rel == 0.25
+    assert stats.min_tolerance == pytest.approx(0.2)
+    assert stats.cosine == pytest.approx(26 / math.sqrt(21 * 32.25))
+    assert stats.comparable
+
+
+def test_equal_outputs_need_no_tolerance() -> None:
+    stats = compare("y", array(1, NAN, INF, 0), array(1, NAN, INF, 0))
+    assert (stats.max_abs, stats.min_tolerance, stats.comparable) == (0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "flaw"),
+    [
+        (array(1, 2), array([1, 2]), "same_shape"),
+        (array(1, 2), array(1, 2, dtype=np.float64), "same_dtype"),
+        (array(1, NAN), array(1, 2), "nan_parity"),
+        (array(1, 2), array(1, NAN), "nan_parity"),
+        (array(1, INF), array(1, 2), "inf_parity"),
+        (array(1, INF), array(1, -INF), "inf_parity"),
+        (array(1, INF), array(1, NAN), "nan_parity"),
+    ],
+)
+def test_what_no_tolerance_forgives(expected: Any, actual: Any, flaw: str) -> None:
+    stats = compare("y", expected, actual)
+    assert not getattr(stats, flaw)
+    assert not stats.comparable
+    assert flaw == "same_dtype" or stats.min_tolerance == INF
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16, np.int8, np.int64, np.uint64])
+def test_types(dtype: Any) -> None:
+    stats = compare("y", array(1, 2, 3, dtype=dtype), array(1, 2, 5, dtype=dtype))
+    assert (stats.max_abs, stats.worst) == (2, (2,))
+
+
+def test_integers_beyond_the_mantissa() -> None:
+    large = 2**62
+    assert compare("y", array(large, dtype=np.int64), array(large + 1, dtype=np.int64)).max_abs == 1
+    limits = np.iinfo(np.int64)
+    stats = compare("y", array(limits.min, dtype=np.int64), array(limits.max, dtype=np.int64))
+    assert stats.max_abs == 2.0**64
+
+
+def test_booleans_and_strings() -> None:
+    assert compare("y", array(True, False, dtype=bool), array(True, True, dtype=bool)).max_abs == 1
+    words = np.array(["a", "b"], dtype=object)
+    assert compare("y", words, words.copy()).min_tolerance == 0
+    assert compare("y", words, np.array(["a", "c"])).min_tolerance == INF
+    assert compare("y", words, np.array(["a", "c"])).worst == (1,)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 5)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    stats = compare("logits", np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+    assert (stats.elements, stats.max_abs, stats.worst, stats.cosine, stats.top1) == (0, 0, None, None, None)
+    assert stats.comparable
+
+
+def test_scalar() -> None:
+    stats = compare("loss", np.full((), 1, np.float32), np.full((), 1.5, np.float32))
+    assert (stats.max_abs, stats.worst, stats.top1) == (0.5, (), None)
+
+
+def test_top1_and_divergence() -> None:
+    stats = compare("logits", array([0, 1], [1, 0]), array([0, 1], [0, 1]))
+    assert stats.top1 == 0.5
+    e = math.e
+    assert stats.kl == pytest.approx((e / (1 + e) - 1 / (1 + e)) / 2)
+    masked = array([0, 1, -INF])
+    assert compare("logits", masked, masked).kl == 0
+    assert compare("ids", array([0, 1], dtype=np.int64), array([0, 1], dtype=np.int64)).top1 is None
+
+
+def test_percentile() -> None:
+    actual = np.zeros(1000, np.float32)
+    actual[:5], actual[5:20] = 9, 1
+    stats = compare("y", np.zeros(1000, np.float32), actual)
+    assert (stats.max_abs, stats.p99_abs) == (9, 1)
+
+
+def test_huge_doubles_do_not_overflow() -> None:
+    stats = compare("y", array(1e308, 1, dtype=np.float64), array(-1e308, 1, dtype=np.float64))
+    assert stats.max_abs == INF
+    assert stats.nan_parity
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_pieces_make_no_difference(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    expected = rng.standard_normal((count, 3)).astype(np.float32)
+    actual = expected + rng.standard_normal((count, 3)).astype(np.float32) * 1e-3
+    whole, before = compare("y", expected, actual), pieces._PIECE
+    try:
+        pieces._PIECE = 7
+        split = compare("y", expected, actual)
+    finally:
+        pieces._PIECE = before
+    for field in ("max_abs", "mean_abs", "p99_abs", "max_rel", "min_tolerance", "cosine", "top1", "kl"):
+        assert getattr(split, field) == pytest.approx(getattr(whole, field))
+    assert split.worst == whole.worst
+    tolerance = whole.min_tolerance * (1 + 1e-12)
+    assert np.allclose(actual.astype(float), expected.astype(float), atol=tolerance, rtol=tolerance)
+    less = whole.min_tolerance * 0.999
+    assert not np.allclose(actual.astype(float), expected.astype(float), atol=less, rtol=less)
+
+
+def test_merge() -> None:
+    one = compare("logits", array([0, 1]), array([0, 1.5]))
+    two = compare("logits", array([0, 1], [1, 0], [1, 0]), array([0, 1], [0, 2], [1, 0]))
+    both = merge([one, two])
+    assert (both.elements, both.max_abs, both.worst, both.worst_case) == (8, 2, (1, 1), 1)
+    assert both.mean_abs == pytest.approx((0.5 + 1 + 2) / 8)
+    assert both.top1 == pytest.approx(3 / 4)
+    assert both.min_tolerance == two.min_tolerance
+    assert not merge([one, compare("logits", array(NAN), array(0))]).nan_parity
+    with pytest.raises(ValueError, match="no statistics to merge"):
+        merge([])

@@ -1,0 +1,204 @@
+"""Reports to make pages of: real ones from small models, and extreme ones that are put together by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import rewriter.api.rewriting
+from passes.plan import Plan, apply
+from rewriter import ExitStatus, Report, rewrite
+from rewriter.proof.blocks.block import BlockProof
+from rewriter.proof.end_to_end import ProviderProof
+from rewriter.proof.statistics import OutputStats
+from rewriter.proof.validate import Validation
+from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
+from rewriter.report.report import BlockRow, Shape
+from tests.textmodels import ERF_GELU, SILU, mlp
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\N{RIGHT-TO-LEFT OVERRIDE}drow\N{LEFT-TO-RIGHT ISOLATE}",
+    '"><img src=https://example.org/x onerror=alert(1)>',
+    "{{ 7 * 7 }}{% raw %}",
+    "</style></title><b>\x00\x1b[31m",
+    "a" * 5000,
+    "שלום",
+    "javascript:alert(1)' onload='x",
+)
+
+
+def failed() -> Report:
+    """A proof that fails: one coefficient of a block's heads is off."""
+
+    def planted(plan: Plan) -> onnx.ModelProto:
+        model = apply(plan)
+        for tensor in model.graph.initializer:
+            if tensor.name.endswith("bias_part"):
+                values = numpy_helper.to_array(tensor).copy()
+                values[2] *= 1.01
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+                return model
+        raise AssertionError("no coefficient was found")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(rewriter.api.rewriting, "apply", planted)
+        report = rewrite(mlp(ERF_GELU), details=True)
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    return report
+
+
+def passed() -> Report:
+    return rewrite(mlp(ERF_GELU), details=True)
+
+
+REPORTS: dict[str, Any] = {
+    "gelu": passed,
+    "silu": lambda: rewrite(mlp(SILU), details=True),
+    "relu": lambda: rewrite(mlp("h = Relu(y)"), details=True),
+    "mish": lambda: rewrite(mlp("p = Softplus(y) t = Tanh(p) h = Mul(y, t)"), details=True),
+    "float16": lambda: rewrite(mlp(SILU, elem="float16"), details=True),
+    "not-proved": lambda: rewrite(mlp(SILU), validate=False, details=True),
+    "no-details": lambda: rewrite(mlp(SILU)),
+    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True, details=True),
+    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False, details=True),
+    "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)"), details=True),
+    "hostile": lambda: large(8, 8, names=HOSTILE),
+    "large": lambda: large(100, 2000),
+}
+
+
+def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
+    """A report of many blocks, made by hand; `names` are used in turn, wherever a name may stand."""
+
+    def named(number: int, kind: str) -> str:
+        return f"{names[number % len(names)]}{number}" if names else f"model.decoder.layers.{number}.{kind}"
+
+    rows = [
+        BlockRow(
+            named(number, "mlp"),
+            "converted",
+            activation="gelu",
+            first="MatMul 4096x16384",
+            second="MatMul 16384x4096",
+            program="gelu_erf_m8",
+            exact=False,
+            heads=16384,
+            bias_tokens=8,
+            max_error=4.6e-8,
+        )
+        for number in range(blocks)
+    ]
+    rows += [
+        BlockRow(
+            named(number, "conv"),
+            "left",
+            first="Conv 512x512 5",
+            reason=f"the second operator is a {named(number % 5, 'Conv')}, which mixes positions",
+            node=f"Conv '{named(number, 'node_conv')}'",
+        )
+        for number in range(left)
+    ]
+    proofs = tuple(
+        BlockProof(
+            name=row.name,
+            exact_error=3.5e-8,
+            region_error=3.1e-7,
+            region_ratio=2.6,
+            block_error=2e-6 * 1.05**number,
+            block_ratio=1.1,
+            failures=(),
+            region_original_error=1e-7,
+            block_original_error=1.8e-6 * 1.05**number,
+            block_allowed=7.2e-6 * 1.05**number,
+        )
+        for number, row in enumerate(rows[:blocks])
+    )
+    outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
+    provider = ProviderProof(outputs, 1.3, (0.1, 0.2), tuple(names), ())
+    cases = (*(names or ("batch 1",)),)
+    counts = tuple(HeadCount(row.name, 4096, 16384, 2 * 4096 * 16384, 0.006, 16384, None) for row in rows[:blocks])
+    drawings = tuple(_drawing(names[number % len(names)] if names else f"program {number}") for number in range(30))
+    return Report(
+        model=names[0] if names else "model.onnx",
+        output=names[1] if names else "out.onnx",
+        form="local",
+        blocks=tuple(rows),
+        before=Shape({names[0] if names else "Erf": 100, "MatMul": 400}, 500, 40_000_000_000),
+        after=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
+        validation=Validation(True, {"cpu": provider, "cuda": provider}, proofs, cases, cases, "double kernels", ()),
+        seconds={"load": 1.0, "plan": 2.0, "total": 3.0},
+        notes=names,
+        exit_status=ExitStatus.CONVERTED,
+        environment={"onnx": "1.22.0"},
+        details=Details(drawings[:8] if names else drawings, counts, 0.6, 64, None, names[0] if names else ""),
+    )
+
+
+def extreme() -> Report:
+    """Errors that are 0, infinite, missing; no float64 evaluation; failures without end."""
+    report = large(4, 0)
+    validation = report.validation
+    assert validation is not None
+    base = validation.blocks[0]
+    blocks = (
+        replace(base, name="nought", block_error=0.0, block_original_error=0.0, block_allowed=0.0, region_error=0.0),
+        replace(base, name="infinite", block_error=float("inf"), failures=("it is infinite",)),
+        replace(base, name="unknown", block_error=None, block_original_error=None, block_ratio=None),
+        replace(base, name="tiny", block_error=1e-300, block_original_error=1e300),
+    )
+    far = float("inf")
+    stats = replace(_stats("out"), max_abs=far, max_rel=far, min_tolerance=far, cosine=None, original_ulps=())
+    provider = ProviderProof(
+        {"out": stats, "integers": replace(stats, ulps=(), rewritten_ulps=())}, None, (0.1, 0.2), (), ()
+    )
+    failures = tuple(f"failure {number}" for number in range(1000))
+    return replace(
+        report,
+        output=None,
+        exit_status=ExitStatus.VALIDATION_FAILED,
+        validation=replace(validation, passed=False, blocks=blocks, failures=failures, providers={"cpu": provider}),
+        details=None,
+    )
+
+
+def _stats(name: str) -> OutputStats:
+    counts = tuple(max(0, 100 - 8 * abs(place - 8)) for place in range(23))
+    return OutputStats(
+        name=name,
+        elements=1000,
+        max_abs=1e-6,
+        mean_abs=1e-7,
+        p99_abs=9e-7,
+        max_rel=1e-3,
+        cosine=1.0,
+        top1=1.0,
+        kl=1e-9,
+        worst=(0,),
+        worst_case=0,
+        same_shape=True,
+        same_dtype=True,
+        nan_parity=True,
+        inf_parity=True,
+        min_tolerance=1e-6,
+        rows=10,
+        ulps=counts,
+        original_ulps=counts,
+        rewritten_ulps=counts,
+    )
+
+
+def _drawing(name: str) -> Drawing:
+    points = tuple(float(number) for number in range(-80, 81))
+    curve = Curve("values", points)
+    keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
+    half = tuple(0.5 for _ in points)
+    head = DrawnHead(keys, (Curve("self", half), Curve(name, half)))
+    return Drawing(name, name, 1, name, False, 1e-8, points, curve, curve, points, Curve("error", half), (head,))
+
+
+REPORTS |= {"extreme": extreme, "failed": failed}

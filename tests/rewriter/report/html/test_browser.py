@@ -1,0 +1,169 @@
+"""The page in headless Chromium: it loads in silence, fits a phone, sorts, and is whole without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rewriter.report.html import render
+from tests.rewriter.report.html.browser import Browser, found
+from tests.rewriter.report.html.samples import REPORTS
+
+EXECUTABLE = found()
+pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
+
+SHOWN = ("gelu", "relu", "failed", "left", "hostile", "large", "extreme")
+
+OVERFLOWING = """
+[...document.querySelectorAll("body *")].filter((each) =>
+  !each.closest(".scroll") && !each.matches(".skip") && !each.closest("svg")
+  && each.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5
+).map((each) => each.outerHTML.slice(0, 120))
+"""
+
+TEXTS_OUTSIDE = """
+[...document.querySelectorAll("svg.plot")].flatMap((plot) => {
+  const frame = plot.getBoundingClientRect();
+  return [...plot.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1);
+  }).map((text) => `${plot.querySelector("title").textContent}: ${text.textContent}`);
+})
+"""
+
+TEXTS_COLLIDING = """
+[...document.querySelectorAll("svg.plot")].flatMap((plot) => {
+  const boxes = [...plot.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  return boxes.flatMap(([one, a], place) => boxes.slice(place + 1)
+    .filter(([, b]) => a.width && b.width && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+      && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+    .map(([other]) => `${plot.querySelector("title").textContent}: ${one} on ${other}`));
+})
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert EXECUTABLE is not None
+    with Browser(EXECUTABLE, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name in SHOWN:
+        (folder / f"{name}.html").write_text(render(REPORTS[name]()), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in SHOWN}
+
+
+def complaints(browser: Browser) -> list[object]:
+    """What the console said, policy violations included, and every request beside the page itself."""
+    loud = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+    requests = [event["params"] for event in browser.events if event["method"] == "Network.requestWillBeSent"]
+    others = [each for each in requests if not each["request"]["url"].startswith(("file:", "data:"))]
+    return [*(event for event in browser.events if event["method"] in loud), *others, *requests[1:2]]
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages[name], width=width, dark=dark)
+    browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.value(OVERFLOWING) == []
+    assert browser.value(TEXTS_OUTSIDE) == []
+    assert browser.value(TEXTS_COLLIDING) == []
+    assert browser.value("matchMedia('(prefers-color-scheme: dark)').matches") is dark
+    background = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(253, 252, 250)") is not dark
+    assert complaints(browser) == []
+
+
+def test_overflow_would_be_noticed(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["gelu"], width=360)
+    browser.value(
+        "document.querySelector('h1').append('x'.repeat(400)); document.querySelector('h1').style.width='90em'"
+    )
+    assert browser.value("document.documentElement.scrollWidth <= innerWidth") is False
+    assert browser.value(OVERFLOWING) != []
+    browser.value("document.querySelector('svg.plot text').setAttribute('x', 5000)")
+    assert browser.value(TEXTS_OUTSIDE) != []
+    browser.value("for (const each of document.querySelectorAll('svg.plot text')) each.setAttribute('x', 100)")
+    browser.value("for (const each of document.querySelectorAll('svg.plot text')) each.setAttribute('y', 100)")
+    assert browser.value(TEXTS_COLLIDING) != []
+
+
+def test_policy_stops_what_a_name_would_do(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Were escaping forgotten somewhere, the page would still load and run nothing."""
+    text = pages["gelu"].read_text(encoding="utf-8")
+    bad = "<script>document.title = 'run'</script><img src='https://example.invalid/x' onerror='document.title = 2'>"
+    (tmp_path / "bad.html").write_text(text.replace("<main", f"{bad}<main"), encoding="utf-8")
+    browser.open(tmp_path / "bad.html", width=1280)
+    assert browser.value("document.title").startswith("Proved")
+    assert [event for event in browser.events if event["method"] == "Log.entryAdded"]
+    assert complaints(browser) != []
+
+
+def test_hostile_names_run_nothing(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["hostile"], width=1280)
+    assert browser.value("document.scripts.length") == 1
+    assert browser.value("document.images.length") == 0
+    assert browser.value("document.querySelector('h1').textContent.trim()") == "Proved"
+
+
+TABLE = "document.querySelector('#blocks ~ * table')"
+
+
+def test_tables_sort_with_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["large"], width=1280)
+    browser.value("document.querySelector('#blocks ~ details').open = true")
+    column = f"[...{TABLE}.tBodies[0].rows].map((row) => row.cells[1].textContent)"
+    assert browser.value(column) == [str(number) for number in range(1, 101)]
+    browser.value(f"{TABLE}.querySelectorAll('thead button')[1].focus()")
+    heading = f"{TABLE}.querySelectorAll('thead th')[1].getAttribute('aria-sort')"
+    for state, expected in (("ascending", range(1, 101)), ("descending", range(100, 0, -1))):
+        browser.press("Enter", 13)
+        assert browser.value(heading) == state
+        assert browser.value(column) == [str(number) for number in expected]
+
+
+def test_first_tab_skips_to_the_report(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["gelu"], width=1280)
+    browser.press("Tab", 9)
+    assert browser.value("document.activeElement.textContent") == "Skip to the report"
+    assert browser.value("document.activeElement.getBoundingClientRect().left >= 0")
+    browser.press("Enter", 13)
+    assert browser.value("location.hash") == "#main"
+
+
+def test_whole_without_scripts(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["gelu"], width=1280, script=False)
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser.value("document.querySelectorAll('svg.plot').length") == 6
+    assert browser.value("document.querySelectorAll('thead button').length") == 0
+    browser.open(pages["gelu"], width=1280)
+
+
+def test_paper_is_white_whatever_the_screen_is(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["gelu"], width=1280, dark=True)
+    colour = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.value(colour.format(".facts", "backgroundColor")) == "rgb(31, 33, 37)"
+    browser.call(
+        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    assert browser.value(colour.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+    assert browser.value(colour.format(".facts", "backgroundColor")) == "rgb(245, 243, 239)"
+    assert browser.value(colour.format("h1", "color")) == "rgb(23, 107, 58)"
+    assert browser.value(colour.format("nav", "display")) == "none"
+
+
+def test_large_page_opens_fast_and_prints(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["large"], width=1280)
+    spent = browser.value("performance.getEntriesByType('navigation')[0].domComplete")
+    assert spent < 5000
+    browser.open(pages["gelu"], width=1280)
+    assert browser.pdf().startswith(b"%PDF")

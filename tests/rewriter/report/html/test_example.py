@@ -1,0 +1,42 @@
+"""The committed example is a page of today's templates, made as the documentation says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rewriter.cli import run
+from rewriter.report.html import page
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "docs" / "example-report.html"
+
+
+def documented() -> list[str]:
+    text = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^rewrite .* --html docs/example-report\.html$", text, re.MULTILINE)
+    return shlex.split(command)[1:]
+
+
+def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should it fail: run the command of docs/reports.md again."""
+    committed = EXAMPLE.read_text(encoding="utf-8")
+    assert f"<style>{page._resource('style.css').strip()}</style>" in committed
+    assert f"<script>{page._resource('script.js').strip()}</script>" in committed
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "docs").mkdir()
+    assert run([*documented(), "-q"]) == 0
+    made = (tmp_path / "docs" / EXAMPLE.name).read_text(encoding="utf-8")
+    headings = re.compile(r"<h[1-3].*?</h[1-3]>|<caption>.*?</caption>|<th scope=\"col\".*?</th>")
+    assert headings.findall(made) == headings.findall(committed)
+    assert re.findall("<dt>.*?</dt>", made) == re.findall("<dt>.*?</dt>", committed)
+
+
+def test_example_is_small_and_tells_nothing_of_its_machine() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert len(text) < 100_000
+    assert not re.search(r"(?<![<\w.])/(?:home|root|tmp|work|usr)\b", text)

@@ -1,0 +1,308 @@
+"""The page: its structure, what it never holds, and what it always says."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewriter import Report, UsageError
+from rewriter.report.html import Verdict, page, render, write_page
+from tests.rewriter.report.html.samples import HOSTILE, REPORTS, large, passed
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page taken apart; text is kept with the tags around it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[tuple[tuple[str, ...], str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open[-1:] == [tag], (tag, self._open)
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append((tuple(self._open), data))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def visible(self) -> str:
+        return "".join(text for around, text in self.text if not {"style", "script", "head"} & set(around))
+
+    def of(self, tag: str) -> list[str]:
+        return [text.strip() for around, text in self.text if around and around[-1] == tag and text.strip()]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {name: render(make()) for name, make in REPORTS.items()}
+
+
+each_page = pytest.mark.parametrize("name", REPORTS)
+
+
+@each_page
+def test_nothing_comes_from_outside(name: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    for tag, attributes in taken.tags:
+        assert tag not in {"img", "iframe", "object", "embed", "base", "form", "use", "image", "foreignobject"}, tag
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (tag, key)
+            assert key not in {"style", "srcset", "xlink:href", "src", "action", "ping"}, (tag, key)
+            if key == "href":
+                assert re.fullmatch(r"#[a-z]+|data:,", value or ""), value
+    assert "@import" not in pages[name]
+    assert "url(" not in pages[name].split("</style>")[0]
+
+
+@each_page
+def test_policy_allows_the_page_itself_and_nothing_else(name: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    policies = [meta["content"] for meta in taken.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    (styles,) = [text for around, text in taken.text if around[-1:] == ("style",)]
+    (scripts,) = [text for around, text in taken.text if around[-1:] == ("script",)]
+    hashes = f"style-src '{page._hash(styles)}'; script-src '{page._hash(scripts)}'"
+    assert policies == [f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"]
+
+
+@each_page
+def test_headings_are_in_order_and_links_lead_somewhere(name: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    levels = [int(tag[1]) for tag, _ in taken.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+    identities = [attributes["id"] for _, attributes in taken.tags if "id" in attributes]
+    assert len(identities) == len(set(identities))
+    links = [(link["href"] or "")[1:] for link in taken.all("a")]
+    assert links[0] == "main"
+    assert set(links) <= set(identities)
+    references = [value for _, attributes in taken.tags for value in (attributes.get("aria-labelledby") or "").split()]
+    assert set(references) <= set(identities)
+
+
+@each_page
+def test_figures_and_tables_are_named(name: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    for picture in taken.all("svg"):
+        if picture.get("aria-hidden") != "true":
+            assert picture["role"] == "img"
+            assert len((picture["aria-labelledby"] or "").split()) == 2
+    assert all(text for text in (*taken.of("title"), *taken.of("desc"), *taken.of("caption")))
+    assert len(taken.all("caption")) == len(taken.all("table")) == len(taken.all("thead"))
+    assert len(taken.all("desc")) == sum(picture.get("role") == "img" for picture in taken.all("svg"))
+    assert all(heading.get("scope") in {"col", "row"} for heading in taken.all("th"))
+    assert all(region.get("aria-label") for _, region in taken.tags if region.get("role") == "region")
+    assert taken.all("html") == [{"lang": "en"}]
+
+
+@pytest.mark.parametrize("name", ["gelu", "mish", "relu"])
+def test_a_converted_model_has_every_section(name: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    sections = ["Error through depth", "Outputs", "Blocks", "Head programs", "Heads", "Operators", "Conditions"]
+    assert taken.of("h2") == sections
+    assert taken.of("h1") == ["Proved"]
+    assert len(taken.all("figure")) == 2 + 1 + 3
+    assert "atol = rtol = " in taken.visible()
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "meaning"),
+    [
+        ("gelu", "Proved", "1 MLP block became 8 attention heads, and the outputs stayed the same"),
+        ("failed", "Failed", "does not compute what the original does"),
+        ("left", "Nothing to convert", "1 candidate stayed as it was; the reasons are below."),
+        ("nothing-at-all", "Nothing to convert", "Nothing was written."),
+        ("no-details", "Proved", "blocks converted"),
+        ("dry-run", "Planned", "blocks to convert"),
+        ("dry-run", "Planned", "1 MLP block would become 8 attention heads. Nothing was written."),
+        ("not-proved", "Not proved", "the proof was skipped"),
+        ("extreme", "Failed", "1,000 checks did not hold"),
+    ],
+)
+def test_verdict(name: str, verdict: str, meaning: str, pages: dict[str, str]) -> None:
+    taken = Page(pages[name])
+    assert taken.of("h1") == [verdict]
+    assert meaning in taken.visible()
+    assert taken.of("title")[0].startswith(f"{verdict}: ")
+
+
+def test_verdict_without_float64_claims_less() -> None:
+    report = passed()
+    assert "within 4 times the original’s own distance from float64" in render(report)
+    assert report.validation is not None
+    providers = {name: replace(proof, error_ratio=None) for name, proof in report.validation.providers.items()}
+    text = render(replace(report, validation=replace(report.validation, providers=providers)))
+    assert "there is no float64 evaluation to compare with" in text
+    assert "times the original’s own distance" not in text
+
+
+def test_a_comparison_of_any_two_models_makes_a_page() -> None:
+    """No candidates, but a proof: what a command that only compares has; it brings its own verdict."""
+    report = replace(REPORTS["no-details"](), blocks=(), output="other.onnx")
+    taken = Page(render(report, verdict=Verdict("Same", "good", "They agree.", other="Compared with")))
+    assert taken.of("h1") == ["Same"]
+    assert taken.of("h2") == ["Error through depth", "Outputs", "Operators", "Conditions"]
+    assert taken.of("dt")[:2] == ["Model", "Compared with"]
+    assert "blocks converted" not in taken.visible()
+    assert "candidate" not in taken.visible()
+
+
+def test_failures_are_told_and_drawn(pages: dict[str, str]) -> None:
+    taken = Page(pages["failed"])
+    assert taken.of("h2")[0] == "What failed"
+    assert "certified are" in taken.visible()
+    assert any("failed cross" in (path.get("class") or "") for path in taken.all("path"))
+    assert "rewritten, failed" in taken.visible()
+    assert not any("failed cross" in (path.get("class") or "") for path in Page(pages["gelu"]).all("path"))
+    assert "And 800 more" in pages["extreme"]
+
+
+def test_left_blocks_stand_under_their_reason(pages: dict[str, str]) -> None:
+    taken = Page(pages["left"])
+    assert [text for text in taken.of("summary") if text.startswith("no known activation")]
+    assert taken.all("details") == [{"open": None}]
+    assert len(Page(pages["large"]).all("details")) > 5
+    assert {"open": None} not in Page(pages["large"]).all("details")
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_are_text(pages: dict[str, str]) -> None:
+    taken = Page(pages["hostile"])
+    assert {tag for tag, _ in taken.tags} <= {tag for tag, _ in Page(pages["large"]).tags} | {"li", "p", "details"}
+    assert len(taken.all("script")) == 1
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200e\u200f\x00\x1b]", pages["hostile"])
+    shown = taken.visible()
+    for name in HOSTILE:
+        if name.isprintable() and len(name) < 100:
+            assert name in shown
+    assert "\N{REPLACEMENT CHARACTER}drow\N{REPLACEMENT CHARACTER}" in shown
+    assert "a" * 301 not in shown
+    assert "7 * 7" in shown
+
+
+def test_names_are_isolated_from_the_direction_of_the_text(pages: dict[str, str]) -> None:
+    assert "שלום" in " ".join(Page(pages["hostile"]).of("bdi"))
+
+
+# -- size, sameness ------------------------------------------------------------------------------------------------
+
+
+def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
+    assert len(pages["large"].encode()) < 2_000_000
+    assert len(Page(pages["large"]).all("tr")) > 2100
+    assert "model.decoder.layers.1999.conv" in pages["large"]
+
+
+def test_figures_are_limited_and_the_page_says_so(pages: dict[str, str]) -> None:
+    assert "96 more outputs, with smaller errors, are not drawn." in pages["large"]
+    assert "18 more programs" in pages["large"]
+
+
+def test_same_report_same_page() -> None:
+    report: Report = passed()
+    assert render(report) == render(report)
+    assert render(large(3, 3)) == render(large(3, 3))
+
+
+@pytest.mark.parametrize("name", ["gelu", "failed"])
+def test_no_machine_in_the_page(name: str, pages: dict[str, str]) -> None:
+    import socket
+
+    shown = Page(pages[name]).visible()
+    assert socket.gethostname() not in shown
+    assert str(Path.home()) + "/" not in shown
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def test_write(tmp_path: Path) -> None:
+    report = passed()
+    write_page(report, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render(report)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_without_jinja_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] == "jinja2":
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(
+        UsageError, match=r"needs jinja2, which is not installed; run: pip install 'attnonly\[report\]'"
+    ):
+        render(large(1, 1))
+
+
+# -- colours -------------------------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    style = page._resource("style.css")
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks[:2])
+    assert light.keys() == dark.keys()
+    return {"light": light, "dark": dark}
+
+
+def test_contrast_formula() -> None:
+    assert contrast("#000", "#fff") == pytest.approx(21.0)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_contrast(theme: str) -> None:
+    """WCAG AA: 4.5 for text, 3 for marks that carry meaning."""
+    colours = themes()[theme]
+    for name in ("ink", "muted", "link", "good", "bad", "open"):
+        for ground in ("paper", "panel"):
+            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    for band in ("self", "token0", "token1"):
+        assert contrast(colours["ink"], colours[band]) >= 4.5, band
+    for mark in ("original", "rewritten", "bad", "muted"):
+        assert contrast(colours[mark], colours["paper"]) >= 3.0, mark
+    assert contrast(colours["rewritten"], colours["certified"]) >= 3.0
+    assert contrast(colours["rewritten"], colours["target"]) >= 2.0  # one line on the other; the axis tells them too

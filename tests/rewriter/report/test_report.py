@@ -1,0 +1,189 @@
+"""The JSON report and its schema: each describes the other."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+
+from rewriter import ExitStatus, Report, rewrite
+from rewriter.proof.statistics import compare
+from rewriter.report.report import SCHEMA_VERSION, BlockRow
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+
+SCHEMA: dict[str, Any] = json.loads(files("rewriter.report").joinpath("report.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+BLOCK_THAT_STAYS = "s2 = Sigmoid(out1) out2 = Mul(out1, s2) out = LayerNormalization(out2, b2)"
+
+
+def mixed() -> onnx.ModelProto:
+    """One block to convert and one that stays."""
+    text = f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out1 = Add(g, b2) {BLOCK_THAT_STAYS}"
+    return text_model(text, constants={"W1": values("W1"), "W2": values("W2")})
+
+
+REPORTS: dict[str, Any] = {
+    "converted": lambda: rewrite(mixed()),
+    "gelu": lambda: rewrite(mlp(ERF_GELU)),
+    "not-proved": lambda: rewrite(mlp(SILU), validate=False),
+    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True),
+    "nothing": lambda: rewrite(mlp("h = Softmax(y)")),
+    "left": lambda: rewrite(mlp(SILU, second="out = LayerNormalization(h, b1)")),
+    "failed": lambda: replace(rewrite(mlp(SILU)), exit_status=ExitStatus.VALIDATION_FAILED),
+    "old": lambda: rewrite(mlp(SILU, ir=7)),
+    "nothing-at-all": lambda: rewrite(text_model("out = Identity(x)")),
+}
+
+
+def test_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["version"]["const"] == SCHEMA_VERSION == 1
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_reports_follow_the_schema(name: str) -> None:
+    report: Report = REPORTS[name]()
+    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    VALIDATOR.validate(data)
+    assert undocumented(data, SCHEMA) == []
+
+
+def undocumented(data: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """Fields that the schema says nothing about, though additional ones are allowed."""
+    found: list[str] = []
+    if "$ref" in schema:
+        schema = functools.reduce(lambda inner, step: inner[step], schema["$ref"].split("/")[1:], SCHEMA)
+    if isinstance(data, dict):
+        known = schema.get("properties", {})
+        others = schema.get("additionalProperties")
+        for key, entry in data.items():
+            inner = known.get(key, others if isinstance(others, dict) else None)
+            where = f"{path}/{key}"
+            found += [where] if inner is None else undocumented(entry, inner, where)
+    elif isinstance(data, list):
+        for entry in data:
+            found += undocumented(entry, schema.get("items", {}), f"{path}[]")
+    return found
+
+
+def test_an_undocumented_field_is_noticed() -> None:
+    data = rewrite(mlp(SILU)).to_json()
+    data["blocks"][0]["colour"] = "red"
+    VALIDATOR.validate(data)
+    assert undocumented(data, SCHEMA) == ["/blocks[]/colour"]
+
+
+def parts(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema that stands under `properties`, with its path."""
+    for key, entry in schema.get("properties", {}).items():
+        yield f"{path}/{key}", entry
+        yield from parts(entry, f"{path}/{key}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from parts(schema[key], f"{path}/{key}")
+
+
+def test_every_field_is_described_and_new_ones_may_come() -> None:
+    described = dict(parts(SCHEMA))
+    assert len(described) > 50
+    bare = [path for path, entry in described.items() if not entry.get("description")]
+    assert all(path.endswith(("/items", "/additionalProperties")) for path in bare)
+    closed = [path for path, entry in described.items() if entry.get("additionalProperties") is False]
+    assert closed == []
+    assert SCHEMA["additionalProperties"] is True
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"version": 2},
+        {"form": None},
+        {"blocks": None},
+        {"exit_status": 4},
+        {"blocks": [{"name": "a", "status": "gone"}]},
+        {"seconds": {"total": -1.0}},
+    ],
+    ids=lambda spoil: next(iter(spoil)),
+)
+def test_schema_refuses(spoil: dict[str, Any]) -> None:
+    data = rewrite(mlp(SILU), dry_run=True).to_json()
+    VALIDATOR.validate(data)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate({**data, **spoil})
+
+
+@pytest.mark.parametrize("field", SCHEMA["required"])
+def test_schema_requires_every_field(field: str) -> None:
+    data = rewrite(mlp(SILU), dry_run=True).to_json()
+    del data[field]
+    with pytest.raises(jsonschema.ValidationError, match=field):
+        VALIDATOR.validate(data)
+
+
+@pytest.mark.parametrize(("status", "spoil"), [("converted", {"program": None}), ("left", {"reason": None})])
+def test_schema_ties_status_and_fields(status: str, spoil: dict[str, Any]) -> None:
+    data = rewrite(mixed()).to_json()
+    row = next(row for row in data["blocks"] if row["status"] == status)
+    row.update(spoil)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(data)
+
+
+def test_fields_named_in_the_interface() -> None:
+    """The fields that users were promised."""
+    data = rewrite(mixed()).to_json()
+    assert {"version", "model", "output", "form", "blocks", "validation", "operators", "seconds"} <= set(data)
+    fields = {"name", "status", "activation", "program", "exact", "heads", "bias_tokens", "max_error", "reason"}
+    assert all(fields <= set(row) for row in data["blocks"])
+    proof = data["validation"]["providers"]["cpu"]
+    assert {"max_abs", "mean_abs", "p99_abs", "max_rel", "cosine", "top1"} <= set(proof["outputs"]["out"])
+    assert isinstance(proof["error_ratio"], float)
+
+
+def test_numbers_of_a_conversion() -> None:
+    data = rewrite(mixed()).to_json()
+    converted, left = data["blocks"]
+    assert (converted["heads"], converted["bias_tokens"], converted["exact"], converted["max_error"]) == (8, 1, True, 0)
+    assert left["reason"] == "its output feeds LayerNormalization 'out', which is not a linear operator"
+    assert data["operators"]["before"]["Sigmoid"] == 2
+    assert data["operators"]["after"]["Sigmoid"] == 1
+    assert data["operators"]["after"]["attnonly::NeuronAttention"] == 1
+    assert data["nodes"] == {"before": 9, "after": 8}
+    assert set(data["seconds"]) == {"load", "plan", "apply", "validate", "total"}
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_json_cannot_say_is_null(number: float) -> None:
+    row = BlockRow("a", "converted", program="p", exact=False, heads=1, bias_tokens=1, max_error=number)
+    report = replace(rewrite(mlp(SILU), dry_run=True), blocks=(row,))
+    assert report.to_json()["blocks"][0]["max_error"] is None
+
+
+def test_differing_shapes_are_null_and_follow_the_schema() -> None:
+    import numpy as np
+
+    report = rewrite(mlp(SILU))
+    assert report.validation is not None
+    proof = report.validation.providers["cpu"]
+    apart = compare("out", np.zeros(2), np.zeros(3))
+    worse = replace(report.validation, passed=False, providers={"cpu": replace(proof, outputs={"out": apart})})
+    data = replace(report, validation=worse, exit_status=ExitStatus.VALIDATION_FAILED).to_json()
+    assert data["validation"]["providers"]["cpu"]["outputs"]["out"]["max_abs"] is None
+    VALIDATOR.validate(json.loads(json.dumps(data, allow_nan=False)))
+
+
+def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    rewrite(mlp(SILU), dry_run=True).write(path)
+    VALIDATOR.validate(json.loads(path.read_text(encoding="utf-8")))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
