@@ -18,7 +18,8 @@ from benchmarks.common import RESULTS, ROOT, print_table, write_json
 from benchmarks.plot import plot
 from passes.forms.alone import activation_sublayer
 from passes.programs.fitted import cheapest
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
 
 PROGRAMS = (

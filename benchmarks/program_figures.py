@@ -21,7 +21,8 @@ from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from rewriter.graph.view import view_model
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

@@ -17,7 +17,8 @@ from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, FormOptions
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
-from passes.programs.program import FACTORED, Program
+from passes.programs.head import FACTORED
+from passes.programs.program import Program
 from passes.programs.unnamed import domain_of, fitted
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

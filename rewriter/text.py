@@ -1,7 +1,7 @@
 """Text for messages: names that come from a model file, made harmless and short.
 
-Comes in: a tensor name, a path, any string that a stranger may have written. Goes out: one printable
-piece of one line. Used by every message, table and page that repeats such a name.
+Every message, table and page that repeats a string from outside (a tensor name, a path, an exception of
+onnxruntime) passes it through here: one line, short, and nothing that could drive a terminal.
 """
 
 from __future__ import annotations
@@ -34,3 +34,13 @@ def quoted(name: str | bytes | os.PathLike[str]) -> str:
         if len(shortened) <= LIMIT:
             return shortened
     return shortened[: LIMIT - _TAIL - 3] + "..." + shortened[-_TAIL:]
+
+
+_LIMIT = 300
+
+
+def one_line(text: object, limit: int = _LIMIT) -> str:
+    """`text` on one line of at most `limit` characters, control characters escaped."""
+    line = " ".join(str(text).split())
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
+    return line if len(line) <= limit else line[: limit - 3] + "..."

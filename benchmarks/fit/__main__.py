@@ -28,7 +28,8 @@ from passes.fit.model import Layout, from_program, to_program
 from passes.fit.runtime import fit_function
 from passes.programs.curves import CURVES
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
-from passes.programs.program import Array, Program
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 
 Function = Callable[[Array], Array]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from passes.fit.minimax import gauss_newton, largest, sequential
 from passes.fit.model import Layout, Mask
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 
 _NEIGHBOURS = 0.7
 """Share of the starts that are made from known parameters."""

@@ -16,7 +16,8 @@ from passes.fit import float32
 from passes.programs import fitted
 from passes.programs.certify import certify
 from passes.programs.curves import CURVES
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 
 Entry = dict[str, object]
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs.program import Array, Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 
 Single = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 
 Function = Callable[[Array], Array]
 

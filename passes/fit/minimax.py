@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from passes.fit.model import Layout, Mask, evaluate
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 
 
 def largest(layout: Layout, x: Array, y: Array, target: Array) -> float:

@@ -22,7 +22,9 @@ from passes.fit.kinks import Kink, find_kinks
 from passes.fit.mesh import Smooth, Spacing, linear_fit
 from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, to_program
-from passes.programs.program import Array, BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 
 Function = Callable[[Array], Array]
 

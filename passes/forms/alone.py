@@ -24,7 +24,8 @@ from passes.forms.stream import attend_to_self, attend_with_activation, open_str
 from passes.match.marks import DOMAIN
 from passes.match.projections import Projection, Vector
 from passes.options import FormOptions
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from rewriter.graph.surgeon import Tensor
 
 _OPSET, _IR = 17, 8

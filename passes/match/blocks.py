@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from passes.match.dataflow import FLOATS, analyse
-from passes.match.facts import Dataflow
+from passes.match.dataflow import FLOATS, Dataflow, analyse
 from passes.match.identify import Identified, Identifier, Region, Unknown
 from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import made_for

@@ -20,7 +20,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView
 

@@ -20,7 +20,7 @@ from passes.match.operands import AnyArray, Layer, NotPlainError, Projection, Re
 from passes.neurons.bounds import preactivation_bounds
 from passes.neurons.reduce import Nature, Neurons, reduce_neurons, stacked
 from passes.neurons.shrink import Shrinker
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from passes.match.operands import AnyArray
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 
 Function = Callable[[Array, Array], Array]
 """Activation of gate and value pre-activations in float64; a plain one ignores the second."""

@@ -14,7 +14,7 @@ import onnx
 
 from passes.match.operands import AnyArray, Layer, NotPlainError, Operand, Output
 from passes.neurons.reduce import Reduction
-from passes.programs.program import Array
+from passes.programs.softmax import Array
 from rewriter.graph.edit import LOOSE_INITIALIZERS, drop_dead_constants
 from rewriter.graph.view import GraphView, Path, graph_at, subgraphs
 

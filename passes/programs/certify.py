@@ -25,8 +25,10 @@ from itertools import pairwise
 import numpy as np
 
 from passes.programs.curves import CURVES, Curve, End
+from passes.programs.head import Head
 from passes.programs.intervals import largest
-from passes.programs.program import Array, Head, Program
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 
 _ULP = 2.0**-52
 _TIGHT = 1.02

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from passes.programs.head import Head
 from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.softmax import FACTORED, Array, Keys
-
-if TYPE_CHECKING:
-    from passes.programs.program import Head, Program
 
 _TIGHT = 1.1
 _MOST_CELLS = 200_000
@@ -35,7 +33,27 @@ _FAR = 200.0
 """A logit that grows by more than this belongs to a steep key."""
 
 
-def largest_change(program: Program, other: Program, *, enough: float) -> float:
+class Heads(Protocol):
+    """A sum of heads and a line, as `passes.programs.program.Program`."""
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads."""
+
+    @property
+    def linear(self) -> float:
+        """Slope of the line."""
+
+    @property
+    def constant(self) -> float:
+        """Offset of the line."""
+
+    @property
+    def domain(self) -> float:
+        """Largest |y|."""
+
+
+def largest_change(program: Heads, other: Heads, *, enough: float) -> float:
     """A bound on |other - program| / max(1, |program|) over the domain, up to `enough` more than there is.
 
     Self values read y; where they and all others are multiples of it they may read anything, as in a gate, and the
@@ -156,7 +174,7 @@ def _stacked(own: Interval, tokens: list[float]) -> Interval:
     return np.concatenate([own[0][None], rest]), np.concatenate([own[1][None], rest])
 
 
-def _largest(program: Program, other: Program, enough: float, *, gated: bool) -> float:
+def _largest(program: Heads, other: Heads, enough: float, *, gated: bool) -> float:
     """The bound for z = y, or for z = 1."""
     pairs = [_Pair.of(*heads) for heads in zip(program.heads, other.heads, strict=True)]
     straight = other.linear - program.linear, other.constant - program.constant

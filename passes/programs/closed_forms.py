@@ -17,7 +17,8 @@ import numpy as np
 
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.gates import gate
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from passes.programs.solve import Parameters
 
 KINK = 0.278464542762

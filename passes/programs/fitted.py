@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 
 Entry = dict[str, object]
 

@@ -29,8 +29,9 @@ import numpy as np
 
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.changes import largest_change
+from passes.programs.head import BiasToken, Head
 from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.program import Program
 from passes.programs.softmax import FACTORED, UNIT, Array
 
 _TIGHT = 1.1

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from passes.programs.softmax import FACTORED
 
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from passes.accounting import BlockAccount, account
 from passes.conversion import Conversion
 from passes.plan import Plan
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
 
 Array = NDArray[np.float64]

@@ -25,8 +25,9 @@ from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
+from rewriter.proof.sandbox import prove
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Progress, Validation, validate
+from rewriter.proof.validate import Progress, Validation
 from rewriter.report.report import Report
 
 
@@ -254,7 +255,7 @@ def _to_file(
 def _validated(
     run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
 ) -> Validation:
-    return validate(models.source, result, claims, settings, run.progress, models.variants)
+    return prove(models.source, result, claims, settings, run.progress, models.variants)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

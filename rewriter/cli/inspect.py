@@ -47,7 +47,8 @@ def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, tokens:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
+        from rewriter.cli.accounting import show_inspection
         from rewriter.report.terminal.console import Console
 
-        Console().show_inspection(found)
+        show_inspection(found, Console())
     return int(found.report.exit_status)

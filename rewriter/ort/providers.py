@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ProviderError, UsageError
-from rewriter.proof.messages import one_line
+from rewriter.text import one_line
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
 from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
-from rewriter.proof.messages import one_line
+from rewriter.text import one_line
 
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 

@@ -1,9 +1,13 @@
-"""A proof in a process of its own, with limits on memory and time.
+"""A proof in a child process, with limits on memory and time.
 
-Comes in: what `validate` takes. Goes out: its `Validation`. A model that crashes onnxruntime, eats all memory or
-never ends takes the child with it and not the caller: that is a ValidationError of one line. What comes back is plain
-JSON, checked field by field, because a process that ran a hostile model is not trusted any more. No file is made; on
-the way out, for whatever reason, the child and all that it started are killed.
+A model that crashes onnxruntime, exhausts memory or never ends takes the child down and not the caller, who gets a
+one-line ValidationError. Three parts, in this order: the parent; the wire format; the child, `python -m
+rewriter.proof.sandbox`.
+
+The parent pickles a `Request` to the child's standard input. The child answers in JSON, one object a line: `progress`,
+then `result` or `error`. A process that ran a hostile model is no longer trusted, so its result is rebuilt field by
+field from plain data, and no code of it runs. The child exits with its parent, whose pipe it watches; the parent kills
+it and everything it started, however the proof ends. No file is created.
 """
 
 from __future__ import annotations
@@ -15,19 +19,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import IO, Any, TypeVar
 
 from rewriter.errors import ModelError, ProviderError, RewriteError, UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.child import Request
 from rewriter.proof.claims import NO_VARIANTS, Claim, Variants
-from rewriter.proof.messages import one_line
-from rewriter.proof.plain import from_plain
 from rewriter.proof.run.whole import Progress
 from rewriter.proof.settings import Settings
-from rewriter.proof.validate import Validation
+from rewriter.proof.validate import Validation, validate
+from rewriter.text import one_line
 
 _ERRORS: dict[str, type[RewriteError]] = {
     kind.__name__: kind for kind in (UsageError, ModelError, ProviderError, ValidationError)
@@ -36,7 +41,7 @@ _LONGEST_LINE = 2**28
 _LONGEST_MESSAGE = 600
 
 
-def validate_isolated(
+def prove(
     original: LoadedModel,
     rewritten: LoadedModel,
     claims: Sequence[Claim],
@@ -44,13 +49,15 @@ def validate_isolated(
     progress: Progress,
     variants: Variants = NO_VARIANTS,
 ) -> Validation:
-    """`validate`, in a child process.
+    """`rewriter.proof.validate.validate`, in a child process where `settings.isolate` asks for one.
 
     Raises:
         ValidationError: as `validate`; also when the child crashed, ran out of memory or out of time.
         ProviderError: as `validate`.
         UsageError: as `validate`.
     """
+    if not settings.isolate:
+        return validate(original, rewritten, claims, settings, progress, variants)
     request = Request(original, rewritten, tuple(claims), settings, variants)
     with _child() as child, _deadline(child, settings.time_limit) as late:
         stdin, stdout = child.stdin, child.stdout
@@ -86,7 +93,7 @@ def _result(data: object) -> Validation:
 def _child() -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.Popen(
-        [sys.executable, "-m", "rewriter.proof.child"],
+        [sys.executable, "-m", "rewriter.proof.sandbox"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -172,3 +179,121 @@ def _death(child: subprocess.Popen[bytes], settings: Settings, *, late: bool) ->
         with suppress(ValueError):
             how = f"by {signal.Signals(-status).name}"
     return f"the isolated proof was ended {how}: the model crashes onnxruntime, or memory ran out{_given(settings)}"
+
+
+# -- the wire format ---------------------------------------------------------------------------------------------------
+
+Made = TypeVar("Made")
+
+_NUMBERS = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
+
+
+def from_plain(kind: type[Made], data: object) -> Made:
+    """A value of `kind`: a dataclass of strings, numbers, tuples, mappings and further dataclasses.
+
+    Raises:
+        ValueError: the data have another form.
+    """
+    made: Made = _value(kind, data)
+    return made
+
+
+def _value(kind: Any, data: object) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if data is None and type(None) in inner:
+            return None
+        return _value(next(each for each in inner if each is not type(None)), data)
+    if is_dataclass(kind):
+        return _dataclass(kind, data)
+    if origin is tuple and isinstance(data, list):
+        kinds = inner[:1] * len(data) if inner[-1] is Ellipsis else inner
+        if len(kinds) == len(data):
+            return tuple(_value(each, entry) for each, entry in zip(kinds, data, strict=True))
+    if origin is Mapping and isinstance(data, dict):
+        return {str(key): _value(inner[1], entry) for key, entry in data.items()}
+    if kind in _NUMBERS and isinstance(data, _NUMBERS[kind]) and (kind is bool or not isinstance(data, bool)):
+        return kind(data)
+    raise ValueError(f"no {kind}: {str(data)[:80]}")
+
+
+def _dataclass(kind: Any, data: object) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"no {kind.__name__}")  # noqa: TRY004 - the data are wrong, not the call
+    hints = typing.get_type_hints(kind)
+    names = {field.name for field in fields(kind)}
+    if set(data) != names:
+        raise ValueError(f"{kind.__name__} has other fields")
+    return kind(**{name: _value(hints[name], data[name]) for name in names})
+
+
+# -- the child ---------------------------------------------------------------------------------------------------------
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be proved: the arguments of `validate`."""
+
+    original: LoadedModel
+    rewritten: LoadedModel
+    claims: tuple[Claim, ...]
+    settings: Settings
+    variants: Variants
+
+
+def main() -> None:
+    """Read a request, carry the proof out, and tell how it went."""
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what native code prints is no part of the protocol
+
+    def tell(message: dict[str, Any]) -> None:
+        lines.write(json.dumps(message) + "\n")
+        lines.flush()
+
+    # From our parent, who starts this process for nothing else.
+    request: Request = pickle.load(sys.stdin.buffer)  # noqa: S301
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    _limit(request.settings.memory_limit_mb)
+    tell(_outcome(request, tell))
+
+
+def _outcome(request: Request, tell: Tell) -> dict[str, Any]:
+    settings = replace(request.settings, isolate=False)
+    try:
+        found = validate(
+            request.original,
+            request.rewritten,
+            request.claims,
+            settings,
+            lambda what, done, total: tell({"progress": [what, done, total]}),
+            request.variants,
+        )
+    except MemoryError:
+        return {"error": "MemoryError", "message": ""}
+    except RewriteError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+        return {"error": type(error).__name__, "message": one_line(error)}
+    return {"result": asdict(found)}
+
+
+def _end_with_the_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _limit(megabytes: int | None) -> None:
+    """Bound what this process may allocate, and leave no core file behind when it crashes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if megabytes is not None:
+        # Linux counts private writable memory under DATA; AS would count what is only reserved, too.
+        kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+        resource.setrlimit(kind, (megabytes * 10**6, megabytes * 10**6))
+
+
+if __name__ == "__main__":
+    main()

@@ -89,10 +89,6 @@ def validate(
         ProviderError: a provider is not available.
         UsageError: the inputs do not fit the model, or the jobs cannot be done as asked for.
     """
-    if settings.isolate:
-        from rewriter.proof.sandbox import validate_isolated
-
-        return validate_isolated(original, rewritten, claims, settings, progress, variants)
     changed = _changed(original, rewritten, claims, variants)
     try:
         return _measured(original, rewritten, claims, settings, progress, variants, changed)

@@ -12,7 +12,8 @@ import pytest
 
 from passes.forms import FORMS
 from passes.plan import Options, apply, make_plan
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
 from tests.attention import Array, AttentionHead, Mlp, attend, neuron_mask, with_indicators, with_positions
 from tests.textmodels import ERF_GELU, SILU, text_model

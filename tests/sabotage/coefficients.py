@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from passes.conversion import Conversion
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from tests.sabotage.edits import applied
 from tests.sabotage.harness import Part, Patch
 from tests.sabotage.pieces import Change, constant, scaled, value_scaled

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.kinds import Kind, kind_by_name, kind_of
-from rewriter.proof.inputs.roles import InputSpec, Role
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, kind_by_name, kind_of
 from rewriter.proof.inputs.symbolic_dims import names_in, value_of
 from rewriter.text import quoted
 

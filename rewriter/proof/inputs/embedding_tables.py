@@ -1,11 +1,14 @@
-"""Which table rows the integer inputs of a model select, and how many positions the model knows.
+"""Which rows of which tables the integer inputs select, and how many positions the model knows.
 
-Comes in: a model. Goes out: `Tables`: input name to the number of rows it may address, and the longest
-sequence that the position tables allow. Used to make inputs that are valid by construction.
+`Tables` gives the number of rows that each input may address and the longest sequence that the position tables allow,
+so that generated inputs are valid by construction.
 
-An input is followed forwards through operators that hand integers on (`_CARRIERS`), additions of a constant,
-If branches and local functions, to the operators that look rows up (`_LOOKUPS`). Positions that the model
-makes itself are recognised at the lookup, by walking back to a Range or CumSum.
+An input is followed forwards through operators that pass integers on (`_CARRIERS`), additions of a constant, If
+branches and local functions, to the operators that look rows up (`_LOOKUPS`).
+
+A position table is a constant float matrix whose row numbers the model counts itself: walking back from them through
+`_PASSING` leads to a Range, a CumSum or a slice of a constant. Tables of relative positions do not qualify: their
+buckets go through Abs, Log and Min, where the walk stops.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from dataclasses import dataclass, replace
 import onnx
 
 from rewriter.graph.view import GraphView, subgraphs, view_graph
-from rewriter.proof.inputs.positions import sequence_limit
 from rewriter.proof.inputs.static_shapes import Scope, constant_shapes
 
 _CARRIERS = {
@@ -150,3 +152,74 @@ def _bodies(scope: Scope, node: onnx.NodeProto) -> Iterable[Scope]:
     for _, graph in subgraphs(node):
         view = view_graph(graph, scope.view.opsets)
         yield replace(scope, view=view, shapes=constant_shapes(view.nodes, view.initializers.values(), scope.shapes))
+
+
+_PASSING = {
+    "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Mul", "Where", "Flatten",
+    "Transpose", "Tile",
+}  # fmt: skip
+_FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.BFLOAT16,
+}
+_FEWEST = 8
+"""Smaller tables are of token types."""
+_STEPS = 64
+
+
+def sequence_limit(scope: Scope) -> int | None:
+    """Number of tokens that fit the smallest position table."""
+    return min(_limits(scope), default=None)
+
+
+def _limits(scope: Scope) -> Iterator[int]:
+    for node in scope.view.nodes:
+        if node.op_type == "EmbedLayerNormalization" and len(node.input) > 3:
+            rows = scope.shapes.get(node.input[3], (None,))[0]
+            offset: int | None = 0
+        elif node.op_type in {"Gather", "GatherND"} and len(node.input) == 2 and _is_table(scope, node.input[0]):
+            rows = scope.shapes[node.input[0]][0]
+            offset = _counted(scope, node.input[1])
+        elif node.op_type == "Slice" and _is_table(scope, node.input[0]) and not _is_constant(scope, node.input[1:3]):
+            rows = scope.shapes[node.input[0]][0]
+            offset = 0
+        else:
+            continue
+        if isinstance(rows, int) and offset is not None and rows - offset >= _FEWEST:
+            yield rows - offset
+
+
+def _is_table(scope: Scope, tensor: str) -> bool:
+    kind = scope.view.type_of(tensor).elem_type
+    return tensor in scope.constants and kind in _FLOATS and len(scope.shapes.get(tensor, ())) == 2
+
+
+def _is_constant(scope: Scope, tensors: list[str]) -> bool:
+    return all(not name or name in scope.constants for name in tensors)
+
+
+def _counted(scope: Scope, tensor: str) -> int | None:
+    """What is added to numbers that the model counts itself; None when they are no such numbers."""
+    offset = 0
+    pending = [tensor]
+    for _ in range(_STEPS):
+        if not pending:
+            return None
+        node = scope.view.made_by(pending.pop())
+        if node is None:
+            continue
+        if node.op_type == "Range":
+            return offset
+        if node.op_type == "CumSum":  # counts from 1, unless it leaves the element itself out
+            return offset + (not any(item.name == "exclusive" and item.i for item in node.attribute))
+        if node.op_type == "Slice" and node.input[0] in scope.constants:
+            return None if _is_constant(scope, list(node.input[1:3])) else offset
+        if node.op_type in {"Add", "Sub"}:
+            added = [value for name in node.input if (value := scope.integer(name)) is not None]
+            offset += sum(added) if node.op_type == "Add" else -sum(added)
+            pending += node.input
+        elif node.op_type in _PASSING:
+            pending += node.input[1:] if node.op_type == "Where" else node.input[:2]
+    return None

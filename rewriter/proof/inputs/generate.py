@@ -15,9 +15,8 @@ from rewriter.graph.view import view_model
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.dims import Setting, Sizes, check_dims, resolve
 from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
-from rewriter.proof.inputs.kinds import Kind
 from rewriter.proof.inputs.npz import load_cases
-from rewriter.proof.inputs.roles import InputSpec, Role, input_specs
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs
 from rewriter.proof.inputs.values import Request, make_values, masks_tokens
 from rewriter.proof.inputs.weight_hints import find_hints
 

@@ -20,8 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import numpy_type
-from rewriter.proof.messages import one_line
-from rewriter.text import quoted
+from rewriter.text import one_line, quoted
 
 _ONLY = "the file's inputs"
 

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.proof.inputs.dims import Sizes
-from rewriter.proof.inputs.kinds import Kind, kind_of
 from rewriter.proof.inputs.padding import positions_of, token_rows
-from rewriter.proof.inputs.roles import InputSpec, Role
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, kind_of
 
 _TOKENS = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}
 _SOUND = {Kind.FRAMES, Kind.SAMPLES}

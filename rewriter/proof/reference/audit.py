@@ -19,13 +19,13 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.messages import one_line
 from rewriter.proof.reference.decisions import discontinuous
 from rewriter.proof.reference.engine import Program, Values, Ways, float64_ways, plain_ways, plan
 from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, Value, read_model, twins
 from rewriter.proof.reference.tolerance import Operands, Trial, allowances
 from rewriter.proof.reference.widen import widened
+from rewriter.text import one_line
 
 Array = NDArray[Any]
 

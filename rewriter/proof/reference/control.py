@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from rewriter.proof.messages import one_line
 from rewriter.proof.reference.scope import CALL, Array, Node, Value
 from rewriter.proof.reference.widen import NoReference
+from rewriter.text import one_line
 
 Body = Callable[[Sequence[Value]], list[Value]]
 """Runs a body: its inputs in, its outputs back."""

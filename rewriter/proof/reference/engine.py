@@ -20,7 +20,6 @@ from onnx import helper
 
 from rewriter.errors import ValidationError
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.messages import one_line
 from rewriter.proof.reference.control import Body, control_of
 from rewriter.proof.reference.evaluator import EVALUATED, Evaluated
 from rewriter.proof.reference.kernels import double_kernel
@@ -28,6 +27,7 @@ from rewriter.proof.reference.operators.table import NUMPY_OPERATORS, Operator
 from rewriter.proof.reference.parts import NoKernelError, Part
 from rewriter.proof.reference.scope import CALL, Array, Key, Node, Scope, Value
 from rewriter.proof.reference.widen import NoReference, widened
+from rewriter.text import one_line
 
 Values = Mapping[str, Value]
 Watch = Callable[[Node, Values], None]

@@ -20,7 +20,6 @@ from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external
 from rewriter.graph.view import ONNX_DOMAINS, label, opsets, subgraphs
-from rewriter.proof.messages import one_line
 from rewriter.proof.reference.widen import (
     NoReference,
     check_type,
@@ -29,6 +28,7 @@ from rewriter.proof.reference.widen import (
     widened,
     widened_node,
 )
+from rewriter.text import one_line
 
 Array = NDArray[Any]
 Value = Any

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.errors import RewriteError
 from rewriter.graph.view import label
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.messages import one_line
+from rewriter.text import one_line
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rewriter.errors import RewriteError, UsageError, ValidationError
-from rewriter.proof.messages import one_line
+from rewriter.text import one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -14,8 +14,8 @@ import onnx
 from rewriter.graph.extract import ancestors, reads
 from rewriter.graph.view import GraphView, label, subgraphs
 from rewriter.proof.claims import Claim
-from rewriter.proof.messages import one_line
 from rewriter.proof.unchanged.same import Functions, Models, OperatorKey, operator_key, same_node
+from rewriter.text import one_line
 
 _NAMED = 3
 """How many nodes a message names."""

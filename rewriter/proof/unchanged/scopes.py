@@ -15,9 +15,9 @@ import onnx
 
 from rewriter.graph.extract import reads
 from rewriter.graph.view import Path, label, subgraphs
-from rewriter.proof.messages import one_line
 from rewriter.proof.unchanged.definitions import Scope
 from rewriter.proof.unchanged.same import Models, OperatorKey, operator_key, same_node, same_tensors
+from rewriter.text import one_line
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """The figure of errors in units in the last place.
 
-Comes in: counts per bin, as `rewriter.proof.histogram` makes them. Goes out: SVG: for every bin the share of elements,
+Comes in: counts per bin, as `rewriter.proof.statistics` makes them. Goes out: SVG: for every bin the share of elements,
 one bar for the original and one for the rewritten model.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rewriter.proof.histogram import HIGHEST, LOWEST
+from rewriter.proof.statistics import HIGHEST, LOWEST
 from rewriter.report.html import numbers, svg
 
 _MOST_LABELS = 9

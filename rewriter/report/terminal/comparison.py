@@ -11,7 +11,7 @@ from rewriter.report.comparison import Comparison
 from rewriter.report.terminal import comparison_tables as pairtables
 from rewriter.report.terminal import graph_tables as graphtables
 from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.tables import plain
+from rewriter.report.terminal.layout import plain
 
 _FEW_FAILURES = 5
 

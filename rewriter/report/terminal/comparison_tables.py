@@ -12,8 +12,7 @@ from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import OutputVerdict, PairProof
 from rewriter.proof.blocks.activation import RegionProof
 from rewriter.report.comparison import FaultRow
-from rewriter.report.terminal.layout import add_columns, new_table
-from rewriter.report.terminal.tables import plain
+from rewriter.report.terminal.layout import add_columns, new_table, plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RULES = {

@@ -1,6 +1,6 @@
 """What a person reads: progress, tables, and the last line.
 
-Comes in: a `Report` or an `Inspection`. Goes out: text on standard output; progress on standard error where that is a
+Comes in: a `Report`. Goes out: text on standard output; progress on standard error where that is a
 terminal.
 """
 
@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import rich.console
 from rich.console import RenderableType
@@ -20,11 +19,8 @@ from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
 from rewriter.report.report import Report
 from rewriter.report.terminal import tables
-from rewriter.report.terminal.tables import plain
+from rewriter.report.terminal.layout import plain
 from rewriter.text import clean
-
-if TYPE_CHECKING:
-    from rewriter.api import Inspection
 
 _PIPE_WIDTH = 140
 _FEW_FAILURES = 5
@@ -72,12 +68,12 @@ class Console:
     def show(self, report: Report, *, proved: bool, planned_only: bool) -> None:
         """Print everything about a rewriting."""
         if not self._quiet:
-            self._blocks(report)
+            self.blocks(report)
             if report.after is not None:
                 self._out.print(tables.change_table(report.before, report.after, report.validation))
             self._proof(report)
         if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
-            self._nothing(report)
+            self.nothing(report)
         elif planned_only:
             self._out.print(plain(f"PLANNED  {_what(report)} in {report.model}; nothing was written"))
         elif report.exit_status is ExitStatus.VALIDATION_FAILED:
@@ -85,27 +81,10 @@ class Console:
         else:
             self._done(report, proved=proved)
 
-    def show_inspection(self, found: Inspection) -> None:
-        """Print what `inspect` found."""
-        self._blocks(found.report)
-        accounting = found.accounting
-        if accounting.blocks:
-            self._out.print(tables.account_table(accounting))
-            share = f"{100 * accounting.share:.1f} %"
-            self._out.print(tables.forms_table(accounting))
-            for line in tables.refusals(accounting):
-                self._out.print(line)
-            self._out.print(plain(f"these blocks take {share} of the multiply-adds of linear operators per token"))
-        if accounting.head_dimension is not None:
-            heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
-            self._out.print(plain(f"the model's own attention: {heads}head dimension {accounting.head_dimension}"))
-        self._out.print(plain(f"purity once converted, nonlinearities that remain: {accounting.purity}"))
-        if not found.report.converted:
-            self._nothing(found.report)
-
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _blocks(self, report: Report) -> None:
+    def blocks(self, report: Report) -> None:
+        """Print the blocks to convert, those that are left, and notes."""
         if report.converted:
             self._out.print(tables.converted_table(report.converted, report.form))
         if report.left:
@@ -125,7 +104,8 @@ class Console:
 
     # -- the last line -------------------------------------------------------------------------------------
 
-    def _nothing(self, report: Report) -> None:
+    def nothing(self, report: Report) -> None:
+        """Say that there is nothing to convert."""
         count = len(report.left)
         why = "no candidate was found"
         if count:

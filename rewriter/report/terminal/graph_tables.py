@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from rewriter.compare.files.models import GraphDifference
-from rewriter.report.terminal.layout import add_columns, new_table
-from rewriter.report.terminal.tables import plain
+from rewriter.report.terminal.layout import add_columns, new_table, plain
 
 _FEW = 12
 """Rows of a table that is not asked for in full."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import rich.box
 from rich.table import Table
+from rich.text import Text
+
+from rewriter.text import clean
 
 
 def new_table(title: str) -> Table:
@@ -20,3 +23,23 @@ def add_columns(table: Table, *, text: tuple[str, ...] = (), numbers: tuple[str,
         table.add_column(name, overflow="fold", ratio=None)
     for name in numbers:
         table.add_column(name, justify="right", overflow="fold")
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text without markup."""
+    return Text(clean(text), style=style)
+
+
+def count(number: int | None) -> str:
+    """A number with its thousands apart; `?` where it is unknown."""
+    return "?" if number is None else f"{number:,}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in the unit that fits."""
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.2f} GB"

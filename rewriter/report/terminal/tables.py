@@ -1,14 +1,12 @@
 """The tables that a person reads, from a report.
 
-Comes in: parts of a `Report` or `Inspection`. Goes out: rich tables. Names from a model are shown as plain text, never
+Comes in: parts of a `Report`. Goes out: rich tables. Names from a model are shown as plain text, never
 as markup or control characters.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -19,18 +17,10 @@ from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.report.terminal.layout import add_columns as _columns
+from rewriter.report.terminal.layout import count, plain, size
 from rewriter.report.terminal.layout import new_table as _table
-from rewriter.text import clean
-
-if TYPE_CHECKING:
-    from passes.accounting import Accounting
 
 _MOST_OPERATORS = 14
-
-
-def plain(text: str, style: str = "") -> Text:
-    """Text without markup."""
-    return Text(clean(text), style=style)
 
 
 def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
@@ -41,7 +31,7 @@ def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
     for row in rows:
         error = "exact" if row.exact and not row.max_error else f"{row.max_error or 0.0:.1e}"
         cells = (row.name, _operators(row), row.activation, row.program or "")
-        table.add_row(*map(plain, cells), _count(row.heads), str(row.bias_tokens), error)
+        table.add_row(*map(plain, cells), count(row.heads), str(row.bias_tokens), error)
     return table
 
 
@@ -66,7 +56,7 @@ def change_table(before: Shape, after: Shape, validation: Validation | None) -> 
     table.add_section()
     table.add_row("nodes", str(before.nodes), str(after.nodes), f"{after.nodes - before.nodes:+d}")
     if after.bytes:
-        table.add_row("size", _size(before.bytes), _size(after.bytes), f"{after.bytes - before.bytes:+,d} B")
+        table.add_row("size", size(before.bytes), size(after.bytes), f"{after.bytes - before.bytes:+,d} B")
     for name, proof in (validation.providers if validation else {}).items():
         old_ms, new_ms = (seconds * 1e3 for seconds in proof.load_seconds)
         table.add_row(f"load time, {name}", f"{old_ms:.0f} ms", f"{new_ms:.0f} ms", f"{new_ms - old_ms:+.0f} ms")
@@ -102,47 +92,6 @@ def block_table(proofs: tuple[BlockProof, ...]) -> Table:
         heads, heads_ratio = f"{proof.region_error:.1e}", f"{proof.region_ratio:.2f}"
         table.add_row(plain(proof.name, "" if proof.passed else "red"), exact, heads, heads_ratio, whole, ratio)
     return table
-
-
-def account_table(accounting: Accounting) -> Table:
-    """What the blocks weigh, and their heads."""
-    table = _table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)")
-    _columns(table, text=("block",))
-    _columns(table, numbers=("d_model", "d_ff", "parameters", "share", "heads", "three sublayers"))
-    for block in accounting.blocks:
-        staged = "-" if block.staged is None else " + ".join(f"{count:,}" for count in block.staged)
-        heads = "-" if block.heads is None else f"{block.heads:,}"
-        sizes = (_count(block.d_model), _count(block.d_ff), f"{block.parameters:,}", f"{100 * block.share:.1f} %")
-        table.add_row(plain(block.name), *sizes, heads, staged)
-    return table
-
-
-def forms_table(accounting: Accounting) -> Table:
-    """What a block would cost in each form; blocks of equal cost share a row."""
-    setting = accounting.setting
-    table = _table(
-        f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
-    )
-    _columns(table, text=("form",))
-    _columns(table, numbers=("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added"))
-    _columns(table, numbers=("largest pattern", "peak memory"))
-    rows = Counter(form for block in accounting.blocks for form in block.forms)
-    for form, blocks in rows.items():
-        heads = " + ".join(f"{count:,}" for count in form.heads)
-        counts = (f"{form.keys:,}", f"{form.parameters_reused:,}", f"{form.parameters_added:,}")
-        memory = (_size(form.pattern_bytes), _size(form.peak_bytes))
-        size = f"{form.rows:,} x {form.width:,}"
-        table.add_row(form.form, str(blocks), heads, str(form.head_dimension), size, *counts, *memory)
-    return table
-
-
-def refusals(accounting: Accounting) -> list[Text]:
-    """Forms that do not take some blocks at that length, with the figures."""
-    reasons = Counter(reason for block in accounting.blocks for reason in block.refused)
-    return [
-        plain(f"form {form} does not take {count} of the blocks: {reason}", "yellow")
-        for (form, reason), count in reasons.items()
-    ]
 
 
 def remarks(report: Report) -> list[Text]:
@@ -251,16 +200,3 @@ def _operator_changes(before: Shape, after: Shape) -> list[tuple[str, int, int]]
     rows = [(name, before.operators.get(name, 0), after.operators.get(name, 0)) for name in names]
     changed = [row for row in rows if row[1] != row[2]]
     return sorted(changed, key=lambda row: (-abs(row[2] - row[1]), row[0]))[:_MOST_OPERATORS]
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
-
-
-def _size(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.2f} GB"

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.forms.alone import activation_sublayer, linear_sublayer
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
 
 RNG = np.random.default_rng(0)

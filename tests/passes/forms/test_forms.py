@@ -16,7 +16,8 @@ from passes.conversion import Conversion
 from passes.forms import FORMS
 from passes.options import FormOptions
 from passes.plan import Options, Plan, apply, make_plan
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from rewriter import ExitStatus, Report, ValidationError, rewrite
 from rewriter.ort.sessions import open_session
 from tests.conftest import slow

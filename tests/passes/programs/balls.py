@@ -15,7 +15,9 @@ import pytest
 pytest.importorskip("flint")
 from flint import arb, arb_series, ctx
 
-from passes.programs.program import Array, Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 
 Ball = Callable[[arb], arb]
 __all__ = ["arb", "arb_series"]

@@ -13,7 +13,9 @@ from passes.programs import certify as certify_module
 from passes.programs.certify import _bounds, _head, certify
 from passes.programs.curves import CURVES
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
-from passes.programs.program import Array, BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 from tests.passes.programs.balls import arb, arb_series, precision, program_at, upper
 
 ENTRIES = [

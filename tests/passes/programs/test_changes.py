@@ -13,8 +13,10 @@ from passes.programs.activations import ACTIVATIONS
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.changes import largest_change
 from passes.programs.fitted import fitted_programs, gate_programs
+from passes.programs.head import BiasToken, Head
 from passes.programs.intervals import affine, largest, least_size, product, size, weighted
-from passes.programs.program import Array, BiasToken, Head, Program
+from passes.programs.program import Program
+from passes.programs.softmax import Array
 from tests.passes.programs.balls import arb, ball_points, precision, program_at, upper
 
 COUNT = 2000 if os.environ.get("ATTNONLY_SLOW") else 150

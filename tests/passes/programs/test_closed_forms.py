@@ -17,7 +17,8 @@ from passes.programs.activations import ACTIVATIONS, LINEAR
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.closed_forms import KINK, clipped
 from passes.programs.fitted import fitted_programs
-from passes.programs.program import Head, Program
+from passes.programs.head import Head
+from passes.programs.program import Program
 from passes.programs.solve import Parameters
 from tests.passes.programs.balls import BALLS, arb, ball_points, precision, program_at, upper
 

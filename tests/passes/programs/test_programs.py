@@ -17,7 +17,8 @@ from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.fitted import cheapest, fitted_programs
 from passes.programs.gates import gate
-from passes.programs.program import BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from passes.programs.sharing import Key, groups_of
 from tests.textmodels import mlp, only_block
 

@@ -13,9 +13,10 @@ from passes.forms import groups as masked
 from passes.programs.activations import ACTIVATIONS, LINEAR
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
-from passes.programs.program import Array, BiasToken, Head, Program
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from passes.programs.sharing import Key, groups_of
-from passes.programs.softmax import Keys
+from passes.programs.softmax import Array, Keys
 from tests.passes.programs.balls import arb, errors, points, precision, program_at
 from tests.passes.programs.test_programs import PARAMETERS
 

@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 from rewriter import rewrite
-from rewriter.proof.histogram import BINS, HIGHEST, LOWEST, added, counts_against, ulp_counts
-from rewriter.proof.statistics import against_truth, compare, merge
+from rewriter.proof.statistics import (
+    BINS,
+    HIGHEST,
+    LOWEST,
+    added,
+    against_truth,
+    compare,
+    counts_against,
+    merge,
+    ulp_counts,
+)
 from tests.textmodels import SILU, mlp
 
 EPS = 2.0**-23

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewriter.proof.messages import one_line
+from rewriter.text import one_line
 
 
 @pytest.mark.parametrize(

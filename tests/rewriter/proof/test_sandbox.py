@@ -14,7 +14,7 @@ from passes.plan import apply
 from rewriter import ExitStatus, ProviderError, UsageError, ValidationError, rewrite
 from rewriter.cli import run
 from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.plain import from_plain
+from rewriter.proof.sandbox import from_plain
 from rewriter.proof.validate import Validation
 from tests.textmodels import ERF_GELU, SILU, mlp
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewriter.proof import pieces
+from rewriter.proof import statistics as pieces
 from rewriter.proof.statistics import compare, merge
 
 INF, NAN = float("inf"), float("nan")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from rewriter.proof.histogram import BINS
+from rewriter.proof.statistics import BINS
 from rewriter.report.html import numbers, svg
 from rewriter.report.html.curves import error_figure, values_figure, weights_figure
 from rewriter.report.html.depth import Mark, depth_figure

@@ -1,0 +1,144 @@
+"""One attention head over {self, bias tokens}, as plain numbers.
+
+A head attends from one token to itself and to m constant *bias tokens* (persistent memory vectors). With y the neuron's
+pre-activation,
+
+    self logit        alpha y^2 + beta y + gamma      self value        c z + d
+    bias-token logit  a_j y + b_j                     bias-token value  v_j
+
+where z is y, or for a gated block the other projection. The head returns the softmax-weighted sum of the values.
+Theorem 3 of Huben and Morris (arXiv 2309.08593) is one bias token with logit and value 0, self logit y and self value
+y: SiLU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from passes.programs.softmax import FACTORED, UNIT, Array, Keys
+
+__all__ = ["FACTORED", "Array", "BiasToken", "Head"]
+
+
+@dataclass(frozen=True)
+class BiasToken:
+    """A constant token as one head sees it: logit `slope y + offset`, value `value`."""
+
+    slope: float = 0.0
+    offset: float = 0.0
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """One attention head over {self, bias tokens}; the self logit is `alpha y^2 + beta y + gamma`."""
+
+    beta: float
+    bias_tokens: tuple[BiasToken, ...] = (BiasToken(),)
+    alpha: float = 0.0
+    gamma: float = 0.0
+    c: float = 1.0
+    d: float = 0.0
+
+    def evaluate(self, y: Array, z: Array) -> Array:
+        """The head's output in float64; shapes broadcast."""
+        multiple, constant = self.mean(y)
+        return np.asarray(z * multiple + constant)
+
+    def mean(self, y: Array) -> tuple[Array, Array]:
+        """(multiple, constant): the head's output is `z multiple + constant`, each a number of the values' size."""
+        own, *others = self.keys.weights(y)
+        values = [token.value for token in self.bias_tokens]
+        constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
+        return self.c * own, np.asarray(constant)
+
+    def float64_rounding(self, y: Array, z: Array, *, shifted: bool, steps: int) -> Array:
+        """As `Program.float64_rounding`, of this head; y and z of one shape, the options as in `Keys.rounding`."""
+        unit = np.where(np.abs(z) > 2.0**900, 2.0**200, 1.0)  # no value overflows that a weight makes small
+        own = self.c * (z / unit) + self.d / unit
+        others = np.array([token.value for token in self.bias_tokens]).reshape(-1, *[1] * y.ndim)
+        values = np.concatenate([own[None], others / unit])
+        own_size = np.abs(self.c * (z / unit)) + abs(self.d) / unit
+        rounding = (
+            self.keys.rounding(y, values, shifted=shifted, steps=steps)
+            + 3.0 * UNIT * self.keys.weights(y)[0] * own_size
+        )
+        return np.asarray(rounding * unit)
+
+    @property
+    def keys(self) -> Keys:
+        """The logits, its own first."""
+        slopes, offsets = zip((self.beta, self.gamma), *((t.slope, t.offset) for t in self.bias_tokens), strict=True)
+        return Keys(np.array(slopes), np.array(offsets), self.alpha)
+
+    @property
+    def multiples(self) -> tuple[tuple[float, float], ...] | None:
+        """All keys (slope, offset) in order, where all values are multiples of z and logits are affine; else None."""
+        if self.alpha != 0.0 or self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
+            return None
+        return tuple(sorted([(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]))
+
+    @property
+    def zero_bias(self) -> bool:
+        """Whether there is one bias token, with key and value zero: Theorem 3 as it stands."""
+        return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
+
+    def shifted(self, slope: float, offset: float) -> Head:
+        """The same head with `slope y + offset` added to every logit, which softmax does not see."""
+        tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
+        return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
+
+    def unscaled(self) -> Head:
+        """The head with self value z + d / c, whose output times c is this head's.
+
+        A factor that is applied last cannot make a value infinite that the softmax then weighs with 0.
+        """
+        tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
+        return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
+
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Head:
+        """The head as it stands in a graph of a type.
+
+        Not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise an offset of
+        at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
+        multiplied by it; these two are rounded. The self logit has no offset there: all logits are shifted by it. The
+        factor c stands behind the softmax (`unscaled`).
+        """
+        if self.c not in (0.0, 1.0):
+            scale = float(np.asarray(self.c, dtype=dtype))
+            inner = self.unscaled().rounded(dtype, factored=factored)
+            tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
+            return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
+
+        def narrow(number: float) -> float:
+            return float(np.asarray(number, dtype=dtype))
+
+        def token_of(token: BiasToken) -> BiasToken:
+            if abs(token.offset) > FACTORED or not factored:
+                return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
+            weight = narrow(math.exp(token.offset))
+            value = narrow(weight * token.value) / weight
+            return BiasToken(narrow(token.slope), math.log(weight), value)
+
+        plain = self.shifted(0.0, -self.gamma)
+        return Head(
+            beta=narrow(plain.beta),
+            alpha=narrow(plain.alpha),
+            c=narrow(plain.c),
+            d=narrow(plain.d),
+            bias_tokens=tuple(token_of(token) for token in plain.bias_tokens),
+        )
+
+    def conditioned(self) -> Head:
+        """The shift of this head that float32 likes best: the key with the largest logit at y = 0 becomes zero.
+
+        The rounding of a logit is proportional to its size, so the keys that share the weight should have small
+        logits. For the GELU programs this halves the float32 error or better.
+        """
+        keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
+        offset, slope = max(keys)
+        return self.shifted(-slope, -offset)
