@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
+from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.linear import Miss
@@ -19,7 +20,6 @@ from passes.options import DEFAULT_OPTIONS, FormOptions
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
-from passes.programs.unnamed import domain_of, fitted
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 

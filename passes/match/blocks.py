@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from passes.fit.unnamed import unnamed
 from passes.match.dataflow import FLOATS, Dataflow, analyse
 from passes.match.identify import Identified, Identifier, Region, Unknown
 from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import made_for
 from passes.match.names import Namer
-from passes.programs.unnamed import unnamed
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, Path, label
 

@@ -10,9 +10,6 @@ import numpy as np
 from rewriter.proof.distance import Array, gap
 from rewriter.proof.statistics import OutputStats
 
-SUSPECT = 8.0
-"""An original this many times its coarse share away from float64 is not rounded, but another function."""
-
 
 @dataclass(frozen=True)
 class Tolerance:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from rewriter.compare.verdicts import SUSPECT
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, worst
@@ -25,6 +24,9 @@ Moved = Callable[[Channels], Wide]
 
 Planned = Callable[[], Sequence[Sequence[Array]]]
 """Float64 evaluations of A with certified programs, each case by case; called only where B does not hold without."""
+
+_SUSPECT = 8.0
+"""Beyond this many times its coarse share, rounding does not explain how far an original is from float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,7 @@ def believed(plain: Sequence[Array], right: Sequence[Array], coarse: float) -> b
     """Whether a float64 evaluation is that of the same function: A is off by rounding only, and finite where it is."""
     channels = Channels.of(right)
     known = zip(plain, right, strict=True)
-    return channels.share(channels.errors(plain, right, plain)) <= SUSPECT * coarse and all(
+    return channels.share(channels.errors(plain, right, plain)) <= _SUSPECT * coarse and all(
         value.shape == exact.shape and not np.any(_finite(value) & ~_finite(exact)) for value, exact in known
     )
 
