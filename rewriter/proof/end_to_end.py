@@ -118,14 +118,16 @@ class Evaluations:
         after: the rewritten model.
         planned: the original with the plan's numbers as activations, in float64; None without a truth.
         shaken: the same, every activation off by its float64 rounding; None where that is not worth knowing.
-        same: further forms of the original that must compute what it does, by name, in float64.
+        lowered: the original with fused operators taken apart, in float64; None where none were.
+        merged: the original with fewer neurons, in float64; None where none were merged.
     """
 
     before: ModelRuns
     after: ModelRuns
     planned: Results | None = None
     shaken: Results | None = None
-    same: Mapping[str, Results] = field(default_factory=dict)
+    lowered: Results | None = None
+    merged: Results | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +198,7 @@ def judge_end_to_end(
         truth = _truth(runs, name)
         judge = _Judge(name, [case[name] for case in plain], truth, coarse, aside)
         if truth is not None:
-            failures += judge.exact(runs.same, max(CAP, 4.0 * judge.eps, asked), _advice(claims))
+            failures += judge.exact(runs, max(CAP, 4.0 * judge.eps, asked), _advice(claims))
             distrusted += [] if judge.trusted else [name]
         for way in ways:
             old, new = ([case[name] for case in run.ways[way].results] for run in (before, after))
@@ -287,7 +289,7 @@ class _Judge:
             return np.maximum(told, channels.scale * self.coarse / FACTOR)
         return rounding(channels, np.maximum(told, moved.errors(self.name, channels)), self.eps)
 
-    def exact(self, same: Mapping[str, Results], cap: float, advice: str) -> list[str]:
+    def exact(self, runs: Evaluations, cap: float, advice: str) -> list[str]:
         """What is wrong in float64, where rounding hides nothing."""
         if self.truth is None:
             return []
@@ -302,8 +304,15 @@ class _Judge:
                 f"output {self.name}: in float64 the rewritten model is {found.error:.3g} away from its plan, more "
                 f"than the {found.allowed:.3g} that rounding explains"
             )
-        for what, results in same.items():
-            found = worst(channels.errors([case[self.name] for case in results], truth.right), noise)
+        # Lowering changes no number, so float64 sees nothing but its own rounding; merged weights are rounded anew.
+        forms = (
+            ("the lowered original", runs.lowered, exact_rounding(noise, self.eps)),
+            ("the original with fewer neurons", runs.merged, noise),
+        )
+        for what, results, rounding_there in forms:
+            if results is None:
+                continue
+            found = worst(channels.errors([case[self.name] for case in results], truth.right), rounding_there)
             if not found.holds:
                 failures.append(f"output {self.name}: {what} computes something else, {found.text}")
         share = channels.share(truth.carried)

@@ -143,17 +143,13 @@ def _measured(
 
     exact = before.truth is not None
     after = run(new, before.cases, Wanted(ways, wide=exact, what="the rewritten model"), progress)
-    same = {
-        what: wide(side, what)
-        for what, side in (("the lowered original", named), ("the original with fewer neurons", between))
-        if exact and side is not None and side is not old
-    }
     runs = Evaluations(
         before,
         after,
         planned=wide(planned, "the plan") if exact else None,
         shaken=wide(shaken(planned), "the plan, shaken") if exact and any(c.unstable for c in claims) else None,
-        same={what: results for what, results in same.items() if results is not None},
+        lowered=wide(named, "the lowered original") if exact and named is not old else None,
+        merged=wide(between, "the original with fewer neurons") if exact and between is not None else None,
     )
     why = cache(partial(doubt, original, before.cases))
     providers: dict[str, ProviderProof] = {}

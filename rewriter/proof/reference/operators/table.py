@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rewriter.proof.reference.operators.attention import attention, rotary
 from rewriter.proof.reference.operators.convolution import average_pool, conv, conv_transpose
+from rewriter.proof.reference.operators.fused import fused_conv, fused_gemm, fused_matmul
 from rewriter.proof.reference.operators.normalisation import (
     group_norm,
     layer_norm,
@@ -86,14 +87,6 @@ def _mish(attributes: Attributes, x: Array) -> Array:
     return np.asarray(x * np.tanh(_softplus(attributes, x)))
 
 
-def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
-    if attributes.get("transBatchA") or attributes.get("transBatchB"):
-        raise NotImplementedError("FusedMatMul with transposed batches")
-    a = np.swapaxes(a, -1, -2) if attributes.get("transA") and a.ndim > 1 else a
-    b = np.swapaxes(b, -1, -2) if attributes.get("transB") and b.ndim > 1 else b
-    return np.asarray(number(attributes, "alpha", 1.0) * np.matmul(a, b))
-
-
 def _global_max_pool(_: Attributes, x: Array) -> Array:
     return np.asarray(x.max(tuple(range(2, x.ndim)), keepdims=True))
 
@@ -125,7 +118,9 @@ NUMPY_OPERATORS: Mapping[Key, Operator] = {
     (_MICROSOFT, "FastGelu"): _fast_gelu,
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "QuickGelu"): _quick_gelu,
-    (_MICROSOFT, "FusedMatMul"): _fused_matmul,
+    (_MICROSOFT, "FusedMatMul"): fused_matmul,
+    (_MICROSOFT, "FusedGemm"): fused_gemm,
+    (_MICROSOFT, "FusedConv"): fused_conv,
     (_MICROSOFT, "SkipLayerNormalization"): skip_layer_norm,
     (_MICROSOFT, "SkipSimplifiedLayerNormalization"): skip_rms_norm,
 }

@@ -114,6 +114,7 @@ OPERANDS: dict[str, Array] = {
     "places": np.arange(10).reshape(2, 5) % 9,
     "m45": _normal(4, 5), "m43": _normal(4, 3), "m54": _normal(5, 4), "m31": _normal(3, 1), "m233": _normal(2, 3, 3),
     "m42": _normal(4, 2),
+    "square": _normal(4, 4), "square2": _normal(4, 4),
     "b5": _normal(5), "shape34": _ints(3, 4), "b245": _normal(2, 4, 5), "b243": _normal(2, 4, 3),
     "b254": _normal(2, 5, 4), "k4": _normal(2, 4, 6, 8), "m23": _normal(2, 3),
     "wave": _normal(1, 8, 1), "wave2": _normal(1, 8, 2), "signal": _normal(1, 32, 1), "hop": _ints(4)[0],
@@ -387,6 +388,12 @@ com.microsoft.QuickGelu<alpha = 1.0>(big)
 com.microsoft.{FastGelu|BiasGelu}(x, row)
 com.microsoft.FusedMatMul<alpha = 0.5>(x, b245)
 com.microsoft.FusedMatMul<transA = 1, transB = 1>(b243, b254)
+com.microsoft.FusedGemm<activation = "{Relu|Tanh|Sigmoid}", alpha = 0.5, beta = 3.0>(square, square2, {row|})
+com.microsoft.FusedGemm<activation = "LeakyRelu", activation_alpha = 0.1, transA = 1>(square, square2, row)
+com.microsoft.FusedGemm<activation = "HardSigmoid", activation_alpha = 0.3, activation_beta = 0.4>(square, square2)
+com.microsoft.FusedGemm<activation = "Elu", activation_alpha = 0.7, transB = 1>(square, square2, row)
+com.microsoft.FusedConv<activation = {"Relu"|"Tanh"|"Sigmoid"|"LeakyRelu", activation_params = [0.1]}>(img, w, b6)
+com.microsoft.FusedConv<activation = "HardSigmoid", activation_params = [0.3, 0.4], strides = [2, 1]>(img, w)
 com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|}, {row|})
 com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|})
 """
