@@ -183,7 +183,7 @@ def _apply(plan: Plan) -> onnx.ModelProto:
     by_path: dict[Path, list[Replacement]] = {}
     for conversion, replacement in zip(plan.conversions, replacements, strict=True):
         by_path.setdefault(conversion.block.path, []).append(replacement)
-    for view in reversed(plan.views):  # inner graphs first: paths count nodes that hold bodies, and new ones come in
+    for view in plan.views:
         if view.path in by_path:
             splice(result, view, by_path[view.path])
     return result

@@ -18,7 +18,11 @@ ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
 
 
-Path = tuple[tuple[int, str], ...]
+Path = tuple[tuple[str, str], ...]
+"""From the main graph to a body: at each step the first output of the node that holds it, and its attribute.
+
+Names survive what replacements do to the order and number of nodes, indices do not.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +150,7 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     pending = [(main, inferred.graph)]
     while pending:
         outer, typed = pending.pop(0)
-        holders = [(node, typed.node[index]) for index, node in enumerate(outer.nodes) if _holds_graphs(node)]
-        for number, (node, typed_node) in enumerate(holders):
+        for node, typed_node in zip(outer.nodes, typed.node, strict=True):
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
                 inner = view_graph(
                     graph,
@@ -155,7 +158,7 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
                     where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
                     types={**outer.types, **declared_types(typed_graph)},
                     outer={**outer.initializers, **_constant_nodes(outer)},
-                    path=(*outer.path, (number, attribute)),
+                    path=(*outer.path, (holder_name(node), attribute)),
                 )
                 views.append(inner)
                 pending.append((inner, typed_graph))
@@ -177,14 +180,15 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
 def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
     """The graph that a view of `model` with this path indexes."""
     graph = model.graph
-    for number, attribute in path:
-        holders = [node for node in graph.node if _holds_graphs(node)]
-        graph = dict(subgraphs(holders[number]))[attribute]
+    for name, attribute in path:
+        holder = next(node for node in graph.node if holder_name(node) == name)
+        graph = dict(subgraphs(holder))[attribute]
     return graph
 
 
-def _holds_graphs(node: onnx.NodeProto) -> bool:
-    return next(subgraphs(node), None) is not None
+def holder_name(node: onnx.NodeProto) -> str:
+    """What a path calls a node that holds bodies: its first output that has a name."""
+    return next((name for name in node.output if name), "")
 
 
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import onnx
 
 from rewriter.graph.extract import reads
-from rewriter.graph.view import Path, label, subgraphs
+from rewriter.graph.view import Path, holder_name, label, subgraphs
 from rewriter.proof.unchanged.definitions import Scope
 from rewriter.proof.unchanged.same import Models, OperatorKey, operator_key, same_node, same_tensors
 from rewriter.text import one_line
@@ -80,22 +80,17 @@ def scope_changes(
 
 def inner(pair: Pair, same: Mapping[int, int]) -> Iterator[Pair]:
     """The bodies of control flow that nodes hold which are the original's."""
-    numbers = [_holders(scope) for scope in (pair.old, pair.new)]
     for index, before in same.items():
-        node, bodies = pair.new.nodes[index], _bodies(pair.old.nodes[before])
+        node, other = pair.new.nodes[index], pair.old.nodes[before]
+        bodies = _bodies(other)
         for name, graph in _bodies(node).items():
             where = "/".join(part for part in (pair.new.where, node.name or node.op_type, name) if part)
             old = Scope.of_graph(pair.old.model, bodies[name], where, pair.old)
             new = Scope.of_graph(pair.new.model, graph, where, pair.new)
-            steps = (numbers[0][before], name), (numbers[1][index], name)
-            paths = None if pair.paths is None else ((*pair.paths[0], steps[0]), (*pair.paths[1], steps[1]))
+            paths = None
+            if pair.paths is not None:
+                paths = (*pair.paths[0], (holder_name(other), name)), (*pair.paths[1], (holder_name(node), name))
             yield Pair(old, new, paths)
-
-
-def _holders(scope: Scope) -> dict[int, int]:
-    """The nodes that hold bodies, with their number among those, which is what paths count."""
-    holders = (index for index, node in enumerate(scope.nodes) if _bodies(node))
-    return {index: number for number, index in enumerate(holders)}
 
 
 def _bodies(node: onnx.NodeProto) -> dict[str, onnx.GraphProto]:

@@ -527,3 +527,20 @@ def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:
     again = make_plan(result, Options(form="masked"))
     assert again.conversions == ()
     assert {left.miss.reason for left in again.left} == {"it is attention heads already"}
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: bool) -> None:
+    """Heads that are written out hold a Loop, a further node with a body in front of the If."""
+    shape = "float[batch, tokens, 4]"
+    then = f"f = MatMul(mid, W1) y = Add(f, b1) {SILU} second = MatMul(h, W2) p = Add(second, mid)"
+    model = text_model(
+        "f0 = MatMul(x, V1) y0 = Add(f0, c1) s0 = Sigmoid(y0) h0 = Mul(y0, s0) o0 = MatMul(h0, W2) mid = Add(o0, x) "
+        f"out = If (flag) <then_branch = a () => ({shape} p) {{ {then} }}, "
+        f"else_branch = b () => ({shape} q) {{ q = Neg(mid) }}>",
+        inputs=f"{shape} x, bool[1] flag",
+    )
+    report = rewrite(model, form=form, inline=inline, max_tokens=70)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert len(report.converted) == 2

@@ -25,7 +25,7 @@ from tests.errors import apart, error_ratio
 from tests.oracle import tensors
 from tests.textmodels import text_model
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 CARRIED = {
     "silu-decoder": "/model/transformer/Add_output_0",
     "relu-decoder": "add_102",

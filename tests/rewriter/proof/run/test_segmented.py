@@ -24,7 +24,7 @@ from rewriter.proof.run.whole import ModelRuns, Results, Wanted, Way, run_whole
 from rewriter.proof.settings import LARGE, Settings
 from tests.textmodels import SILU, mlp, text_model, values
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
+MODELS = Path(__file__).resolve().parents[4] / "models"
 WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
 
 
