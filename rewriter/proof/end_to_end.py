@@ -8,7 +8,7 @@ Three float64 evaluations decide: of the original (the truth), of the original w
 2. the planned model is close to the original: what certified errors amount to is measured there, printed and capped;
 3. what else should be the original, such as its lowered form, is it up to rounding.
 
-Where there is no float64 evaluation, or none that is a measure (`rewriter.proof.doubt`), the original stands in for it:
+Where there is no float64 evaluation, or none that is a measure (`rewriter.proof.diagnosis.doubt`), the original stands in for it:
 the rewritten model may be four times as far away as rounding moves the original by itself
 (`rewriter.proof.sensitivity`). The blocks' own proofs are not loosened by that.
 """
@@ -27,8 +27,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.claims import Claim
+from rewriter.proof.diagnosis.doubt import Doubt
 from rewriter.proof.distance import Array, ratio
-from rewriter.proof.doubt import Doubt
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import believed
 from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, exact_rounding, worst

@@ -21,8 +21,9 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.blocks.block import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
+from rewriter.proof.diagnosis.blame import first_astray
+from rewriter.proof.diagnosis.doubt import doubt
 from rewriter.proof.distance import Array
-from rewriter.proof.doubt import doubt
 from rewriter.proof.end_to_end import CPU, Evaluations, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
@@ -156,10 +157,12 @@ def _measured(
     for number, name in enumerate(settings.providers):
         progress(f"end to end on {name}", number, len(settings.providers))
         providers[name] = judge_end_to_end(original, runs, claims, name, why)
-    failures = [*changed]
-    failures += [failure for block in blocks for failure in block.failures]
-    failures += _beyond(claims, planned, before)
-    failures += [failure for proof in providers.values() for failure in proof.failures]
+    local = [*changed, *(failure for block in blocks for failure in block.failures), *_beyond(claims, planned, before)]
+    whole = [failure for proof in providers.values() for failure in proof.failures]
+    failures = [*local, *whole]
+    if whole and not local and exact and variants.alone is None and not by_blocks:
+        astray = first_astray(planned, new, claims, before.cases)
+        failures = ([] if astray is None else [astray]) + whole
     return Validation(
         passed=not failures,
         providers=providers,

@@ -1,0 +1,58 @@
+"""Which block is to blame when a model leaves its plan end to end although every block holds by itself.
+
+That happens where an error shows at lengths or values that the blocks were not tried on. Both models are evaluated in
+float64 once more, with the blocks' outputs beside the graph's: an error spreads downstream only, so the first output
+that differs belongs to the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rewriter.graph.extract import with_outputs
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.pass_rule import Channels
+from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run.whole import Results
+
+_ROUNDING = 1e-10
+"""What float64 evaluations of one function differ by at most, as a share of a channel's scale."""
+
+
+def first_astray(planned: Side, rewritten: Side, claims: Sequence[Claim], cases: Sequence[Case]) -> str | None:
+    """The block whose output is the first to differ, in words; None where no output of a block does.
+
+    Args:
+        planned: the original with the plan's numbers as activations.
+        rewritten: the model that failed.
+        claims: all blocks, in graph order; those in bodies of control flow are passed over.
+        cases: the inputs.
+    """
+    ends = {
+        claim.name: [name for name in claim.block_outputs if name in planned.main.producer]
+        for claim in claims
+        if not claim.path
+    }
+    names = [name for found in ends.values() for name in found]
+    if not all(name in rewritten.main.producer for name in names):
+        return None
+    try:
+        right, wrong = (_evaluated(side, names, cases) for side in (planned, rewritten))
+    except NoReference:
+        return None
+    for block, outputs in ends.items():
+        for name in outputs:
+            for case, expected, actual in zip(cases, right, wrong, strict=True):
+                channels = Channels.of([expected[name]])
+                if not channels.share(channels.errors([actual[name]], [expected[name]])) <= _ROUNDING:
+                    return f"{block}: its output '{name}' is the first tensor that leaves the plan, on {case.name}"
+    return None
+
+
+def _evaluated(side: Side, names: Sequence[str], cases: Sequence[Case]) -> Results:
+    missing = [name for name in names if name not in side.main.outputs]
+    model = replace(side.model, proto=with_outputs(side.model.proto, side.main, missing), path=None)
+    reference = open_reference(model.proto, model.base_dir, side.own)
+    return [reference.run(case.feeds) for case in cases]
