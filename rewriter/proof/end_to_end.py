@@ -8,8 +8,8 @@ Three float64 evaluations decide: of the original (the truth), of the original w
 2. the planned model is close to the original: what certified errors amount to is measured there, printed and capped;
 3. what else should be the original, such as its lowered form, is it up to rounding.
 
-Where there is no float64 evaluation, or none that is a measure (`rewriter.proof.diagnosis.doubt`), the original stands in for it:
-the rewritten model may be four times as far away as rounding moves the original by itself
+Where there is no float64 evaluation, or none that is a measure (`rewriter.proof.diagnosis.doubt`), the original stands
+in for it: the rewritten model may be four times as far away as rounding moves the original by itself
 (`rewriter.proof.sensitivity`). The blocks' own proofs are not loosened by that.
 """
 
