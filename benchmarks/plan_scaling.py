@@ -23,7 +23,8 @@ from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from passes.match.blocks import find
 from passes.match.names import Namer
-from passes.plan import Options, apply, make_plan
+from passes.options import Options
+from passes.plan import apply, make_plan
 from rewriter.graph.types import infer_types
 from rewriter.graph.view import view_model
 

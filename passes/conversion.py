@@ -5,8 +5,7 @@ Comes in: a found block. Goes out: `Conversion`, or the `Miss` that stands in it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.linear import Miss
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, FormOptions
+from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
@@ -101,21 +100,6 @@ class Conversion:
         """Attention heads in the converted block: neurons times heads per neuron."""
         neurons = self.block.neurons
         return None if neurons is None else neurons * len(self.program.heads)
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How close programs must be, and how far fitted ones must reach.
-
-    Attributes:
-        error: largest error over max(1, |f|); None for the rounding of the block's type.
-        domain: largest |y| of a fit, for all blocks.
-        reached: largest |y| that was seen, by pre-activation; used where `domain` is None.
-    """
-
-    error: float | None = None
-    domain: float | None = None
-    reached: Mapping[str, float] = field(default_factory=dict)
 
 
 def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accuracy | None = None) -> Conversion | Miss:

@@ -1,44 +1,132 @@
-"""The user's choices about how a form becomes nodes.
-
-Comes in: values from the command line or the Python API. Goes out: `FormOptions`, carried by each `Conversion` to the
-form that emits it. What does not concern a form is ignored by it.
-"""
+"""The user's choices about the rewriting, each declared once (`rewriter.options`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rewriter.options import option
 
 DEFAULT_PATTERN_MB = 64.0
-"""Largest pattern tensor by default, in units of 2^20 bytes: it stays in the caches of a large CPU, and is small change
-beside the weights of a model that has many heads."""
+"""Largest attention pattern by default, in units of 2^20 bytes: it fits the caches of a large CPU, and is small next to
+the weights of a model with many heads."""
 
 DEFAULT_MAX_TOKENS = 512
 """Positions of the forms with one-hot position columns, by default."""
+
+FORM_NAMES = ("local", "masked", "maskless", "staged")
+"""The keys of `passes.forms.FORMS`, where a test compares them."""
+
+SCOPES = ("mlp", "all")
+"""What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
+
+GATES = ("heads", "product")
+"""What becomes of a gate h(g) u: heads of value u, or heads that compute h(g) and the product as it was."""
 
 BIAS_TOKENS = ("sublayer", "network")
 """Where bias tokens live: each sublayer appends its own, or they are carried through the whole network (Theorem 6)."""
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How close programs must be, and how far fitted ones must reach.
+
+    Attributes:
+        error: largest error over max(1, |f|); None for the rounding of the block's type.
+        domain: largest |y| of a fit, for all blocks.
+        reached: largest |y| that was seen, by pre-activation; used where `domain` is None.
+    """
+
+    error: float | None = option(
+        None,
+        "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
+        name="accuracy",
+        metavar="EPS|dtype",
+        above=0.0,
+        below=1.0,
+    )
+    domain: float | None = option(
+        None,
+        "Fit unnamed activations on |y| <= R. Default: what the model reaches on the inputs, and half as much again.",
+        metavar="R",
+        above=0.0,
+    )
+    reached: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FormOptions:
-    """How a form becomes nodes.
+    """How a form becomes nodes; a form ignores what does not concern it.
 
     Attributes:
         max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
         attention_op: use `ai.onnx.Attention` nodes (form `masked`; needs opset 23).
         max_tokens: longest sequence of the forms with one-hot position columns.
-        head_dimension: of the linear sublayers of form `staged`, over whose heads the rank of a weight is split.
-        omega: what forbidden pairs' logits are lowered by in form `maskless`; None: from program and element type.
+        omega: what the logits of forbidden pairs are lowered by in form `maskless`; None: from program and type.
         bias_token: a member of `BIAS_TOKENS`.
+        head_dimension: of the linear sublayers of form `staged`, over whose heads the rank of a weight is split.
     """
 
-    max_pattern_mb: float = DEFAULT_PATTERN_MB
-    attention_op: bool = False
-    max_tokens: int = DEFAULT_MAX_TOKENS
-    omega: float | None = None
-    bias_token: str = "sublayer"
+    max_pattern_mb: float = option(
+        DEFAULT_PATTERN_MB,
+        "Largest attention pattern at run time; more heads run in chunks (not in form local).",
+        metavar="MB",
+        above=0.0,
+    )
+    attention_op: bool = option(False, "Use ai.onnx.Attention nodes (form masked, opset 23 or newer).")
+    max_tokens: int = option(
+        DEFAULT_MAX_TOKENS,
+        "Longest sequence of the forms with one-hot positions (maskless, staged).",
+        metavar="N",
+        least=1,
+    )
+    omega: float | None = option(
+        None,
+        "What form maskless lowers forbidden logits by. Default: enough to make their weights exactly 0.",
+        above=0.0,
+    )
+    bias_token: str = option(
+        "sublayer",
+        "Each sublayer appends its own, or it is carried through the whole network (form masked).",
+        choices=BIAS_TOKENS,
+    )
     head_dimension: int = 64
 
 
 DEFAULT_OPTIONS = FormOptions()
-"""What holds where nothing was chosen."""
+"""The defaults."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The user's choices about the rewriting.
+
+    Attributes:
+        form: a key of `passes.forms.FORMS`.
+        scope: a member of `SCOPES`.
+        inline: write the heads out instead of calling a model-local function.
+        only: globs; only blocks whose names match one are converted. Empty: all.
+        skip: globs; blocks whose names match one are left.
+        merge: remove neurons that are proved not to be needed before making heads of the others.
+        gate: a member of `GATES`.
+        fit: fit heads to activations that no table entry names.
+        accuracy: how close programs must be.
+        forms: choices about how the form becomes nodes.
+    """
+
+    form: str = option("local", "How heads become nodes.", choices=FORM_NAMES)
+    scope: str = option(
+        "mlp", "Convert MLP blocks, or every elementwise activation of a linear operator's output.", choices=SCOPES
+    )
+    inline: bool = option(False, "Write the heads out instead of calling a model-local function.")
+    only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
+    skip: tuple[str, ...] = option((), "Leave blocks whose names match (repeatable).", metavar="GLOB")
+    merge: bool = option(False, "First remove neurons that are proved not to be needed (reads the weights).")
+    gate: str = option(
+        "heads",
+        "Gated blocks: heads of value u, or heads for the activation and the product with u as it was.",
+        choices=GATES,
+    )
+    fit: bool = option(True, "Leave activations that no entry of the table names.", flag="--no-fit")
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    forms: FormOptions = DEFAULT_OPTIONS

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import onnx
 
-from passes.conversion import NEEDS_DOMAIN, Accuracy, Conversion, decide
+from passes.conversion import NEEDS_DOMAIN, Conversion, decide
 from passes.forms import FORMS
 from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
@@ -24,7 +24,7 @@ from passes.match.operands import Read
 from passes.network.planning import carry_out, route_for, unfit
 from passes.network.route import Route
 from passes.neurons.merge import Record, merge
-from passes.options import DEFAULT_OPTIONS, FormOptions
+from passes.options import Options
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -34,35 +34,6 @@ FUNCTIONS_IR_VERSION = 8
 
 INTEGER_CONSTANT_OPSET = 9
 """The opset from which on a Constant node may hold integers, which pick the bias tokens' rows in a function."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The user's choices about the rewriting.
-
-    Attributes:
-        form: a key of `passes.forms.FORMS`.
-        scope: a member of `passes.match.blocks.SCOPES`: what counts as a candidate.
-        inline: write the heads out instead of calling a model-local function.
-        only: globs; only blocks whose names match one are converted. Empty: all.
-        skip: globs; blocks whose names match one are left.
-        merge: first remove neurons that are proved not to be needed (`passes.neurons.merge`).
-        gate: a member of `passes.match.blocks.GATES`: what becomes of the product of a gated block.
-        fit: fit heads to activations that no table entry names.
-        accuracy: how close programs must be.
-        forms: choices about how the form becomes nodes.
-    """
-
-    form: str = "local"
-    scope: str = "mlp"
-    inline: bool = False
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    merge: bool = False
-    gate: str = "heads"
-    fit: bool = True
-    accuracy: Accuracy = field(default_factory=Accuracy)
-    forms: FormOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -117,16 +88,23 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read | None = None
     Fused operators that end up in no converted block stay as they were. `read` gives the values of a tensor: only
     `Options.merge` reads weights, and needs it.
     """
+    lowered, plan = plan_lowered(model, options)
+    return plan if read is None or not options.merge else plan_merged(lowered, plan, options, read)
+
+
+def plan_lowered(model: onnx.ModelProto, options: Options) -> tuple[Lowered, Plan]:
+    """`model` with fused operators and local functions taken apart where a block needs their parts, and its plan."""
     lowered = lower(model)
     plan = _plan(lowered, options)
+    # What no block needs is put back by lowering again without it: the result stays as close to the file as can be.
     unused = lowered.fused - _used(plan)
     if unused:
         lowered = lower(model, keep=unused)
         plan = _plan(lowered, options)
-    return plan if read is None or not options.merge else _merged(lowered, plan, options, read)
+    return lowered, plan
 
 
-def _merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
+def plan_merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
     """The plan for the model with the neurons of the blocks to convert merged."""
     result = merge(plan.model, plan.views, [conversion.block for conversion in plan.conversions], read)
     if result.model is not plan.model:
@@ -139,7 +117,7 @@ def _merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
 
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model with the plan carried out; `plan.model` stays as it is."""
-    return _apply(plan if plan.route is None else _carried(plan, plan.route))
+    return emit(carried(plan))
 
 
 def sublayers_only(plan: Plan) -> Plan:
@@ -147,10 +125,12 @@ def sublayers_only(plan: Plan) -> Plan:
     return replace(plan, route=None)
 
 
-def _carried(plan: Plan, route: Route) -> Plan:
-    """The plan on the graph that carries the bias tokens."""
-    carried = carry_out(plan.model, plan.views[0], route, plan.conversions)
-    return replace(plan, model=carried.model, views=carried.views, conversions=carried.conversions, route=None)
+def carried(plan: Plan) -> Plan:
+    """The plan on the graph that carries the bias tokens; the same plan where it has no route for them."""
+    if plan.route is None:
+        return plan
+    longer = carry_out(plan.model, plan.views[0], plan.route, plan.conversions)
+    return replace(plan, model=longer.model, views=longer.views, conversions=longer.conversions, route=None)
 
 
 def _through_network(plan: Plan) -> Plan:
@@ -174,7 +154,8 @@ def _through_network(plan: Plan) -> Plan:
     return replace(plan, conversions=tuple(fit), left=(*left, *plan.left), route=route, notes=notes)
 
 
-def _apply(plan: Plan) -> onnx.ModelProto:
+def emit(plan: Plan) -> onnx.ModelProto:
+    """A new model in which every conversion of the plan stands as attention heads."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
     replacements = [_emit(plan, conversion) for conversion in plan.conversions]

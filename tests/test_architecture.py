@@ -23,7 +23,7 @@ COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 FRONT = ("rewriter.api", "rewriter.cli", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
-_BASE = ("rewriter.errors", "rewriter.text")
+_BASE = ("rewriter.errors", "rewriter.options", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
 ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph",),
@@ -32,8 +32,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/proof/": ("rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/compare/files/": ("rewriter.compare.files", *_GROUND),
-    "rewriter/report/": ("rewriter.report", "rewriter.compare", "rewriter.proof", "rewriter.files", *_BASE),
-    "passes/": ("passes", "rewriter.graph"),
+    "rewriter/report/": (
+        "rewriter.report",
+        "rewriter.compare",
+        "rewriter.pipeline",
+        "rewriter.proof",
+        "rewriter.files",
+        *_BASE,
+    ),
+    "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),
 }
 """Each room, and all that it may import of this project."""
 

@@ -97,18 +97,10 @@ class Findings:
     left: tuple[Left, ...]
 
 
-SCOPES = ("mlp", "all")
-"""What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
-
-
 _REFUSED = dict.fromkeys(
     ("MoE", "QMoE"), "the experts are inside one operator; export them as plain operators to have them converted"
 )
 """Operators that hold MLPs which cannot be seen."""
-
-
-GATES = ("heads", "product")
-"""What becomes of a gate h(g) u: heads of value u, or heads that compute h(g) and the product as it was."""
 
 
 def find(view: GraphView, namer: Namer, *, scope: str = "mlp", gate: str = "heads", fit: bool = False) -> Findings:
@@ -117,8 +109,8 @@ def find(view: GraphView, namer: Namer, *, scope: str = "mlp", gate: str = "head
     Args:
         view: the graph.
         namer: gives the blocks their names.
-        scope: a member of `SCOPES`.
-        gate: a member of `GATES`.
+        scope: a member of `passes.options.SCOPES`.
+        gate: a member of `passes.options.GATES`.
         fit: whether a function that no table entry names counts as an activation.
     """
     constants = Constants(view)

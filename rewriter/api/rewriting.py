@@ -1,70 +1,52 @@
-"""The way through the program: load, plan, apply, save to a temporary file, prove that file, rename, report.
+"""The way through the program: load, run the preparing passes, plan, run the rest, save, prove, rename, report.
 
-Comes in: a model (path or ModelProto) and options. Goes out: a `Report`, and the file where one was
-asked for and proved.
+The one place that knows the whole way. The passes are those of `passes.pipeline`; the proof judges the saved file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import onnx
 
-from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB, FormOptions
-from passes.plan import Options, Plan, apply, make_plan, sublayers_only
+from passes.options import Options
+from passes.pipeline import MlpToAttention, pipeline
+from passes.plan import Plan, apply, sublayers_only
 from rewriter.api.details import details_of
+from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claim_of, domain_notes, planned_report, shape_of
-from rewriter.api.run import Run, checked_options, name_of, silent
-from rewriter.errors import ExitStatus, ValidationError
+from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
+from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
+from rewriter.pipeline import Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.sandbox import prove
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, Validation
 from rewriter.report.report import Report
+from rewriter.text import quoted
 
 
 def rewrite(
     model: str | os.PathLike[str] | onnx.ModelProto,
     output: str | os.PathLike[str] | None = None,
     *,
-    form: str = "local",
-    scope: str = "mlp",
-    inline: bool = False,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    merge: bool = False,
-    gate: str = "heads",
-    fit: bool = True,
-    accuracy: float | None = None,
-    domain: float | None = None,
-    max_pattern_mb: float = DEFAULT_PATTERN_MB,
-    attention_op: bool = False,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
-    omega: float | None = None,
-    bias_token: str = "sublayer",
+    passes: Callable[[tuple[Pass, ...]], Sequence[Pass]] | None = None,
+    save_after: Mapping[str, str | os.PathLike[str]] | None = None,
     dry_run: bool = False,
     validate: bool = True,
-    providers: Sequence[str] | None = None,
-    inputs: str | os.PathLike[str] | None = None,
-    dims: Mapping[str, int] | None = None,
-    seed: int = 0,
-    proof: str = "auto",
-    jobs: int = 1,
-    joblib_backend: str | None = None,
-    isolate: bool = False,
-    memory_limit_mb: int | None = None,
-    time_limit: float | None = None,
     force: bool = False,
     details: bool = False,
     progress: Progress = silent,
+    **options: Unpack[RewriteKeywords],
 ) -> Report:
     """Replace the MLP blocks of a model by attention heads, and prove that the outputs stay the same.
 
@@ -72,41 +54,16 @@ def rewrite(
         model: path of an ONNX file, or a model in memory (which stays as it is).
         output: where to write the result. It appears there only when the proof passed. Without it nothing is
             written, and `Report.rewritten` holds the result.
-        form: how heads become nodes: `local`, `masked`, `maskless` or `staged`.
-        scope: `mlp`: MLP blocks; `all`: every elementwise activation of a linear operator's output.
-        inline: write the heads out as plain operators instead of calling a model-local function.
-        only: globs of block names; only these are converted.
-        skip: globs of block names to leave.
-        merge: first remove neurons that are proved not to be needed (dead, constant, duplicate, proportional ones);
-            this reads the weights of the blocks, which nothing else does before the proof.
-        gate: `heads`: a gated block h(g) u becomes heads of value u; `product`: heads compute h(g), and the product
-            with u stays in the graph.
-        fit: fit heads to activations that no table entry names, on the values that the model reaches.
-        accuracy: largest error of a head program over max(1, |f|); default: the rounding of the block's type.
-        domain: largest |pre-activation| of a fit; default: what the model reaches on the inputs, and half as much more.
-        max_pattern_mb: largest attention pattern at run time, in units of 2^20 bytes (not in form `local`).
-        attention_op: use `ai.onnx.Attention` nodes (form `masked`, opset 23).
-        max_tokens: longest sequence of forms with one-hot position columns (`maskless`, `staged`).
-        omega: what form `maskless` lowers the logits of forbidden pairs by; default from program and type.
-        bias_token: `sublayer`: each sublayer of form `masked` appends its own; `network`: appended once behind the
-            embeddings, carried through the whole network and dropped in front of its head.
+        passes: given the pipeline that the options ask for, returns the one to run, such as
+            `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
+        save_after: name of a pass to the file that the model is saved to behind it, unproved.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
-        providers: execution providers to prove on, such as `cpu` and `cuda:device_id=1`; default cpu, and cuda where
-            it works.
-        inputs: an npz file with inputs, instead of generated ones.
-        dims: sizes for symbolic dimensions of the generated inputs.
-        seed: seed of the generated inputs.
-        proof: `whole` loads whole models, `blocks` one block and one segment of a model at a time, `auto` decides by
-            size.
-        jobs: how many blocks are proved at once; more than one needs joblib.
-        joblib_backend: where joblib runs them, such as `dask`.
-        isolate: run the models in a process of its own.
-        memory_limit_mb: what that process may allocate, in megabytes.
-        time_limit: how long it may take, in seconds.
-        force: replace an existing output.
+        force: replace existing files.
         details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
         progress: called with (what is being done, steps done, steps in all).
+        **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
+            below with their defaults.
 
     Returns:
         The report; `Report.exit_status` is 0 when converted (and proved), 1 when the proof failed, 3 when there is
@@ -116,69 +73,52 @@ def rewrite(
         UsageError: an option cannot be followed.
         ModelError: the model is unreadable, malformed or unsafe.
         ProviderError: a requested execution provider is not available.
-        ValidationError: the proof cannot be carried out, for example since the original does not run.
+        ValidationError: the proof cannot be carried out, for example because the original does not run.
+        TypeError: an option does not exist.
     """
-    forms = FormOptions(
-        max_pattern_mb=max_pattern_mb,
-        attention_op=attention_op,
-        max_tokens=max_tokens,
-        omega=omega,
-        bias_token=bias_token,
-    )
-    options = checked_options(
-        form=form,
-        scope=scope,
-        inline=inline,
-        only=only,
-        skip=skip,
-        gate=gate,
-        fit=fit,
-        accuracy=accuracy,
-        domain=domain,
-        merge=merge,
-        forms=forms,
-    )
-    settings = Settings(
-        providers=tuple(providers or ()),
-        seed=seed,
-        dims=dict(dims or {}),
-        inputs=None if inputs is None else Path(inputs),
-        proof=proof,
-        jobs=jobs,
-        joblib_backend=joblib_backend,
-        isolate=isolate,
-        memory_limit_mb=memory_limit_mb,
-        time_limit=time_limit,
-    )
+    of_rewriting, of_proof = parted(options)
+    choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
     if validate and not dry_run:
         settings = checked(settings)
+    arrange = passes or (lambda each: each)
     run = Run(progress)
     with run.step("load", "loading"):
         source = load_model(model)
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
+    saved = _checked_stages(save_after or {}, arrange(pipeline(choices)), source, out, force=force)
+    start = Unit(source.proto, partial(read_tensor, source))
     with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options, partial(read_tensor, source))
-    if plan.undetermined:
+        unit, timings = run_passes(split(arrange(pipeline(choices)))[0], start)
+    if unit.fact(Plan).undetermined:
         with run.step("calibrate", "measuring pre-activations"):
-            plan = _calibrated(run, source, plan, options, settings)
+            choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
+            unit, timings = run_passes(split(arrange(pipeline(choices)))[0], start)
+            unit = _noted(unit, notes)
     if validate and not dry_run and source.size <= LARGE:
-        plan = replace(plan, notes=(*plan.notes, *domain_notes(plan, partial(read_tensor, source))))
-    report = planned_report(name_of(model), source, plan, options)
+        unit = _noted(unit, domain_notes(unit.fact(Plan), start.read))
+    plan = unit.fact(Plan)
+    report = planned_report(name_of(model), source, plan, choices)
     if details:
         report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
-        return run.finish(report)
+        return run.finish(replace(report, passes=timings))
     with run.step("apply", "replacing them by attention heads"):
-        rewritten = apply(plan)
-    _check_signature(source.proto, rewritten)
-    claims = tuple(claim_of(each, plan.ends, options.accuracy.error) for each in plan.conversions)
+        unit, further = run_passes(split(arrange(pipeline(choices)))[1], unit)
+        rewritten, alone = made(unit), _alone(unit)
+    if not keeps_signature(source.proto, rewritten):
+        raise ValidationError("the rewritten model has another signature; this is a bug, please report it")
+    for name, path in saved.items():
+        with staged_output(unit.stages[name], path, source=source, force=force) as staged:
+            staged.commit()
+    report = replace(report, passes=(*timings, *further))
+    claims = tuple(claim_of(each, plan.ends, choices.accuracy.error) for each in plan.conversions)
     wanted = settings if validate else None
     variants = Variants(
         lowered=replace(source, proto=plan.reference, path=None),
         reweighted=None if plan.unmerged is None else replace(source, proto=plan.model, path=None),
-        alone=None if plan.route is None else replace(source, proto=apply(sublayers_only(plan)), path=None),
+        alone=None if alone is None else replace(source, proto=alone, path=None),
     )
     models = _Models(source, rewritten, variants)
     if out is None:
@@ -186,19 +126,64 @@ def rewrite(
     return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
 
 
-def _calibrated(run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings) -> Plan:
-    """The plan with activations fitted that no table entry names, on the values that they see.
+describe(rewrite, Options, Settings)
 
-    A model that does not run is planned without them; the proof will say why it does not.
+
+def made(unit: Unit) -> onnx.ModelProto:
+    """The model that the passes made."""
+    return unit.model
+
+
+def _alone(unit: Unit) -> onnx.ModelProto | None:
+    """The model with heads that can be cut out block by block, where the result's own cannot: None where they can."""
+    if unit.fact(Plan).route is not None:
+        # Bias tokens of the network belong to no block.
+        plan = sublayers_only(unit.fact(Plan))
+        return made(unit.having(plan, model=apply(plan)))
+    heads = unit.stages[MlpToAttention.name]
+    return None if heads is unit.model else heads
+
+
+def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
+    plan = unit.fact(Plan)
+    return unit.having(replace(plan, notes=(*plan.notes, *notes)))
+
+
+def _checked_stages(
+    wanted: Mapping[str, str | os.PathLike[str]],
+    passes: Sequence[Pass],
+    source: LoadedModel,
+    out: Path | None,
+    *,
+    force: bool,
+) -> dict[str, Path]:
+    """Where to save the model behind which pass; refused before the long work where that cannot be done."""
+    names = [each.name for each in passes]
+    if MlpToAttention.name not in names:
+        raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
+    stages = {name: Path(path) for name, path in wanted.items()}
+    for name, path in stages.items():
+        if name not in names:
+            raise UsageError(f"no pass '{name}' runs; those that do: {', '.join(names)}")
+        if out is not None and path.absolute() == out.absolute():
+            raise UsageError(f"{quoted(path)} cannot be both the result and the model behind '{name}'")
+        check_output(path, source=source, force=force)
+    return stages
+
+
+def _calibrated(
+    run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
+) -> tuple[Options, tuple[str, ...]]:
+    """The options with what the model reaches where activations must be fitted, and notes.
+
+    A model that does not run is planned without fits; the proof will say why it does not.
     """
     tensors = [block.gate for block in plan.undetermined if not block.path]
     try:
         reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings, run.progress)
     except ValidationError as error:
-        note = f"pre-activations could not be measured: {error}"
-        return replace(plan, notes=(*plan.notes, note))
-    options = replace(options, accuracy=replace(options.accuracy, reached=reached))
-    return make_plan(source.proto, options, partial(read_tensor, source))
+        return options, (f"pre-activations could not be measured: {error}",)
+    return replace(options, accuracy=replace(options.accuracy, reached=reached)), ()
 
 
 @dataclass(frozen=True)
@@ -261,15 +246,3 @@ def _validated(
 def _proved(report: Report, validation: Validation) -> Report:
     status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
     return replace(report, validation=validation, exit_status=status)
-
-
-def _check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """The result must be a drop-in replacement: same inputs, outputs, opset and IR version."""
-    same = (
-        list(before.graph.input) == list(after.graph.input)
-        and list(before.graph.output) == list(after.graph.output)
-        and before.ir_version == after.ir_version
-        and list(after.opset_import)[: len(before.opset_import)] == list(before.opset_import)
-    )
-    if not same:
-        raise ValidationError("the rewritten model has another signature; this is a bug, please report it")

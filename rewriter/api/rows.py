@@ -16,11 +16,13 @@ from passes.forms.builder import chunk_size_of
 from passes.match.blocks import Left, kinds
 from passes.match.operands import Read
 from passes.neurons.bounds import reach
-from passes.plan import Options, Plan
+from passes.options import Options
+from passes.plan import Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
 
@@ -40,6 +42,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         seconds={},
         notes=plan.notes,
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
+        options=values_of(options),
     )
 
 

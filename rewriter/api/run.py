@@ -1,25 +1,21 @@
-"""One call of the API: its clock, its progress, its checked options.
-
-Comes in: what the caller gave. Goes out: values the steps work with, or UsageError.
-"""
+"""One call of the API: its clock, its progress, its checked options."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import onnx
 
-from passes.conversion import Accuracy
-from passes.forms import FORMS
-from passes.match.blocks import GATES, SCOPES
-from passes.options import BIAS_TOKENS, DEFAULT_OPTIONS, FormOptions
-from passes.plan import Options
+from passes.options import Options
 from rewriter.errors import UsageError
+from rewriter.options import build, options_of
+from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
 from rewriter.report.environment import environment
 from rewriter.report.report import Report
@@ -61,54 +57,34 @@ class Run:
         return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
-def checked_options(
-    *,
-    form: str = "local",
-    scope: str = "mlp",
-    inline: bool = False,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    merge: bool = False,
-    gate: str = "heads",
-    fit: bool = True,
-    accuracy: float | None = None,
-    domain: float | None = None,
-    forms: FormOptions = DEFAULT_OPTIONS,
-) -> Options:
-    """The options, with unknown names and impossible numbers refused.
+def checked_options(**given: Any) -> Options:
+    """The options of the rewriting, from keywords.
 
     Raises:
-        UsageError: a form, a scope or a kind of gate that does not exist; an accuracy, a domain or a size out of range.
+        UsageError: a value does not exist, is out of range, or does not go with another one.
+        TypeError: a keyword is unknown.
     """
-    if form not in FORMS:
-        raise UsageError(f"unknown form '{form}'; known are: {', '.join(FORMS)}")
-    if scope not in SCOPES:
-        raise UsageError(f"unknown scope '{scope}'; known are: {', '.join(SCOPES)}")
-    if gate not in GATES:
-        raise UsageError(f"unknown gate '{gate}'; known are: {', '.join(GATES)}")
-    if accuracy is not None and not 0.0 < accuracy < 1.0:
-        raise UsageError(f"the accuracy {accuracy:g} is not between 0 and 1")
-    for name, value in (
-        ("domain", 1.0 if domain is None else domain),
-        ("max_pattern_mb", forms.max_pattern_mb),
-        ("max_tokens", forms.max_tokens),
-        ("omega", 1.0 if forms.omega is None else forms.omega),
-    ):
-        if not 0.0 < value < math.inf:
-            raise UsageError(f"{name} is {value}, and must be a positive number")
-    if forms.bias_token not in BIAS_TOKENS:
-        raise UsageError(f"unknown bias token '{forms.bias_token}'; known are: {', '.join(BIAS_TOKENS)}")
-    if forms.bias_token == "network" and form != "masked":
-        raise UsageError(f"a bias token that is carried through the network is for form masked, not {form}")
-    return Options(
-        form=form,
-        scope=scope,
-        inline=inline,
-        only=tuple(only),
-        skip=tuple(skip),
-        gate=gate,
-        fit=fit,
-        accuracy=Accuracy(accuracy, domain),
-        merge=merge,
-        forms=forms,
+    options = build(Options, given)
+    if options.forms.bias_token == "network" and options.form != "masked":
+        raise UsageError(f"a bias token that is carried through the network needs form masked, not {options.form}")
+    return options
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The options of the proof, from keywords; as they were given, providers are not filled in.
+
+    Raises:
+        UsageError: a value does not exist or is out of range.
+        TypeError: a keyword is unknown.
+    """
+    path, dims = given.get("inputs"), given.get("dims")
+    return build(Settings, {**given, "inputs": None if path is None else Path(path), "dims": dict(dims or {})})
+
+
+def parted(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the keywords of the rewriting, those of the proof); unknown ones count as the rewriting's."""
+    of_proof = {each.name for each in options_of(Settings)}
+    return (
+        {name: value for name, value in given.items() if name not in of_proof},
+        {name: value for name, value in given.items() if name in of_proof},
     )

@@ -15,10 +15,11 @@ import click
 from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
 from rewriter.cli.inspect import inspect
+from rewriter.cli.passes import passes
 from rewriter.cli.validate import validate
 from rewriter.errors import RewriteError
 
-COMMANDS: dict[str, click.Command] = {"inspect": inspect, "validate": validate, "diff": diff}
+COMMANDS: dict[str, click.Command] = {"inspect": inspect, "validate": validate, "diff": diff, "passes": passes}
 """Subcommand name to command; the plain command is `convert`."""
 
 _INTERRUPTED = 130

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from rewriter.cli.proof_options import INPUT_OPTIONS
+from rewriter.cli.declared import declared_options
 from rewriter.errors import UsageError
+from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -89,6 +90,6 @@ _COMPARING = (
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
-    for option in reversed((*INPUT_OPTIONS, *_COMPARING)):
+    for option in reversed(_COMPARING):
         command = option(command)
-    return command
+    return declared_options(Settings, only=("providers", "inputs", "dims", "seed"))(command)  # type: ignore[return-value]

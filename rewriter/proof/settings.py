@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rewriter.errors import UsageError
+from rewriter.options import option
 
 PROOFS = ("auto", "whole", "blocks")
 """How much of a model is loaded at a time: all of it, or one block and one segment."""
@@ -39,16 +40,31 @@ class Settings:
         time_limit: how long it may take, in seconds.
     """
 
-    providers: tuple[str, ...] = ("cpu",)
-    seed: int = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    inputs: Path | None = None
-    proof: str = "auto"
-    jobs: int = 1
-    joblib_backend: str | None = None
-    isolate: bool = False
-    memory_limit_mb: int | None = None
-    time_limit: float | None = None
+    providers: tuple[str, ...] = option(
+        (),
+        "Execution provider to prove on: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it "
+        "works.",
+        metavar="NAME[:KEY=VALUE,...]",
+        flag="--provider",
+    )
+    inputs: Path | None = option(None, "Prove on these inputs instead.", metavar="FILE.npz")
+    dims: Mapping[str, int] = option({}, "Size of a symbolic dimension.", metavar="NAME=VALUE", flag="--dim")
+    seed: int = option(0, "Seed of the inputs.", least=0, below=2**32)
+    proof: str = option(
+        "auto",
+        "Load whole models, or one block and one segment of a model at a time; auto: the latter above "
+        f"{LARGE // 10**6} MB.",
+        choices=PROOFS,
+    )
+    jobs: int = option(1, "How many blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
+    joblib_backend: str | None = option(
+        None,
+        "Where joblib runs them: loky, dask:scheduler_host=tcp://HOST:PORT, ray.",
+        metavar="NAME[:KEY=VALUE,...]",
+    )
+    isolate: bool = option(False, "Run the models in a process of its own, with the limits below.")
+    memory_limit_mb: int | None = option(None, "What that process may allocate, in MB.", least=1)
+    time_limit: float | None = option(None, "How long it may take.", metavar="SECONDS", above=0.0)
 
     def by_blocks(self, size: int) -> bool:
         """Whether a model of `size` bytes, weights included, is proved without ever being loaded as a whole."""

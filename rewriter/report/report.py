@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus
+from rewriter.pipeline import Timing
 from rewriter.proof.validate import Validation
 from rewriter.report.details import Details
 
@@ -88,6 +89,8 @@ class Report:
         seconds: by step: load, plan, apply, save, validate, total.
         notes: remarks on the whole.
         exit_status: what the command line exits with.
+        options: the options of the rewriting that it was made with, as keywords of `rewriter.rewrite`.
+        passes: the passes that ran, with their times.
         environment: what it was made with, as `rewriter.report.environment` gives it.
         rewritten: the rewritten model, where no output path was given.
         details: what only the page shows; None when it was not asked for. Not part of the JSON.
@@ -104,6 +107,8 @@ class Report:
     notes: tuple[str, ...]
     exit_status: ExitStatus
     environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    passes: tuple[Timing, ...] = ()
     rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     details: Details | None = field(default=None, repr=False, compare=False)
 
@@ -137,6 +142,8 @@ class Report:
             "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
             "notes": list(self.notes),
             "environment": dict(self.environment),
+            "options": plain_data(self.options),
+            "passes": [plain_data(each) for each in self.passes],
         }
 
     def write(self, path: Path) -> None:

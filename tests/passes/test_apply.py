@@ -10,7 +10,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.plan import Options, Plan, apply, make_plan
+from passes.options import Options
+from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.ort.sessions import open_session
 from tests.attention import Array

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from passes.forms import FORMS
-from passes.plan import Options, apply, make_plan
+from passes.options import Options
+from passes.plan import apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
 from rewriter.ort.sessions import open_session

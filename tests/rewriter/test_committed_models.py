@@ -12,8 +12,8 @@ import pytest
 from models.entry import Entry
 from models.registry import COMMITTED, Committed, get
 from passes.forms import FORMS
-from passes.options import FormOptions
-from passes.plan import Options, Plan, apply, make_plan
+from passes.options import FormOptions, Options
+from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from tests.committed import ACTIVATIONS, FOLDER, emitted, feeds, in_place
 from tests.conftest import slow

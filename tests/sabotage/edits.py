@@ -21,6 +21,7 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.plan import Plan
+from rewriter.pipeline import Unit
 from tests.sabotage.harness import Part, Patch, SabotageError
 
 Edit = Callable[[onnx.ModelProto, Plan], None]
@@ -39,15 +40,16 @@ def applied(*edits: Edit, only_carried: bool = False) -> Patch:
     """The rewritten model is changed by these edits; `only_carried`: only where the network carries bias tokens."""
 
     def wrapper(right: Part) -> Part:
-        def wrong(plan: Plan) -> onnx.ModelProto:
-            made: onnx.ModelProto = right(plan)
+        def wrong(unit: Unit) -> onnx.ModelProto:
+            made, plan = right(unit), unit.fact(Plan)
+            assert isinstance(made, onnx.ModelProto)
             if not only_carried or plan.route is not None:
                 _carry_out(edits, made, plan)
             return made
 
         return wrong
 
-    return {"apply": wrapper}
+    return {"made": wrapper}
 
 
 def _carry_out(edits: Sequence[Edit], model: onnx.ModelProto, plan: Plan) -> None:

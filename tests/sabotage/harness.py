@@ -17,11 +17,12 @@ from typing import Any
 from unittest import mock
 
 import rewriter
+from passes.plan import Plan
 from rewriter import ExitStatus
 from rewriter.errors import RewriteError
 
 POINTS: Mapping[str, tuple[str, str]] = {
-    "apply": ("rewriter.api.rewriting", "apply"),
+    "made": ("rewriter.api.rewriting", "made"),
     "decide": ("passes.plan", "decide"),
     "lower": ("passes.plan", "lower"),
     "merge": ("passes.plan", "merge"),
@@ -93,7 +94,7 @@ def attempt(model: Path, options: Mapping[str, Any], patch: Patch) -> Attempt:
         for point, wrapper in patch.items():
             stack.enter_context(_installed(point, _noting(wrapper, point, used)))
         stack.enter_context(_installed("serialise", lambda right: _recording(right, saved)))
-        stack.enter_context(_installed("apply", lambda right: _planning(right, planned)))
+        stack.enter_context(_installed("made", lambda right: _planning(right, planned)))
         result = _run(model, Path(folder) / "out.onnx", options)
         if missing := set(patch) - used:
             raise SabotageError(f"{', '.join(sorted(missing))} was never called")
@@ -150,8 +151,8 @@ def _recording(right: Part, saved: list[bytes]) -> Part:
 
 
 def _planning(right: Part, planned: list[tuple[str, ...]]) -> Part:
-    def planning(plan: Any) -> Any:
-        planned.append(tuple(conversion.block.name for conversion in plan.conversions))
-        return right(plan)
+    def planning(unit: Any) -> Any:
+        planned.append(tuple(conversion.block.name for conversion in unit.fact(Plan).conversions))
+        return right(unit)
 
     return planning

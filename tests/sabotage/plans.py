@@ -12,6 +12,7 @@ from passes.match.lower import Lowered
 from passes.neurons.merge import Merged
 from passes.neurons.reduce import Reduction
 from passes.plan import Plan, apply
+from rewriter.pipeline import Unit
 from tests.sabotage.edits import anywhere, applied, heads, inner, places
 from tests.sabotage.harness import Part, Patch
 from tests.sabotage.lengths import length
@@ -27,14 +28,14 @@ def replaced(make: Callable[[Plan], onnx.ModelProto]) -> Patch:
     """The whole result is another model."""
 
     def wrapper(_: Part) -> Part:
-        def wrong(plan: Plan) -> onnx.ModelProto:
+        def wrong(unit: Unit) -> onnx.ModelProto:
             result = onnx.ModelProto()
-            result.CopyFrom(make(plan))
+            result.CopyFrom(make(unit.fact(Plan)))
             return result
 
         return wrong
 
-    return {"apply": wrapper}
+    return {"made": wrapper}
 
 
 def first_only(plan: Plan) -> onnx.ModelProto:

@@ -107,7 +107,7 @@ def test_a_crash_is_a_fault() -> None:
 
         return crash
 
-    trial = tried(Sabotage("crash", {"apply": crashing}, on("silu")), *on("silu"))
+    trial = tried(Sabotage("crash", {"made": crashing}, on("silu")), *on("silu"))
     assert trial.fault == "crashed: KeyError: 'h'"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from rewriter.pipeline import Timing
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.statistics import OutputStats
@@ -32,6 +33,16 @@ def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
         error = "exact" if row.exact and not row.max_error else f"{row.max_error or 0.0:.1e}"
         cells = (row.name, _operators(row), row.activation, row.program or "")
         table.add_row(*map(plain, cells), count(row.heads), str(row.bias_tokens), error)
+    return table
+
+
+def passes_table(passes: tuple[Timing, ...]) -> Table:
+    """What each pass took."""
+    table = _table("Passes")
+    _columns(table, text=("pass",))
+    _columns(table, numbers=("seconds", "nodes before", "nodes after"))
+    for each in passes:
+        table.add_row(each.name, f"{each.seconds:.3f}", count(each.nodes_before), count(each.nodes_after))
     return table
 
 

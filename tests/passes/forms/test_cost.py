@@ -14,8 +14,8 @@ from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from passes.forms.cost import COSTS, FormCost, Setting, cost
 from passes.match.linear import Miss
-from passes.options import FormOptions
-from passes.plan import Options, apply, make_plan
+from passes.options import FormOptions, Options
+from passes.plan import apply, make_plan
 from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 import rewriter.api.rewriting
 from passes.conversion import Conversion
 from passes.forms import FORMS
-from passes.options import FormOptions
-from passes.plan import Options, Plan, apply, make_plan
+from passes.options import FormOptions, Options
+from passes.plan import Plan, apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
 from rewriter import ExitStatus, Report, ValidationError, rewrite
+from rewriter.api.rewriting import made
 from rewriter.ort.sessions import open_session
+from rewriter.pipeline import Unit
 from tests.conftest import slow
 from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, correct, error_ratio
 from tests.oracle import evaluate
@@ -374,12 +376,12 @@ def test_projections_are_proved(first: str, options: dict[str, Any]) -> None:
 
 
 def rewritten_with(change: Callable[[onnx.ModelProto], None], form: str, monkeypatch: pytest.MonkeyPatch) -> Report:
-    def planted(plan: Plan) -> onnx.ModelProto:
-        model = apply(plan)
+    def planted(unit: Unit) -> onnx.ModelProto:
+        model = made(unit)
         change(model)
         return model
 
-    monkeypatch.setattr(rewriter.api.rewriting, "apply", planted)
+    monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
     return rewrite(mlp(SILU), form=form, max_tokens=TOKENS)
 
 

@@ -13,7 +13,8 @@ import onnx
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
-from passes.plan import Options, apply, make_plan
+from passes.options import Options
+from passes.plan import apply, make_plan
 from tests.conftest import slow
 
 SAMPLE = (

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.plan import Options, make_plan
+from passes.options import Options
+from passes.plan import make_plan
 from rewriter import ExitStatus, rewrite
 from tests.errors import accurate, feeds_of
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.plan import Options, make_plan
+from passes.options import Options
+from passes.plan import make_plan
 from tests.attention import Array, neurons
 from tests.errors import EVALUATED
 from tests.oracle import tensors

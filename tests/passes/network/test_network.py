@@ -14,8 +14,8 @@ from passes.network.carry import carry
 from passes.network.names import COUNT, INDICATORS, IS_TOKEN, STREAM
 from passes.network.route import Route, find_route
 from passes.network.step import token_axes
-from passes.options import FormOptions
-from passes.plan import Options, Plan, apply, make_plan
+from passes.options import FormOptions, Options
+from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.errors import UsageError
 from rewriter.ort.sessions import open_session

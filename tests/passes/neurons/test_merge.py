@@ -11,7 +11,8 @@ import pytest
 
 import passes.plan
 from passes.neurons.merge import Merged, Record, merge
-from passes.plan import Options, make_plan
+from passes.options import Options
+from passes.plan import make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.cli import run
 from rewriter.graph.view import all_views

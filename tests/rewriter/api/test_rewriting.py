@@ -13,8 +13,8 @@ import pytest
 
 import rewriter
 import rewriter.api
-from passes.plan import apply
 from rewriter import ExitStatus, ModelError, UsageError, ValidationError, rewrite
+from rewriter.api.rewriting import made
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 TWO = (
@@ -281,13 +281,13 @@ def test_planted_bug_fails_the_proof_and_leaves_no_file(
     text: str, spoil: Spoil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         spoil(result)
         return result
 
     path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     onnx.save(mlp(text), path)
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     report = rewrite(path, out)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.output is None
@@ -304,11 +304,11 @@ def test_without_a_planted_bug_it_passes(text: str) -> None:
 
 def test_planted_bug_in_memory_gives_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         nudge("key")(result)
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     report = rewrite(mlp(SILU))
     assert (report.exit_status, report.rewritten) == (ExitStatus.VALIDATION_FAILED, None)
 
@@ -318,13 +318,13 @@ def test_heads_that_read_another_tensor_fail_and_leave_no_file(
     slot: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         rewire("attention", slot, "first")(result)
         return result
 
     path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     onnx.save(mlp(SILU), path)
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     try:
         status = rewrite(path, out).exit_status
     except ValidationError as error:
@@ -339,22 +339,22 @@ def test_planted_bug_keeps_the_old_output(tmp_path: Path, monkeypatch: pytest.Mo
     out.write_bytes(b"precious")
 
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         nudge("key")(result)
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     assert rewrite(path, out, force=True).exit_status is ExitStatus.VALIDATION_FAILED
     assert out.read_bytes() == b"precious"
 
 
 def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         result.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "renamed"
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     with pytest.raises(ValidationError, match="another signature; this is a bug"):
         rewrite(mlp(SILU))
 

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.plan import apply
 from rewriter import rewrite
+from rewriter.api.rewriting import made
 from rewriter.cli import COMMANDS, run
 from rewriter.ort import providers
 from tests.rewriter.report.test_report import SCHEMA
@@ -80,13 +80,13 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Move the heads' key by 1e-3 from here on."""
 
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         for tensor in result.graph.initializer:
             if tensor.name.endswith("/heads/key"):
                 tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
 
 
 def test_1_keeps_an_existing_output(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:

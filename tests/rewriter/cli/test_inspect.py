@@ -10,7 +10,8 @@ import pytest
 
 from passes.accounting import account
 from passes.forms import FORMS
-from passes.plan import Options, make_plan
+from passes.options import Options
+from passes.plan import make_plan
 from rewriter import inspect
 from rewriter.cli import run
 from tests.textmodels import mlp

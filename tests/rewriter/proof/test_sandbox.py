@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 import pytest
 
-from passes.plan import apply
 from rewriter import ExitStatus, ProviderError, UsageError, ValidationError, rewrite
+from rewriter.api.rewriting import made
 from rewriter.cli import run
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.sandbox import from_plain
@@ -43,13 +43,13 @@ def test_the_result_is_that_of_a_proof_here(model: Path) -> None:
 
 def test_a_failed_proof_fails_there_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         tensor = next(each for each in result.graph.initializer if each.name.endswith("/heads/key"))
         tensor.float_data[:] = []
         tensor.CopyFrom(onnx.numpy_helper.from_array(0.01 + onnx.numpy_helper.to_array(tensor), tensor.name))
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     report = rewrite(model, model.with_name("out.onnx"), isolate=True)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert [path.name for path in model.parent.iterdir()] == ["model.onnx"]

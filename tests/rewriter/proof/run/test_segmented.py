@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from passes.plan import apply
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
+from rewriter.api.rewriting import made
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
@@ -237,11 +237,11 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     spoil: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
-        result = apply(*arguments)
+        result = made(*arguments)
         spoil(result)
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     path = decoder(tmp_path)
     report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
     assert report.exit_status is ExitStatus.VALIDATION_FAILED

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from passes.plan import Options, Plan, make_plan
+from passes.options import Options
+from passes.plan import Plan, make_plan
 from rewriter.api.rows import claim_of
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.options import FormOptions
-from passes.plan import Options, apply, make_plan
+from passes.options import FormOptions, Options
+from passes.plan import apply, make_plan
 from rewriter.files.load import LoadedModel, read_tensor
 from tests.rewriter.compare.files.edits import (
     Change,

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from passes.plan import Options, apply, make_plan
+from passes.options import Options
+from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.api.rows import claim_of
 from rewriter.proof.unchanged.model import unexplained_changes
@@ -283,7 +284,7 @@ def test_differences_in_a_body_with_a_block(form: str) -> None:
 
 
 def test_a_run_that_converts_nothing_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", lambda plan: plan.model)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", lambda unit: unit.fact(Plan).model)
     report = rewrite(mlp(SILU), tmp_path / "out.onnx")
     assert [row.heads for row in report.converted] == [8]
     assert report.exit_status is ExitStatus.VALIDATION_FAILED

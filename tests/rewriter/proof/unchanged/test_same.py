@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.plan import Options, apply, make_plan
+from passes.options import Options
+from passes.plan import apply, make_plan
 from rewriter.api.rows import claim_of
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.proof.claims import Side

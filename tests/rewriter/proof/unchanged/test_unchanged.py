@@ -11,8 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.match.marks import made_for
-from passes.plan import Options, Plan, apply, make_plan
+from passes.options import Options
+from passes.plan import apply, make_plan
 from rewriter import ExitStatus, rewrite
+from rewriter.api.rewriting import made
+from rewriter.pipeline import Unit
 from tests.rewriter.compare.files.edits import (
     Change,
     body,
@@ -360,12 +363,12 @@ def test_a_planted_difference_fails_the_proof(
 ) -> None:
     """Each of them computes what the original does, or differs by less than rounding."""
 
-    def planted(plan: Plan) -> onnx.ModelProto:
-        result = apply(plan)
+    def planted(unit: Unit) -> onnx.ModelProto:
+        result = made(unit)
         change(result)
         return result
 
-    monkeypatch.setattr(f"{rewrite.__module__}.apply", planted)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
     report = rewrite(mlp(activation), tmp_path / "out.onnx")
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None

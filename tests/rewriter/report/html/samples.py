@@ -10,8 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 import rewriter.api.rewriting
-from passes.plan import Plan, apply
 from rewriter import ExitStatus, Report, rewrite
+from rewriter.api.rewriting import made
+from rewriter.pipeline import Unit
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.statistics import OutputStats
@@ -35,8 +36,8 @@ HOSTILE = (
 def failed() -> Report:
     """A proof that fails: one coefficient of a block's heads is off."""
 
-    def planted(plan: Plan) -> onnx.ModelProto:
-        model = apply(plan)
+    def planted(unit: Unit) -> onnx.ModelProto:
+        model = made(unit)
         for tensor in model.graph.initializer:
             if tensor.name.endswith("bias_part"):
                 values = numpy_helper.to_array(tensor).copy()
@@ -46,7 +47,7 @@ def failed() -> Report:
         raise AssertionError("no coefficient was found")
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(rewriter.api.rewriting, "apply", planted)
+        monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
         report = rewrite(mlp(ERF_GELU), details=True)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     return report

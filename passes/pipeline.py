@@ -1,0 +1,145 @@
+"""The passes of this package, in the order in which they run.
+
+    lower              fused operators and local functions taken apart where a block needs their parts
+    merge-neurons      blocks with fewer neurons, where it is proved that some are not needed (--merge)
+    carry-bias-tokens  bias tokens appended once and carried through the whole network (--bias-token network)
+    mlp-to-attention   MLP blocks replaced by attention heads, in the form asked for
+
+Planning stays apart from applying: the preparing passes leave a `Plan`, made on a graph that nobody changes; the others
+carry it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx
+
+from passes.match.lower import Lowered
+from passes.match.marks import made_for
+from passes.options import Options
+from passes.plan import Plan, carried, emit, plan_lowered, plan_merged
+from rewriter.graph.view import subgraphs
+from rewriter.pipeline import Pass, Unit
+
+
+@dataclass(frozen=True)
+class Lower:
+    """Take fused operators and local functions apart where a block needs their parts, and plan."""
+
+    options: Options = field(default_factory=Options)
+    name = "lower"
+    requires = ()
+    prepares = True
+    summary = "take fused operators and local functions apart where a block needs their parts, and plan"
+    runs = "always"
+
+    def run(self, unit: Unit) -> Unit:
+        """Leaves `Lowered` and `Plan`."""
+        lowered, plan = plan_lowered(unit.model, self.options)
+        return unit.having(lowered, plan, model=plan.model)
+
+    def ensures(self, unit: Unit) -> None:
+        """Nothing beyond a sound model: the proof holds the lowered form to the original in float64."""
+
+
+@dataclass(frozen=True)
+class MergeNeurons:
+    """Remove neurons that are proved not to be needed; reads the weights of the blocks."""
+
+    options: Options = field(default_factory=Options)
+    name = "merge-neurons"
+    requires = (Lower.name,)
+    prepares = True
+    summary = "remove neurons that are proved not to be needed"
+    runs = "with --merge"
+
+    def run(self, unit: Unit) -> Unit:
+        """Leaves the `Plan` for the model with merged weights."""
+        plan = plan_merged(unit.fact(Lowered), unit.fact(Plan), self.options, unit.read)
+        return unit.having(plan, model=plan.model)
+
+    def ensures(self, unit: Unit) -> None:
+        """No block has more neurons than before."""
+        grown = [record.block for record in unit.fact(Plan).merged if (record.after or 0) > (record.before or 0)]
+        if grown:
+            raise AssertionError(f"merging added neurons to {grown[0]}")
+
+
+@dataclass(frozen=True)
+class CarriedPlan:
+    """A plan on the graph that carries the bias tokens."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class CarryBiasTokens:
+    """Append the bias tokens once, behind the embeddings, and carry them through the network (Theorem 6)."""
+
+    name = "carry-bias-tokens"
+    requires = (Lower.name,)
+    prepares = False
+    summary = "append the bias tokens once and carry them through the whole network"
+    runs = "with --bias-token network"
+
+    def run(self, unit: Unit) -> Unit:
+        """Leaves `CarriedPlan`; where the plan has no route, the model stays as it is."""
+        plan = carried(unit.fact(Plan))
+        return unit.having(CarriedPlan(plan), model=plan.model)
+
+    def ensures(self, unit: Unit) -> None:
+        """The conversions are the planned ones."""
+        planned, moved = (plan.conversions for plan in (unit.fact(Plan), unit.fact(CarriedPlan).plan))
+        if [one.block.name for one in planned] != [one.block.name for one in moved]:
+            raise AssertionError("carrying the bias tokens lost a block")
+
+
+@dataclass(frozen=True)
+class MlpToAttention:
+    """Replace the planned MLP blocks by attention heads."""
+
+    name = "mlp-to-attention"
+    requires = (Lower.name,)
+    prepares = False
+    summary = "replace the planned MLP blocks by attention heads"
+    runs = "always"
+
+    def run(self, unit: Unit) -> Unit:
+        """The model with the heads."""
+        plan = unit.facts[CarriedPlan].plan if CarriedPlan in unit.facts else unit.fact(Plan)
+        return unit.having(model=emit(plan))
+
+    def ensures(self, unit: Unit) -> None:
+        """Every planned block has nodes that are marked as its heads."""
+        made = _marked(unit.model.graph)
+        missing = [one.block.name for one in unit.fact(Plan).conversions if one.block.name not in made]
+        if missing:
+            raise AssertionError(f"no node is marked as made for {missing[0]}")
+
+
+PASSES = (Lower, MergeNeurons, CarryBiasTokens, MlpToAttention)
+"""All passes, in the order in which they run."""
+
+
+def pipeline(options: Options) -> tuple[Pass, ...]:
+    """The passes that follow the options, in order."""
+    passes: list[Pass] = [Lower(options)]
+    if options.merge:
+        passes.append(MergeNeurons(options))
+    if options.forms.bias_token == "network":
+        passes.append(CarryBiasTokens())
+    return (*passes, MlpToAttention())
+
+
+def _marked(graph: onnx.GraphProto) -> set[str]:
+    """Names of blocks that nodes are marked with, bodies of control flow included."""
+    found: set[str] = set()
+    pending = [graph]
+    while pending:
+        for node in pending.pop().node:
+            name = made_for(node)
+            if name is not None:
+                found.add(name)
+            pending.extend(body for _, body in subgraphs(node))
+    return found

@@ -1,0 +1,65 @@
+"""The options as keywords of `rewrite`: their types, and what `help(rewrite)` says of them.
+
+Names, defaults and help come from the dataclasses that declare the options; `RewriteKeywords` repeats only names and
+types, for type checkers, and a test compares both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from rewriter.options import options_of
+
+
+class RewriteKeywords(TypedDict, total=False):
+    """The options of `rewriter.rewrite`."""
+
+    form: str
+    scope: str
+    inline: bool
+    only: str | Sequence[str]
+    skip: str | Sequence[str]
+    merge: bool
+    gate: str
+    fit: bool
+    accuracy: float | None
+    domain: float | None
+    max_pattern_mb: float
+    attention_op: bool
+    max_tokens: int
+    omega: float | None
+    bias_token: str
+    providers: str | Sequence[str] | None
+    inputs: str | os.PathLike[str] | None
+    dims: Mapping[str, int] | None
+    seed: int
+    proof: str
+    jobs: int
+    joblib_backend: str | None
+    isolate: bool
+    memory_limit_mb: int | None
+    time_limit: float | None
+
+
+def describe(function: Callable[..., Any], *declared: type) -> None:
+    """Let signature and docstring of `function` name the options of dataclasses in the place of its `**options`."""
+    found = [each for kind in declared for each in options_of(kind)]
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    types = RewriteKeywords.__annotations__
+    further = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
+        for each in found
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
+    lines = [
+        textwrap.fill(
+            f"{each.name} ({each.default!r}): {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12
+        )
+        for each in found
+    ]
+    function.__doc__ = f"{function.__doc__ or ''}\n    Options:\n" + "\n".join(lines) + "\n"

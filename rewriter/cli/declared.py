@@ -1,0 +1,124 @@
+"""Command-line options from the dataclasses that declare them (`rewriter.options`)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewriter.errors import RewriteError
+from rewriter.options import Option, options_of
+
+Command = Callable[..., Any]
+
+
+def declared_options(*kinds: type, only: Collection[str] | None = None, **instead: Any) -> Callable[[Command], Command]:
+    """Give a command the options of dataclasses; it gets them by the names that Python knows them by.
+
+    Args:
+        *kinds: the dataclasses.
+        only: names to take; default all.
+        **instead: attributes of single options that this command words otherwise, as `name={"help": ...}`.
+    """
+    found = [each for kind in kinds for each in options_of(kind) if only is None or each.name in only]
+    negated = {f"no_{each.name}": each.name for each in found if each.flag == f"--no-{each.name}"}
+
+    def decorated(command: Command) -> Command:
+        result: Command
+
+        @functools.wraps(command)
+        def called(*arguments: Any, **options: Any) -> Any:
+            for flag, name in negated.items():
+                options[name] = not options.pop(flag)
+            return command(*arguments, **options)
+
+        result = called
+        for each in reversed(found):
+            result = _option(each, instead.get(each.name, {}))(result)
+        return result
+
+    return decorated
+
+
+def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Command], Command]:
+    flag = each.flag or f"--{each.name.replace('_', '-')}"
+    attributes: dict[str, Any] = {"help": each.help}
+    if flag == f"--no-{each.name}":
+        return click.option(flag, f"no_{each.name}", is_flag=True, **{**attributes, **instead})
+    if each.kind is bool:
+        return click.option(flag, each.name, is_flag=True, **{**attributes, **instead})
+    if each.metavar:
+        attributes["metavar"] = each.metavar
+    if each.repeatable or isinstance(each.default, Mapping):
+        attributes["multiple"] = True
+    elif each.default is not None:
+        attributes |= {"default": each.default, "show_default": True}
+    if each.name in _CALLBACKS:
+        attributes["callback"] = _CALLBACKS[each.name]
+    elif each.choices:
+        attributes["type"] = click.Choice(each.choices)
+    elif each.kind is int:
+        attributes["type"] = click.IntRange(
+            None if each.least is None else int(each.least), None if each.below is None else int(each.below) - 1
+        )
+    elif each.kind is float:
+        attributes["type"] = click.FloatRange(each.above, each.below, min_open=True, max_open=True)
+    elif each.kind is object:
+        attributes["type"] = click.Path(path_type=Path)
+    return click.option(flag, each.name, **{**attributes, **instead})
+
+
+def _accuracy(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    if value is None or value == "dtype":
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < 1.0:
+        raise click.BadParameter(f"'{value}' is neither 'dtype' nor a number between 0 and 1, such as 1e-6")
+    return number
+
+
+def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not texts:
+        return ()
+    from rewriter.ort.providers import parse_provider
+
+    try:
+        return tuple(parse_provider(text).text for text in texts)
+    except RewriteError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _backend(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    from rewriter.proof.run.jobs import parse_backend
+
+    try:
+        parse_backend(text)
+    except RewriteError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for value in values:
+        name, sign, number = value.rpartition("=")
+        if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
+            raise click.BadParameter(f"'{value}' is not NAME=VALUE with a value of at least 1")
+        sizes[name] = int(number)
+    return sizes
+
+
+_CALLBACKS: Mapping[str, Callable[[click.Context, click.Parameter, Any], Any]] = {
+    "accuracy": _accuracy,
+    "providers": _providers,
+    "dims": _dimension,
+    "joblib_backend": _backend,
+}
+"""Options whose text is read here."""

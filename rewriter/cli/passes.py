@@ -1,0 +1,26 @@
+"""`rewrite passes`: the passes of the pipeline, in order, and their options."""
+
+from __future__ import annotations
+
+import click
+
+from passes.options import Options
+from passes.pipeline import PASSES, MlpToAttention
+from rewriter.options import options_of
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def passes() -> int:
+    """List the passes of the pipeline, in the order in which they run, and their options.
+
+    `rewrite --time-passes` prints what each one took, `--save-after PASS=FILE` saves the model behind one. In Python
+    the pipeline can be changed: see `rewriter.rewrite(passes=...)`.
+    """
+    for each in PASSES:
+        click.echo(f"{each.name:18} {each.summary}")
+        needs = f"after {', '.join(each.requires)}; " if each.requires else ""
+        click.echo(f"{'':18} {needs}runs {each.runs}")
+        for option in options_of(Options) if each is MlpToAttention else ():
+            flag = option.flag or f"--{option.name.replace('_', '-')}"
+            click.echo(f"{'':20} {flag:18} {option.help}")
+    return 0

@@ -1,0 +1,170 @@
+"""Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
+
+Command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options that
+a report repeats are all derived from these fields. A field without `option(...)` is not an option; a field that holds
+another such dataclass contributes that one's options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from rewriter.errors import UsageError
+
+Made = TypeVar("Made")
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: keyword in Python; on the command line with dashes.
+        kind: the type of its value: bool, int, float or str; of its entries where it is repeatable; object where
+            the command line has its own way to read it.
+        default: its default.
+        help: what it does, in a sentence or two.
+        choices: the values it takes; empty for any.
+        metavar: what help texts call its value.
+        least: the smallest value it takes.
+        above: what its value must exceed.
+        below: what its value must stay below.
+        repeatable: whether it is a sequence, one entry each time the option is given.
+        flag: name on the command line, where that is not the keyword's own.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    metavar: str = ""
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    repeatable: bool = False
+    flag: str = ""
+
+    def checked(self, value: Any) -> Any:
+        """The value, with a single entry of a repeatable option as a tuple.
+
+        Raises:
+            UsageError: it is not one of the choices, or out of range.
+        """
+        if self.repeatable:
+            return (value,) if isinstance(value, str) else tuple(value or ())
+        if value is None and self.default is None:
+            return None
+        if self.choices and value not in self.choices:
+            raise UsageError(f"unknown {self.words} '{value}'; known are: {', '.join(self.choices)}")
+        if self.kind in (int, float) and not self._within(value):
+            raise UsageError(f"{self.name} is {value}, and must be {self._range}")
+        return value
+
+    @property
+    def text(self) -> str:
+        """The help for readers of Python, with the choices."""
+        text = self.help if self.flag != f"--no-{self.name}" else f"False: {self.help[0].lower()}{self.help[1:]}"
+        return text + (f" One of {', '.join(self.choices)}." if self.choices else "")
+
+    @property
+    def words(self) -> str:
+        """The name as words."""
+        return self.name.replace("_", " ")
+
+    def _within(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    @property
+    def _range(self) -> str:
+        kind = "an integer" if self.kind is int else "a number"
+        if self.above == 0 and self.below is None:
+            return f"{kind} above 0"
+        parts = [
+            f"{words} {bound:g}"
+            for words, bound in (("at least", self.least), ("above", self.above), ("below", self.below))
+            if bound is not None
+        ]
+        return f"{kind} {' and '.join(parts)}".rstrip()
+
+
+def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it
+    """A dataclass field that is an option; `further` are attributes of `Option`."""
+    metadata = {_KEY: {"name": name, "help": help, **further}}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(kind: type) -> tuple[Option, ...]:
+    """All options of a dataclass, those of nested ones included, in order."""
+    return tuple(found for _, found in _declared(kind))
+
+
+def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
+    """An instance from keywords, nested dataclasses included; checked.
+
+    Raises:
+        UsageError: a value is not one of the choices, or out of range.
+        TypeError: a keyword is unknown.
+    """
+    known = {found.name: found for found in options_of(kind)}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise TypeError(f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    return _built(kind, {name: known[name].checked(value) for name, value in given.items()})
+
+
+def values_of(instance: Any) -> dict[str, Any]:
+    """Option name to value, nested dataclasses included."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if _KEY in field.metadata:
+            values[field.metadata[_KEY]["name"] or field.name] = value
+        elif dataclasses.is_dataclass(value):
+            values.update(values_of(value))
+    return values
+
+
+def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
+    arguments: dict[str, Any] = {}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if _KEY in field.metadata:
+            name = field.metadata[_KEY]["name"] or field.name
+            if name in given:
+                arguments[field.name] = given[name]
+        elif dataclasses.is_dataclass(hints[field.name]):
+            arguments[field.name] = _built(hints[field.name], given)
+    return kind(**arguments)
+
+
+def _declared(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if _KEY in field.metadata:
+            given = dict(field.metadata[_KEY])
+            name = given.pop("name") or field.name
+            repeatable = typing.get_origin(hint) is tuple
+            parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
+            plain = parts[0] if parts[0] in (bool, int, float, str) else object
+            default = {} if field.default is dataclasses.MISSING else field.default
+            yield field, Option(name, plain, default, repeatable=repeatable, **given)
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from _declared(hint)
