@@ -67,7 +67,10 @@ VALUES = (
     Sabotage("infinite beyond y = 1e30", applied(heads(where("Greater(y, $1e30)", "Add(own, $inf)"))), on(*_PAIR)),
     Sabotage("off by 1e-3 between y = 1 and 1.001", applied(heads(between("1.0", "1.001"))), on(*_PAIR)),
     Sabotage(
-        "off by 1e-3 between y = 0.7 and 0.7001", applied(heads(between("0.7", "0.7001"))), on(*_PAIR), Expect.UNSEEN
+        "off by 1e-3 between y = 0.7 and 0.700001",
+        applied(heads(between("0.7", "0.700001"))),
+        on(*_PAIR),
+        Expect.UNSEEN,
     ),
     Sabotage("off by 1e-3 between y = 0 and 1e-6", applied(heads(between("1e-9", "1e-6"))), on(*_OTHER)),
     Sabotage("1e-3 at negative zero", applied(heads(_NEGATIVE_ZERO)), on(*_PAIR)),

@@ -159,8 +159,8 @@ def open_floor(model: onnx.ModelProto, _: Plan) -> None:
 
 
 _LEAK = (
-    "l = Gather<axis = 1>(own, #-1) k = Add(l, $0.5) c = Mul(k, $0.01) f = Slice(own, #0, #1, #1) g = Add(f, c) "
-    "r = Slice(own, #1, #end, #1) out = Concat<axis = 1>(g, r)"
+    "l = Gather<axis = 1>(own, #-1) f = Slice(own, #0, #1, #1) k = Add(l, f) s = Mul(k, k) c = Mul(s, $0.01) "
+    "g = Add(f, c) r = Slice(own, #1, #end, #1) out = Concat<axis = 1>(g, r)"
 )
 _LAST_DROPPED = "a = Slice(own, #1, #end, #0) b = Slice(own, #-1, #end, #0) out = Concat<axis = 0>(a, b)"
 _NETWORK = (

@@ -108,7 +108,6 @@ POSITIONS: tuple[tuple[str, Edit], ...] = (
     ("the last two positions are the same", inner(_ONE_HOT, same_slot(68))),
     ("omega has the wrong sign", constant("*minus_omega", scaled(-1.0))),
     ("slots rolled by one", inner(_ONE_HOT, rolled(1))),
-    ("bias tokens have no slots", inner("*/heads/bias_positions_each", _NOTHING)),
     ("all pairs are allowed", inner("*scores_allowed", "a = Not(own) out = Or(own, a)")),
 )
 """Forms `maskless` and `staged`: what is wrong with positions, some of it only from a position on."""
@@ -146,6 +145,11 @@ SQUARES = (
     *(Sabotage(f"{what}, form masked, small chunks", applied(edit), chunked(*_MASKED)) for what, edit in CHUNKS[:3]),
     *(Sabotage(f"{what}, form maskless", applied(edit), _MASKLESS) for what, edit in CHUNKS[:3]),
     *(Sabotage(f"{what}, form maskless", applied(edit), _MASKLESS) for what, edit in POSITIONS),
+    Sabotage(
+        "bias tokens have no slots, form maskless",
+        applied(inner("*/heads/bias_positions_each", _NOTHING)),
+        square("maskless", "gelu-vision", "gelu-encoder"),
+    ),
     *(Sabotage(f"{what}, form staged", applied(edit), square("staged", *_TEXTS)) for what, edit in POSITIONS[:6]),
     *(Sabotage(f"{what}, form staged", applied(edit), _STAGED) for what, edit in STAGES),
     Sabotage(

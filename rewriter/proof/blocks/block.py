@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.segments import bytes_of
@@ -158,7 +159,19 @@ def _foreign(
 def prove_block(item: BlockItem) -> BlockProof:
     """Prove one block. A function of its item alone: it runs in any process that can read the weights."""
     if isinstance(item.heads, str):
-        return BlockProof(item.claim.name, None, float("inf"), float("inf"), None, None, (item.heads,))
+        return _unproved(item.claim, item.heads)
+    try:
+        return _proved(item)
+    except ValidationError as error:
+        # What onnxruntime refuses to run says nothing of the block that it belongs to.
+        return _unproved(item.claim, f"{item.claim.name}: {error}")
+
+
+def _unproved(claim: Claim, why: str) -> BlockProof:
+    return BlockProof(claim.name, None, float("inf"), float("inf"), None, None, (why,))
+
+
+def _proved(item: BlockItem) -> BlockProof:
     if isinstance(item.heads, Heads):
         region = prove_heads(item.heads, item.claim, item.ways)
     else:
@@ -322,8 +335,6 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
 
 def _accepted(before: Side, cases: Sequence[Case]) -> list[Case]:
     """The cases whose sizes the original's block takes: a static shape inside it may fix them."""
-    from rewriter.errors import ValidationError
-
     kept = []
     if cases:
         session = open_part(before.model, "cpu", optimise=False, prepack=False)

@@ -114,7 +114,7 @@ def _token_types(request: Request) -> NDArray[Any]:
 
 def _ids(request: Request) -> NDArray[Any]:
     ids = _integers(request, request.rows or _VOCABULARY)
-    if request.special and ids.ndim:
+    if request.special and ids.size:
         last = ids if ids.ndim == 1 else ids[-1]
         last[...] = last[..., :1]
     return ids
