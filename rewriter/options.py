@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from rewriter.errors import UsageError
@@ -80,7 +81,8 @@ class Option:
         return self.name.replace("_", " ")
 
     def _within(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        kind = Integral if self.kind is int else Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
         return (
             (self.least is None or value >= self.least)

@@ -158,25 +158,18 @@ def _foreign(
 
 def prove_block(item: BlockItem) -> BlockProof:
     """Prove one block. A function of its item alone: it runs in any process that can read the weights."""
-    if isinstance(item.heads, str):
-        return _unproved(item.claim, item.heads)
+    heads = item.heads
+    if isinstance(heads, str):
+        return _unproved(item.claim, heads)
     try:
-        return _proved(item)
+        if isinstance(heads, Heads):
+            region = prove_heads(heads, item.claim, item.ways)
+        else:
+            region = prove_region(heads, item.claim, item.ways)
+        whole = _prove_whole(item) if item.inputs else _Whole(None, None)
     except ValidationError as error:
         # What onnxruntime refuses to run says nothing of the block that it belongs to.
         return _unproved(item.claim, f"{item.claim.name}: {error}")
-
-
-def _unproved(claim: Claim, why: str) -> BlockProof:
-    return BlockProof(claim.name, None, float("inf"), float("inf"), None, None, (why,))
-
-
-def _proved(item: BlockItem) -> BlockProof:
-    if isinstance(item.heads, Heads):
-        region = prove_heads(item.heads, item.claim, item.ways)
-    else:
-        region = prove_region(item.heads, item.claim, item.ways)
-    whole = _prove_whole(item) if item.inputs else _Whole(None, None)
     return BlockProof(
         name=item.claim.name,
         exact_error=region.exact_error,
@@ -190,6 +183,10 @@ def _proved(item: BlockItem) -> BlockProof:
         block_original_error=whole.original_error,
         block_allowed=whole.allowed,
     )
+
+
+def _unproved(claim: Claim, why: str) -> BlockProof:
+    return BlockProof(claim.name, None, float("inf"), float("inf"), None, None, (why,))
 
 
 def block_needs(original: Side, claim: Claim) -> tuple[str, ...]:

@@ -1,0 +1,200 @@
+"""The pipeline: order, invariants after each pass, timings, passes of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+
+from passes.options import Options
+from passes.pipeline import PASSES, pipeline
+from passes.plan import Plan, apply, make_plan
+from rewriter import ExitStatus, UsageError, ValidationError, rewrite
+from rewriter.cli import run
+from rewriter.options import build
+from rewriter.pipeline import Pass, Unit, run_passes, split
+from tests.textmodels import FIRST, SILU, mlp, text_model
+
+NAMES = [each.name for each in PASSES]
+
+
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    return result
+
+
+@dataclass(frozen=True)
+class Change:
+    """A pass that changes a copy of the model."""
+
+    change: Callable[[onnx.ModelProto], object] = lambda _: None
+    name: str = "change"
+    requires: tuple[str, ...] = ()
+    prepares: bool = False
+    broken: str = ""
+
+    def run(self, unit: Unit) -> Unit:
+        model = copied(unit.model)
+        self.change(model)
+        return unit.having(model=model)
+
+    def ensures(self, unit: Unit) -> None:
+        assert unit.model.graph.node
+        assert not self.broken, self.broken
+
+
+def unit_of(model: onnx.ModelProto) -> Unit:
+    return Unit(model, onnx.numpy_helper.to_array)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["lower", "mlp-to-attention"]),
+        ({"merge": True}, ["lower", "merge-neurons", "mlp-to-attention"]),
+        ({"form": "masked", "bias_token": "network"}, ["lower", "carry-bias-tokens", "mlp-to-attention"]),
+    ],
+)
+def test_the_passes_that_follow_the_options(options: dict[str, object], expected: list[str]) -> None:
+    passes = pipeline(build(Options, options))
+    assert [each.name for each in passes] == expected
+    assert all(isinstance(each, Pass) for each in passes)
+    preparing, rest = split(passes)
+    assert [*preparing, *rest] == list(passes)
+    assert rest[-1].name == "mlp-to-attention"
+
+
+def test_the_passes_make_what_plan_and_apply_make() -> None:
+    model = mlp(SILU)
+    unit, timings = run_passes(pipeline(Options()), unit_of(model))
+    assert unit.model == apply(make_plan(model, Options()))
+    assert [each.name for each in timings] == ["lower", "mlp-to-attention"]
+    assert timings[-1].nodes_after != timings[-1].nodes_before
+    assert unit.stages["lower"] == model
+
+
+def rename_an_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "other"
+
+
+def dangle(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = "nowhere"
+
+
+def make_twice(model: onnx.ModelProto) -> None:
+    model.graph.node.append(model.graph.node[-1])
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (Change(rename_an_input), "pass 'change' changed the model's inputs"),
+        (Change(dangle), "pass 'change' left a model that is not sound.*nowhere"),
+        (Change(make_twice), "pass 'change' left a model that is not sound"),
+        (Change(broken="one block is gone"), "pass 'change' broke its promise, one block is gone"),
+    ],
+)
+def test_a_broken_invariant_names_the_pass(made: Change, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        run_passes([made], unit_of(mlp(SILU)))
+
+
+def test_order_is_checked() -> None:
+    with pytest.raises(UsageError, match="'late' must come after 'early'"):
+        run_passes([Change(name="late", requires=("early",))], unit_of(mlp(SILU)))
+    with pytest.raises(UsageError, match="'change' is in the pipeline twice"):
+        run_passes([Change(), Change()], unit_of(mlp(SILU)))
+    with pytest.raises(LookupError, match="leaves a Plan"):
+        unit_of(mlp(SILU)).fact(Plan)
+
+
+def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("passes.pipeline.emit", lambda plan: copied(plan.model))
+    with pytest.raises(ValidationError, match="no node is marked as made for mlp"):
+        run_passes(pipeline(Options()), unit_of(mlp(SILU)))
+
+
+# -- passes of one's own ---------------------------------------------------------------------------------------------
+
+
+def drop_identities(model: onnx.ModelProto) -> None:
+    """Readers of an Identity read its operand."""
+    for node in [each for each in model.graph.node if each.op_type == "Identity"]:
+        for reader in model.graph.node:
+            reader.input[:] = [node.input[0] if name == node.output[0] else name for name in reader.input]
+        model.graph.node.remove(node)
+
+
+def with_identity() -> onnx.ModelProto:
+    return text_model(f"i = Identity(x) f = MatMul(i, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_pass_of_ones_own_before_and_behind_ours(first: bool, tmp_path: Path) -> None:
+    own = Change(drop_identities, "drop-identities", prepares=first)
+    out = tmp_path / "out.onnx"
+    onnx.save(with_identity(), tmp_path / "model.onnx")
+    report = rewrite(tmp_path / "model.onnx", out, passes=lambda passes: (own, *passes) if first else (*passes, own))
+    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    assert "drop-identities" in [each.name for each in report.passes]
+    assert not any(node.op_type == "Identity" for node in onnx.load(out).graph.node)
+
+
+def halve(model: onnx.ModelProto) -> None:
+    tensor = next(each for each in model.graph.initializer if each.name == "b2")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 0.5, "b2"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_wrong_pass_of_ones_own_fails_the_proof(first: bool, tmp_path: Path) -> None:
+    own, out = Change(halve, prepares=first), tmp_path / "out.onnx"
+    report = rewrite(mlp(SILU), out, passes=lambda passes: (own, *passes) if first else (*passes, own))
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert not out.exists()
+
+
+def test_a_pipeline_must_convert() -> None:
+    with pytest.raises(UsageError, match="the pipeline has no pass 'mlp-to-attention'"):
+        rewrite(mlp(SILU), passes=lambda passes: passes[:-1])
+
+
+# -- stages and times ------------------------------------------------------------------------------------------------
+
+
+def test_save_after_a_pass(tmp_path: Path) -> None:
+    model = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})
+    onnx.save(model, tmp_path / "model.onnx")
+    stage = tmp_path / "lowered.onnx"
+    report = rewrite(tmp_path / "model.onnx", tmp_path / "out.onnx", save_after={"lower": stage})
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert [node.op_type for node in onnx.load(stage).graph.node] == ["MatMul", "Add", "Gelu", "MatMul", "Add"]
+
+
+def test_save_after_is_refused_before_the_long_work(tmp_path: Path) -> None:
+    onnx.save(mlp(SILU), tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="no pass 'lowr' runs; those that do: lower, mlp-to-attention"):
+        rewrite(tmp_path / "model.onnx", save_after={"lowr": tmp_path / "l.onnx"})
+    with pytest.raises(UsageError, match=r"model\.onnx"):
+        rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "model.onnx"}, force=True)
+    out = tmp_path / "out.onnx"
+    with pytest.raises(UsageError, match="both the result and the model behind 'lower'"):
+        rewrite(tmp_path / "model.onnx", out, save_after={"lower": out})
+
+
+def test_the_command_line_lists_and_times_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["passes"]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0] for line in listed.splitlines() if line and not line.startswith(" ")] == NAMES
+    assert "--max-pattern-mb" in listed
+    onnx.save(text_model(f"{FIRST} {SILU} out = MatMul(h, W2)"), tmp_path / "model.onnx")
+    arguments = [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx"), "--time-passes"]
+    assert run([*arguments, "--save-after", f"lower={tmp_path / 'l.onnx'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "nodes before" in printed
+    assert "mlp-to-attention" in printed
+    assert (tmp_path / "l.onnx").exists()
+    assert run([*arguments, "--save-after", "lower"]) == 2
