@@ -84,10 +84,11 @@ class Option:
         kind = Integral if self.kind is int else Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
+        number = float(value)
         return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
+            (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
         )
 
     @property
