@@ -47,7 +47,7 @@ class Accuracy:
     )
     domain: float | None = option(
         None,
-        "Fit unnamed activations on |y| <= R. Default: what the model reaches on the inputs, and half as much again.",
+        "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
         metavar="R",
         above=0.0,
     )
@@ -69,7 +69,7 @@ class FormOptions:
 
     max_pattern_mb: float = option(
         DEFAULT_PATTERN_MB,
-        "Largest attention pattern at run time; more heads run in chunks (not in form local).",
+        "Largest attention pattern at run time, in units of 2^20 bytes; more heads run in chunks (not in form local).",
         metavar="MB",
         above=0.0,
     )
@@ -89,6 +89,7 @@ class FormOptions:
         "sublayer",
         "Each sublayer appends its own, or it is carried through the whole network (form masked).",
         choices=BIAS_TOKENS,
+        see="decisions/0015-bias-token-through-the-network.md",
     )
     head_dimension: int = 64
 
@@ -114,18 +115,23 @@ class Options:
         forms: choices about how the form becomes nodes.
     """
 
-    form: str = option("local", "How heads become nodes.", choices=FORM_NAMES)
+    form: str = option("local", "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
     scope: str = option(
         "mlp", "Convert MLP blocks, or every elementwise activation of a linear operator's output.", choices=SCOPES
     )
     inline: bool = option(False, "Write the heads out instead of calling a model-local function.")
     only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
     skip: tuple[str, ...] = option((), "Leave blocks whose names match (repeatable).", metavar="GLOB")
-    merge: bool = option(False, "First remove neurons that are proved not to be needed (reads the weights).")
+    merge: bool = option(
+        False,
+        "First remove neurons that are proved not to be needed (reads the weights).",
+        see="programs.md#fewer-heads-than-neurons",
+    )
     gate: str = option(
         "heads",
         "Gated blocks: heads of value u, or heads for the activation and the product with u as it was.",
         choices=GATES,
+        see="decisions/0009-gates-as-small-differences.md",
     )
     fit: bool = option(True, "Leave activations that no entry of the table names.", flag="--no-fit")
     accuracy: Accuracy = field(default_factory=Accuracy)

@@ -39,6 +39,7 @@ class Option:
         below: what its value must stay below.
         repeatable: whether it is a sequence, one entry each time the option is given.
         flag: name on the command line, where that is not the keyword's own.
+        see: page of docs/, with an anchor if need be, that tells more.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Option:
     below: float | None = None
     repeatable: bool = False
     flag: str = ""
+    see: str = ""
 
     def checked(self, value: Any) -> Any:
         """The value, with a single entry of a repeatable option as a tuple.

@@ -12,6 +12,7 @@ import pytest
 from rewriter.cli import COMMANDS
 from rewriter.cli.convert import convert
 from rewriter.errors import ExitStatus
+from tests.make_reference import PAGE, made
 
 ROOT = Path(__file__).parents[1]
 ALL = {"rewrite": convert, **{f"rewrite {name}": command for name, command in COMMANDS.items()}}
@@ -48,6 +49,12 @@ def test_every_choice_is_named() -> None:
             if isinstance(each.type, click.Choice) and title in ("rewrite", "rewrite inspect"):
                 choices = "\\|".join(map(str, each.type.choices))
                 assert f"`{each.opts[-1]} {choices}`" in section
+
+
+def test_option_tables_are_made_from_the_options() -> None:
+    """`python -m tests.make_reference` writes them."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert made(text) == text
 
 
 def test_exit_statuses() -> None:

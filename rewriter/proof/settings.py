@@ -47,14 +47,21 @@ class Settings:
         metavar="NAME[:KEY=VALUE,...]",
         flag="--provider",
     )
-    inputs: Path | None = option(None, "Prove on these inputs instead.", metavar="FILE.npz")
-    dims: Mapping[str, int] = option({}, "Size of a symbolic dimension.", metavar="NAME=VALUE", flag="--dim")
-    seed: int = option(0, "Seed of the inputs.", least=0, below=2**32)
+    inputs: Path | None = option(
+        None,
+        "Prove on these inputs instead; keys are input names, or case/input for several cases.",
+        metavar="FILE.npz",
+    )
+    dims: Mapping[str, int] = option(
+        {}, "Size of a symbolic dimension in generated inputs (repeatable).", metavar="NAME=VALUE", flag="--dim"
+    )
+    seed: int = option(0, "Seed of the generated inputs.", least=0, below=2**32)
     proof: str = option(
         "auto",
         "Load whole models, or one block and one segment of a model at a time; auto: the latter above "
         f"{LARGE // 10**6} MB.",
         choices=PROOFS,
+        see="decisions/0020-proof-in-segments.md",
     )
     jobs: int = option(1, "How many blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
     joblib_backend: str | None = option(
@@ -64,7 +71,7 @@ class Settings:
     )
     isolate: bool = option(False, "Run the models in a process of its own, with the limits below.")
     memory_limit_mb: int | None = option(None, "What that process may allocate, in MB.", least=1)
-    time_limit: float | None = option(None, "How long it may take.", metavar="SECONDS", above=0.0)
+    time_limit: float | None = option(None, "How long that process may take.", metavar="SECONDS", above=0.0)
 
     def by_blocks(self, size: int) -> bool:
         """Whether a model of `size` bytes, weights included, is proved without ever being loaded as a whole."""

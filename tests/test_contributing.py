@@ -1,0 +1,24 @@
+"""The pass that CONTRIBUTING.md shows runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewriter import ExitStatus
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_example_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(code, names)  # noqa: S102 - our own documentation
+    report = names["report"]
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert [each.name for each in report.passes] == ["drop-identities", "lower", "mlp-to-attention"]
