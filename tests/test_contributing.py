@@ -17,7 +17,7 @@ def test_the_example_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(ROOT)
-    names: dict[str, Any] = {"__name__": "example"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(code, names)  # noqa: S102 - our own documentation
     report = names["report"]
     assert report.exit_status is ExitStatus.CONVERTED
