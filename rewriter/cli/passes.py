@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import click
 
-from passes.options import Options
-from passes.pipeline import PASSES, MlpToAttention
-from rewriter.options import options_of
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def passes() -> int:
@@ -16,6 +12,10 @@ def passes() -> int:
     `rewrite --time-passes` prints what each one took, `--save-after PASS=FILE` saves the model behind one. In Python
     the pipeline can be changed: see `rewriter.rewrite(passes=...)`.
     """
+    from passes.options import Options
+    from passes.pipeline import PASSES, MlpToAttention
+    from rewriter.options import options_of
+
     for each in PASSES:
         click.echo(f"{each.name:18} {each.summary}")
         needs = f"after {', '.join(each.requires)}; " if each.requires else ""

@@ -135,7 +135,7 @@ def test_out_of_time_leaves_no_process(model: Path, tmp_path: Path, monkeypatch:
     [
         ({"memory_limit_mb": 10}, "a memory limit binds an isolated proof only: add --isolate"),
         ({"time_limit": 1.0}, "a time limit binds an isolated proof only"),
-        ({"isolate": True, "time_limit": 0.0}, "a time limit of 0.0 leaves nothing"),
+        ({"isolate": True, "time_limit": 0.0}, "time_limit is 0.0, and must be a number above 0"),
     ],
 )
 def test_limits_that_cannot_be_followed(options: dict[str, Any], message: str) -> None:
