@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, ROOT, environment, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
-from benchmarks.plot import plot
+from benchmarks.figures import Curve, Panel, drawing
 from passes.forms import FORMS
 from rewriter.api import rewrite
 from rewriter.graph.extract import with_outputs
@@ -126,13 +126,26 @@ def _tapped(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
 
 
 def _depth_plot(rows: Sequence[Row], layers: int) -> str:
-    series: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        series.setdefault(f"{row.activation}, {row.form}", []).append((row.layer, row.largest))
-    ticks = [layer for layer in _SHOWN if layer <= layers]
-    return plot(
-        "Error of the residual stream, float32 against float64", "layers", "largest error, relative", series, ticks
-    )
+        found.setdefault(row.activation, {}).setdefault(row.form, []).append((row.layer, row.largest))
+    largest = [row.largest for row in rows]
+    panels = [
+        Panel(
+            f"{activation}: largest error over largest value",
+            tuple(
+                Curve(points[:, 0], points[:, 1], form, dashed=place % 2 == 1)
+                for place, (form, points) in enumerate((form, np.array(points)) for form, points in forms.items())
+            ),
+            low=min(largest),
+            high=max(largest),
+            logarithmic="xy",
+            labels=("layers", ""),
+            ticks=tuple(layer for layer in _SHOWN if layer <= layers),
+        )
+        for activation, forms in found.items()
+    ]
+    return drawing(panels, "Error of the residual stream, float32 against float64")
 
 
 def _table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from benchmarks.common import RESULTS, ROOT, print_table, write_json
-from benchmarks.plot import plot
+from benchmarks.figures import Curve, Panel, drawing
 from passes.forms.alone import activation_sublayer
 from passes.programs.fitted import cheapest
 from passes.programs.head import Head
@@ -80,12 +80,16 @@ def main(path: Path, figure: Path) -> None:
 
 
 def _drawn(rows: Sequence[Row]) -> str:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.omega is not None:
-            series.setdefault(f"{row.program}, {row.type}", []).append((row.omega, row.max_error))
+    curves = []
+    for number, program in enumerate(PROGRAMS):
+        for dtype in ("float32", "float64"):
+            of = [row for row in rows if (row.program, row.type) == (program.name, dtype)]
+            x, y = np.array([(row.omega, row.max_error) for row in of if row.omega is not None]).T
+            curves.append(Curve(x, y, f"{program.name}, {dtype}", dtype == "float32", number))
     title = "Form maskless: error of the heads against omega"
-    return plot(title, "omega", "largest error", series, (1, 8, 32, 256, 1e4, 1e8, 1e16))
+    ticks = (1.0, 8.0, 32.0, 256.0, 1e4, 1e8, 1e16)
+    labels = ("omega", "largest error")
+    return drawing([Panel(title, tuple(curves), logarithmic="xy", labels=labels, ticks=ticks)], title)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.curves import Array, Curve, Panel, drawing
+from benchmarks.figures import Array, Curve, Panel, drawing
 from passes.conversion import Conversion
 from passes.forms.local import emit_local
 from passes.match.blocks import Block
@@ -173,15 +173,15 @@ def figure(portrait: Portrait) -> str:
         (Curve(y, truth, "activation"), Curve(y, portrait.program.evaluate(y), "program, float64", dashed=True)),
     )
     weights = Panel("softmax weights of the keys", tuple(_weights(portrait.program, y)), low=0.0, high=1.0)
-    fine = points(portrait.program, REACH, 321 * 16)
+    fine = points(portrait.program, REACH, 321 * 8)
     errors = Panel(
         "error over max(1, |f|)",
         (
             _highest(fine, error(portrait, fine), "float64"),
             _highest(fine, error32(portrait, fine), "float32"),
         ),
-        logarithmic=True,
         low=_FLOOR,
+        logarithmic="y",
     )
     return drawing(
         [values, weights, errors], f"{portrait.entry.name}: values, softmax weights and errors of its program"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rich.table import Table
 from rich.text import Text
 
 from passes.accounting import Accounting
+from passes.forms.cost import FormCost
 from rewriter.api import Inspection
+from rewriter.report.details import HeadCount
+from rewriter.report.table import Column, Row, Table, columns
+from rewriter.report.tables import account_table
 from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.layout import add_columns, count, new_table, plain, size
+from rewriter.report.terminal.layout import plain, size
 
 
 def show_inspection(found: Inspection, console: Console) -> None:
@@ -18,9 +21,9 @@ def show_inspection(found: Inspection, console: Console) -> None:
     console.blocks(found.report)
     accounting = found.accounting
     if accounting.blocks:
-        console.print(account_table(accounting))
+        console.print(blocks(accounting))
         share = f"{100 * accounting.share:.1f} %"
-        console.print(forms_table(accounting))
+        console.print(forms(accounting))
         for line in refusals(accounting):
             console.print(line)
         console.print(plain(f"these blocks take {share} of the multiply-adds of linear operators per token"))
@@ -32,38 +35,30 @@ def show_inspection(found: Inspection, console: Console) -> None:
         console.nothing(found.report)
 
 
-def account_table(accounting: Accounting) -> Table:
+def blocks(accounting: Accounting) -> Table:
     """What the blocks weigh, and their heads."""
-    table = new_table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)")
-    add_columns(table, text=("block",))
-    add_columns(table, numbers=("d_model", "d_ff", "parameters", "share", "heads", "three sublayers"))
-    for block in accounting.blocks:
-        staged = "-" if block.staged is None else " + ".join(f"{number:,}" for number in block.staged)
-        heads = "-" if block.heads is None else f"{block.heads:,}"
-        sizes = (count(block.d_model), count(block.d_ff), f"{block.parameters:,}", f"{100 * block.share:.1f} %")
-        table.add_row(plain(block.name), *sizes, heads, staged)
-    return table
+    counts = (
+        HeadCount(each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, each.staged)
+        for each in accounting.blocks
+    )
+    return account_table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)", counts)
 
 
-def forms_table(accounting: Accounting) -> Table:
+def forms(accounting: Accounting) -> Table:
     """What a block would cost in each form; blocks of equal cost share a row."""
     setting = accounting.setting
-    table = new_table(
-        f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
-    )
-    add_columns(table, text=("form",))
-    add_columns(
-        table, numbers=("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added")
-    )
-    add_columns(table, numbers=("largest pattern", "peak memory"))
-    rows = Counter(form for block in accounting.blocks for form in block.forms)
-    for form, blocks in rows.items():
-        heads = " + ".join(f"{number:,}" for number in form.heads)
-        counts = (f"{form.keys:,}", f"{form.parameters_reused:,}", f"{form.parameters_added:,}")
-        memory = (size(form.pattern_bytes), size(form.peak_bytes))
-        shape = f"{form.rows:,} x {form.width:,}"
-        table.add_row(form.form, str(blocks), heads, str(form.head_dimension), shape, *counts, *memory)
-    return table
+    title = f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
+    numbers = ("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added")
+    heads = (Column("form"), *columns("count", *numbers, "largest pattern", "peak memory"))
+    found = Counter(form for block in accounting.blocks for form in block.forms)
+    return Table(title, heads, tuple(_form(form, blocks) for form, blocks in found.items()))
+
+
+def _form(form: FormCost, blocks: int) -> Row:
+    heads = " + ".join(f"{number:,}" for number in form.heads)
+    weights = (form.keys, form.parameters_reused, form.parameters_added)
+    memory = (size(form.pattern_bytes), size(form.peak_bytes))
+    return (form.form, blocks, heads, form.head_dimension, f"{form.rows:,} x {form.width:,}", *weights, *memory)
 
 
 def refusals(accounting: Accounting) -> list[Text]:

@@ -122,6 +122,6 @@ def convert(
 
         write_page(result, html)
     if time_passes:
-        console.print(tables.passes_table(result.passes))
+        console.print(tables.passes(result.passes))
     console.show(result, proved=not no_validate, planned_only=dry_run)
     return int(result.exit_status)

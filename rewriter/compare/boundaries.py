@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 
@@ -61,7 +62,7 @@ class Boundary:
 
     tensor: str
     label: str
-    kind: str
+    kind: Literal["block", "stream", "output"]
     block: Landmark | None = None
 
 

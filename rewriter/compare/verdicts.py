@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewriter.proof.distance import Array, gap
+from rewriter.proof.judging import Rule
 from rewriter.proof.statistics import OutputStats
 
 
@@ -65,7 +66,7 @@ class OutputVerdict:
     """
 
     name: str
-    rule: str
+    rule: Rule
     passed: bool
     stats: OutputStats
     top_k: float | None

@@ -62,7 +62,7 @@ class Allowance:
         original: largest error of the original.
         rewritten: largest error of the rewritten model.
         allowed: what that may be: rounding, and what certified errors amount to.
-        certified: the latter part alone.
+        certified: what certified errors of the head programs amount to at this output.
         scale: largest |value| of the output.
     """
 
@@ -78,7 +78,7 @@ class ProviderProof:
     """What was measured on one execution provider.
 
     Attributes:
-        outputs: output name to statistics of rewritten against original, both optimised, over all cases.
+        outputs: by output name, rewritten against original, both optimised, over all cases.
         error_ratio: largest error against float64, rewritten over original, worst over outputs and optimisation
             levels; None where there is no float64 evaluation.
         load_seconds: how long onnxruntime took to load original and rewritten, optimised.
@@ -86,7 +86,7 @@ class ProviderProof:
         failures: what did not hold.
         distrusted: outputs for which float64 computes something else than rounding could explain, so that the original
             was the measure.
-        doubt: why that is so, with the operator; empty where no output gave reason to ask.
+        doubt: why float64 is not the measure of those, with the operator; empty where no output gave reason to ask.
         stand_in: where the original was the measure, by output, how far rounding moves it by itself; as a share of its
             channel's scale.
         allowances: by output, its errors against float64 and what they may be; worst of both optimisation levels.

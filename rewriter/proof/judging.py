@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,9 @@ Moved = Callable[[Channels], Wide]
 
 Planned = Callable[[], Sequence[Sequence[Array]]]
 """Float64 evaluations of A with certified programs, each case by case; called only where B does not hold without."""
+
+Rule = Literal["float64", "original", "tolerance", "equal", "nothing"]
+"""What judges a tensor; the last but one for values that are not floating-point."""
 
 _SUSPECT = 8.0
 """Beyond this many times its coarse share, rounding does not explain how far an original is from float64."""
@@ -66,7 +70,7 @@ class Judged:
         share: where A stands in, the most that is allowed for rounding, as a share of its channel's scale.
     """
 
-    rule: str
+    rule: Rule
     channel: tuple[int, ...]
     error_a: float | None
     error_b: float

@@ -274,7 +274,7 @@ class OutputStats:
         original_ulps: the same of the original against float64; empty without a float64 evaluation.
         rewritten_ulps: the same of the rewritten model against float64.
         mean_rel: mean of |difference| / |expected| over the same elements as `max_rel`; the largest of the cases'.
-        p99_rel: what 99 % of those stay below; the largest of the cases'.
+        p99_rel: what 99 % of these relative differences stay below; the largest of the cases'.
         worst_rel: index of `max_rel`.
         worst_rel_case: which of the merged cases it lies in.
         finite: how many elements are finite on both sides, so that their distances were measured; of values that are

@@ -54,7 +54,7 @@ class Validation:
 
     Attributes:
         passed: whether everything held.
-        providers: by execution provider.
+        providers: by execution provider, as it was asked for: cpu, cuda:device_id=1.
         blocks: by block, in graph order.
         cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.

@@ -1,7 +1,8 @@
 """The report: what was done to a model, as data.
 
-Comes in: what plan, apply, save and proof produced. Goes out: `Report`, and its JSON (`report.schema.json` beside this
-file is the contract, versioned by `SCHEMA_VERSION`). The command line prints it; the Python API returns it.
+`Report` holds what plan, apply, save and proof produced. The command line prints it; the Python API returns it.
+`report.schema.json` beside this file is the contract of its JSON, versioned by `SCHEMA_VERSION`. The contract is made
+from the dataclasses, docstrings included: `python -m tests.rewriter.report.make_schemas`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class BlockRow:
 
     Attributes:
         name: unique in the model; the module path where the exporter recorded it.
-        status: converted, or left as it was.
+        status: converted to attention heads, or left as it was.
         activation: what the block's activation was recognised as; empty when unknown.
-        first: linear operators that make the pre-activation.
+        first: linear operators that make the pre-activation, as OPERATOR INxOUT.
         second: linear operators that read the activation's output.
         program: name of the head program.
         exact: whether the program equals the activation in exact arithmetic.
-        heads: attention heads in the block.
+        heads: attention heads in the block; None where the weights' shapes do not say.
         bias_tokens: bias tokens that a head attends to.
         max_error: certified largest error of the program, with its coefficients rounded to the arithmetic's type, in
             exact arithmetic, over max(1, |f|).
@@ -64,8 +65,8 @@ class Shape:
     """What a model is made of.
 
     Attributes:
-        operators: operator to the number of nodes, in the main graph and in bodies of control flow.
-        nodes: nodes in all of these.
+        operators: number of nodes by operator, in the main graph and in bodies of control flow.
+        nodes: nodes in the main graph and in bodies of control flow.
         bytes: size on disk with external data; 0 for a model in memory that was not written.
     """
 
@@ -81,7 +82,7 @@ class Report:
     Attributes:
         model: the model's path, or `<memory>`.
         output: the path written, None when nothing was.
-        form: the form of the converted blocks.
+        form: how heads became nodes.
         blocks: all candidates, the converted first.
         before: the original.
         after: the rewritten model; None when nothing was converted.
@@ -91,7 +92,8 @@ class Report:
         exit_status: what the command line exits with.
         options: the options of the rewriting that it was made with, as keywords of `rewriter.rewrite`.
         passes: the passes that ran, with their times.
-        environment: what it was made with, as `rewriter.report.environment` gives it.
+        environment: what it was made with: versions, processor, operating system, execution providers. No host names,
+            no paths.
         rewritten: the rewritten model, where no output path was given.
         details: what only the page shows; None when it was not asked for. Not part of the JSON.
     """

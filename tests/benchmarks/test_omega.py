@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks.omega import OMEGAS, PROGRAMS, main, measure
 from passes.programs.program import Program
+from tests.benchmarks.conftest import draws
 
 SILU, RELU, GELU = PROGRAMS
 
@@ -31,6 +32,7 @@ def test_a_steep_program_needs_more_than_the_sources_constant() -> None:
     assert measure(RELU, double=False, omega=1000.0).max_error > 1e-1
 
 
+@draws
 def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.omega.OMEGAS", OMEGAS[3::5])
     numbers, figure = tmp_path / "omega.json", tmp_path / "figures" / "omega.svg"

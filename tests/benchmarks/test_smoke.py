@@ -21,6 +21,7 @@ from benchmarks.memory import available
 from passes.forms import FORMS
 from rewriter.api import rewrite
 from rewriter.ort.sessions import open_session
+from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
 MODULES = (error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation)
@@ -201,6 +202,7 @@ def test_forms(tmp_path: Path) -> None:
     assert [row["form"] for row in memory] == (["local", "masked"] if available() else [])
 
 
+@draws
 def test_error_propagation(tmp_path: Path) -> None:
     arguments = ["--layers", "3", "--tokens", "5", "--sequences", "1", "--activation", "silu", "--out", str(tmp_path)]
     result = CliRunner().invoke(error_propagation.main, arguments, catch_exceptions=False)

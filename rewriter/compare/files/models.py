@@ -15,7 +15,7 @@ import onnx
 from rewriter.compare.files.fields import FieldChange, declared, fields, remarks
 from rewriter.compare.files.nodes import aliases, attributes, match, operator
 from rewriter.compare.files.scopes import SameInput, Scope, Side
-from rewriter.compare.files.tensors import TensorChange, compare_tensors, only
+from rewriter.compare.files.tensors import Status, TensorChange, compare_tensors, only
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 
@@ -35,7 +35,7 @@ class NodeChange:
         what: what changed: the operator, `attribute NAME`, `input NUMBER`.
     """
 
-    status: str
+    status: Status
     scope: str
     a: str | None
     b: str | None

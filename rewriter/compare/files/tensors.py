@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -30,6 +30,8 @@ from rewriter.text import quoted
 
 _PIECE = 8 * 2**20
 """Bytes of each tensor that are in memory at once; a multiple of every element's size."""
+
+Status = Literal["changed", "only in A", "only in B"]
 
 _SAMPLE = 4096
 """Bytes at either end of a large tensor that its fingerprint looks at."""
@@ -50,7 +52,7 @@ class TensorChange:
     """
 
     name: str
-    status: str
+    status: Status
     kind: tuple[str, str]
     bytes: int
     elements: int | None = None
@@ -65,7 +67,7 @@ def kind_of(tensor: onnx.TensorProto) -> str:
     return f"{'float32' if name == 'float' else name}[{', '.join(map(str, tensor.dims))}]"
 
 
-def only(name: str, tensor: onnx.TensorProto, status: str) -> TensorChange:
+def only(name: str, tensor: onnx.TensorProto, status: Status) -> TensorChange:
     """A weight that one model has and the other has not."""
     kind = kind_of(tensor)
     count = element_type(tensor).bits * int(np.prod(tensor.dims, dtype=object) or 0) // 8

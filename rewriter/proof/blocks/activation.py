@@ -42,12 +42,12 @@ class RegionProof:
     """What was measured; errors are over max(1, |f|), of a gate over max(1, |h|) |u|; ratios new over old.
 
     Attributes:
-        exact_error: of the emitted nodes in float64; None where there is no float64 evaluation.
-        error: in the model's type, worst over providers and optimisation levels.
-        ratio: that over the original region's.
+        exact_error: largest error of the emitted nodes in float64; None where there is no float64 evaluation.
+        error: largest error in the model's type, worst over providers and optimisation levels.
+        ratio: `error` over the original region's.
         failures: what did not hold.
         infinite: what the heads give at infinite pre-activations where the original gives something else.
-        original_error: the original region's.
+        original_error: largest error of the original region.
     """
 
     exact_error: float | None

@@ -72,9 +72,9 @@ class BlockProof:
         exact_error: largest error of the heads in float64, over max(1, |f|) (of a gate over max(1, |h|) |u|); None
             without a float64 evaluation.
         region_error: largest error of the heads in the model's type, over max(1, |f|).
-        region_ratio: that over the original region's.
+        region_ratio: `region_error` over the original region's.
         block_error: largest error of the block on real inputs, absolute; None without a float64 evaluation.
-        block_ratio: that over the original block's.
+        block_ratio: `block_error` over the original block's.
         failures: what did not hold; empty when the block is proved.
         infinite: what the heads give at infinite pre-activations where the original gives something else. No failure:
             no head program that multiplies by the pre-activation can help it (docs/numerics.md).

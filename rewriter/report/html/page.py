@@ -18,6 +18,7 @@ from rewriter.report.html import numbers, sections, tables
 from rewriter.report.html.verdict import Verdict, verdict_of
 from rewriter.report.html.words import short
 from rewriter.report.report import Report
+from rewriter.report.tables import account_table, converted_table, operator_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,13 +60,15 @@ def render(report: Report, *, verdict: Verdict | None = None) -> str:
 def _templates() -> jinja2.Environment:
     import jinja2
 
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["shown"] = tables.shown
+    return made
 
 
 def _resource(name: str) -> str:
@@ -90,15 +93,14 @@ def _context(report: Report, verdict: Verdict) -> dict[str, Any]:
         **_blocks(report),
         **_proof(report),
         **_details(report),
-        "operators": None if report.after is None else tables.operator_table(report.before, report.after),
+        "operators": None if report.after is None else operator_table(report.before.operators, report.after.operators),
     }
 
 
 def _blocks(report: Report) -> dict[str, Any]:
-    proofs = {} if report.validation is None else {proof.name: proof for proof in report.validation.blocks}
-    numbered = {key: number for number, key in enumerate(proofs, start=1)}
+    proofs = () if report.validation is None else report.validation.blocks
     return {
-        "converted": tables.block_table(report.converted, proofs, numbered) if report.converted else None,
+        "converted": converted_table(report.converted, proofs) if report.converted else None,
         "left": tables.left_tables(report.left),
         "left_count": len(report.left),
     }
@@ -111,7 +113,7 @@ def _proof(report: Report) -> dict[str, Any]:
     plots, omitted = sections.histograms(validation)
     return {
         "proof": {
-            "outputs": tables.output_table(validation),
+            "outputs": tables.outputs(validation),
             "providers": tables.provider_table(validation),
             "cases": [short(case, _LONGEST_SENTENCE) for case in validation.cases],
             "skipped": [short(case, _LONGEST_SENTENCE) for case in validation.skipped],
@@ -132,7 +134,7 @@ def _details(report: Report) -> dict[str, Any]:
         return {"programs": [], "more_programs": 0, "account": None}
     programs = sections.program_sections(details.drawings)
     account = {
-        "table": tables.account_table(details),
+        "table": account_table("Head accounting, block by block", details.counts),
         "share": numbers.percent(details.share),
         "remaining": short(details.remaining, _LONGEST_SENTENCE),
         "head_dimension": details.head_dimension,

@@ -19,9 +19,10 @@ from rewriter.report.html.curves import error_figure, values_figure, weights_fig
 from rewriter.report.html.depth import Mark, depth_figure
 from rewriter.report.html.histogram import Bars, histogram_figure
 from rewriter.report.html.svg import Svg
-from rewriter.report.html.tables import Cell, Table, key_table, name, text
-from rewriter.report.html.words import counted
+from rewriter.report.html.tables import Shown, key_table, name
+from rewriter.report.html.words import counted, short
 from rewriter.report.report import Report
+from rewriter.report.table import Table
 
 MOST_HISTOGRAMS = 24
 MOST_DRAWINGS = 12
@@ -63,8 +64,8 @@ class Fact:
 class ProgramSection:
     """One head program: its names, what is said of it, its figures and its coefficients."""
 
-    program: Cell
-    activation: Cell
+    program: Shown
+    activation: str
     summary: str
     plots: tuple[Plot, ...]
     tables: tuple[Table, ...]
@@ -199,8 +200,8 @@ def _program(number: int, drawing: Drawing) -> ProgramSection:
         plots.append(Plot(title, f"Softmax weights, which sum to 1{numbered}.", svg))
     plots.append(_error_plot(number, drawing))
     return ProgramSection(
-        program=text(drawing.program, "name"),
-        activation=text(drawing.activation),
+        program=name(drawing.program),
+        activation=short(drawing.activation),
         summary=summary,
         plots=tuple(plots),
         tables=tuple(key_table(head, drawing.program) for head in drawing.heads),

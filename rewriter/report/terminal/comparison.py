@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.text import Text
 
 from rewriter.report.comparison import Comparison
+from rewriter.report.table import Table
 from rewriter.report.terminal import comparison_tables as pairtables
 from rewriter.report.terminal import graph_tables as graphtables
 from rewriter.report.terminal.console import Console
@@ -50,26 +51,26 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
     console.print(plain(f"{words.same if found.same else words.different}  {_verdict(found)}", style))
 
 
-def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[RenderableType]:
+def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if found.graph is not None:
         yield from graphtables.graph_parts(found.graph, words.names, verbose=verbose)
     if found.providers:
         yield from _outputs(found, words, verbose=verbose)
     if found.taps is not None:
-        yield pairtables.tap_table(found.taps, words.names, verbose=verbose)
+        yield pairtables.through_depth(found.taps, words.names, verbose=verbose)
         yield from pairtables.tap_lines(found.taps, words.names)
     if found.faults:
-        yield pairtables.fault_table(found.faults, words.names)
+        yield pairtables.guilty(found.faults, words.names)
     for note in found.notes:
         yield plain(f"note: {note}", "yellow")
 
 
-def _outputs(found: Comparison, words: Words, *, verbose: bool) -> Iterator[RenderableType]:
+def _outputs(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     title = f"Outputs: {words.names[1]} against {words.names[0]}"
-    yield pairtables.differences_table(found.providers, title, verbose=verbose)
-    yield pairtables.verdict_table(found.providers, found.reference, words.names)
+    yield pairtables.differences(found.providers, title, verbose=verbose)
+    yield pairtables.verdicts(found.providers, found.reference, words.names)
     if found.regions and (verbose or any(region.failures for region in found.regions.values())):
-        yield pairtables.region_table(found.regions, found.blocks)
+        yield pairtables.regions(found.regions, found.blocks)
     yield plain(f"inputs: {'; '.join(found.cases)}")
     for text in found.skipped:
         yield plain(f"input left out, {words.names[0]} refuses it: {text}", "yellow")

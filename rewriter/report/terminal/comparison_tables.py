@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, log10
 
-from rich.table import Table
 from rich.text import Text
 
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import OutputVerdict, PairProof
 from rewriter.proof.blocks.activation import RegionProof
 from rewriter.report.comparison import FaultRow
-from rewriter.report.terminal.layout import add_columns, new_table, plain
+from rewriter.report.table import Cell, Column, Row, Table, columns
+from rewriter.report.tables import output_table
+from rewriter.report.terminal.layout import plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _RULES = {
@@ -24,93 +26,73 @@ _RULES = {
 }
 
 
-def number(value: float | None, digits: str = ".1e") -> str:
-    """A number for a table; 0 and what is missing or infinite stand out."""
-    if value is None or not isfinite(value):
-        return "-"
-    return "0" if value == 0.0 else f"{value:{digits}}"
-
-
-def differences_table(providers: Mapping[str, PairProof], title: str, *, verbose: bool) -> Table:
+def differences(providers: Mapping[str, PairProof], title: str, *, verbose: bool) -> Table:
     """B against A, output by output."""
-    verdicts = [(provider, each) for provider, proof in providers.items() for each in proof.outputs.values()]
-    ranked = any(_ranked(each) for _, each in verdicts)
-    top_k = any(each.top_k is not None for _, each in verdicts)
-    table = new_table(title)
-    add_columns(table, text=("provider", "output"), numbers=("max abs", "mean abs", "p99 abs"))
-    add_columns(table, numbers=("at",) if verbose else (), text=())
-    add_columns(table, numbers=("max rel", "mean rel", "p99 rel"))
-    add_columns(table, numbers=("at",) if verbose else (), text=())
-    add_columns(table, numbers=("1 - cosine", *(("top-1", "KL") if ranked else ()), *(("top-k",) if top_k else ())))
-    add_columns(table, numbers=("passes at atol = rtol",))
-    for provider, each in verdicts:
-        stats = each.stats
-        measured = stats.finite > 0 and stats.comparable
-        cells = [number(value) for value in (stats.max_abs, stats.mean_abs, stats.p99_abs)]
-        cells += [_place(stats.worst)] if verbose else []
-        cells += [number(value) for value in (stats.max_rel, stats.mean_rel, stats.p99_rel)]
-        cells += [_place(stats.worst_rel)] if verbose else []
-        cells.append("-" if stats.cosine is None else number(max(1.0 - stats.cosine, 0.0), ".0e"))
-        if ranked:
-            cells += [_percent(stats.top1), number(stats.kl)] if _ranked(each) else ["-", "-"]
-        cells += [_percent(each.top_k)] if top_k else []
-        cells.append(number(stats.min_tolerance))
-        table.add_row(provider, plain(each.name), *(cells if measured else ["-"] * len(cells)))
-    return table
+    found = [(provider, each) for provider, proof in providers.items() for each in proof.outputs.values()]
+    table = output_table(title, [(provider, each.stats, each.top_k) for provider, each in found])
+    rows = (
+        row if each.stats.finite and each.stats.comparable else (*row[:2], *[None] * len(row[2:]))
+        for row, (_, each) in zip(table.rows, found, strict=True)
+    )
+    shown = replace(table, rows=tuple(rows))
+    ranks = (name for name in ("top-1", "KL", "top-k") if shown.pick(name).filled().columns)
+    at = ("abs at", "rel at") if verbose else ("", "")
+    absolute, relative = ("max abs", "mean abs", "p99 abs", at[0]), ("max rel", "mean rel", "p99 rel", at[1])
+    return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
 
 
-def verdict_table(providers: Mapping[str, PairProof], reference: str, names: tuple[str, str]) -> Table:
+def verdicts(providers: Mapping[str, PairProof], reference: str, names: tuple[str, str]) -> Table:
     """Errors against the truth, what was allowed, and the verdict."""
-    exact = not reference.startswith("no float64")
-    table = new_table(f"Errors against {'float64' if exact else names[0]}, in the channel with the least room")
-    add_columns(table, text=("provider", "output"))
-    add_columns(table, numbers=(f"of {names[0]}", f"of {names[1]}", "ratio", "allowed"))
-    add_columns(table, text=("rule", "verdict"))
-    for provider, proof in providers.items():
-        for each in proof.outputs.values():
-            ratio = number(each.error_ratio, ".2f")
-            rule = _RULES[each.rule].format(a=names[0])
-            told = each.rule in ("tolerance", "nothing") or not isfinite(each.error_b)
-            verdict = (
-                plain("same", "green") if each.passed else plain((each.reason if told else None) or "differs", "red")
-            )
-            cells = [number(each.error_a), number(each.error_b), ratio, number(each.allowed)]
-            cells = ["-"] * len(cells) if each.rule == "nothing" or not isfinite(each.error_b) else cells
-            table.add_row(provider, plain(each.name), *cells, rule, verdict)
-    return table
+    truth = names[0] if reference.startswith("no float64") else "float64"
+    a, b = (f"of {name}" for name in names)
+    errors = (*columns("error", a, b), Column("ratio", "ratio"), Column("allowed", "error"))
+    heads = (*columns("text", "provider", "output"), *errors, *columns("text", "rule", "verdict"))
+    found = ((provider, each) for provider, proof in providers.items() for each in proof.outputs.values())
+    rows = tuple(_verdict(provider, each, names[0]) for provider, each in found)
+    return Table(f"Errors against {truth}, in the channel with the least room", heads, rows)
 
 
-def region_table(regions: Mapping[str, RegionProof], programs: Mapping[str, str]) -> Table:
+def _verdict(provider: str, each: OutputVerdict, original: str) -> Row:
+    measured = isfinite(each.error_b)
+    told = each.reason if each.rule in ("tolerance", "nothing") or not measured else None
+    verdict = Cell("same", style="good") if each.passed else Cell(told or "differs", style="bad")
+    errors = (each.error_a, each.error_b, each.error_ratio, each.allowed)
+    shown = errors if measured and each.rule != "nothing" else (None,) * 4
+    return (provider, each.name, *shown, _RULES[each.rule].format(a=original), verdict)
+
+
+def regions(found: Mapping[str, RegionProof], programs: Mapping[str, str]) -> Table:
     """The heads of each block alone."""
-    table = new_table("Heads alone, on adversarial points: largest errors over max(1, |f|)")
-    add_columns(table, text=("block", "program"), numbers=("in float64", "in the model's type", "over original"))
-    for name, region in regions.items():
-        style = "red" if region.failures else ""
-        cells = (number(region.exact_error), number(region.error), f"{region.ratio:.2f}")
-        table.add_row(plain(name, style), plain(programs.get(name, "?")), *cells)
-    return table
+    errors = (*columns("error", "in float64", "in the model's type"), Column("over original", "ratio"))
+    rows: list[Row] = []
+    for name, each in found.items():
+        cell = Cell(name, style="bad" if each.failures else "")
+        rows.append((cell, programs.get(name, "?"), each.exact_error, each.error, each.ratio))
+    title = "Heads alone, on adversarial points: largest errors over max(1, |f|)"
+    return Table(title, (*columns("text", "block", "program"), *errors), tuple(rows))
 
 
-def tap_table(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> Table:
+def through_depth(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> Table:
     """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
     exact = any(each.error_a is not None for each in taps)
     first = next((each for each in taps if each.exceeds), None)
     chosen = [each for each in taps if verbose or each is first or each.boundary.kind != "stream"]
     if all(each.boundary.kind == "output" for each in chosen):
         chosen = list(taps)
-    table = new_table(f"Error through depth, against {'float64' if exact else names[0]}")
-    add_columns(table, text=("where",), numbers=("largest value", f"error of {names[0]}", f"of {names[1]}"))
-    add_columns(table, numbers=("ratio", "allowed", "relative"))
-    remarks = [_remark(each) for each in chosen]
-    add_columns(table, text=("",) if any(remarks) else ())
-    for each, remark in zip(chosen, remarks, strict=True):
+    measured = columns("error", "largest value", f"error of {names[0]}", f"of {names[1]}")
+    judged = (Column("ratio", "ratio"), *columns("error", "allowed", "relative"))
+    heads = (Column("where", "name"), *measured, *judged, *([Column("")] if any(map(_remark, chosen)) else ()))
+    rows = []
+    for each in chosen:
         style = "bold red" if each is first else "red" if each.exceeds else ""
-        cells = [number(value) for value in (each.magnitude, each.error_a, each.error_b)]
-        cells += [number(each.error_ratio, ".2f"), number(each.allowed), number(each.relative)]
-        cells = cells if each.finite and isfinite(each.error_b) else [cells[0] if each.finite else "-", *["-"] * 5]
-        cells += [remark] if any(remarks) else []
-        table.add_row(plain(each.boundary.label, style), *(plain(cell, style) for cell in cells))
-    return table
+        rows.append(tuple(Cell(value, style=style) for value in _tap(each)[: len(heads)]))
+    return Table(f"Error through depth, against {'float64' if exact else names[0]}", heads, tuple(rows))
+
+
+def _tap(each: Tap) -> tuple[str | float | None, ...]:
+    errors = (each.error_a, each.error_b, each.error_ratio, each.allowed, each.relative)
+    shown = errors if each.finite and isfinite(each.error_b) else (None,) * len(errors)
+    return (each.boundary.label, each.magnitude if each.finite else None, *shown, _remark(each))
 
 
 def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
@@ -138,18 +120,19 @@ def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
     return lines
 
 
-def fault_table(faults: Sequence[FaultRow], names: tuple[str, str]) -> Table:
+def guilty(faults: Sequence[FaultRow], names: tuple[str, str]) -> Table:
     """The guilty parts."""
-    table = new_table(f"Guilty parts of {names[1]}, each fed with what {names[0]} computes")
-    add_columns(table, text=("block", "part"), numbers=("error", "allowed"))
-    add_columns(table, text=("what differs there",))
-    for fault in faults:
-        part = fault.part or "from the last boundary to this one"
-        part = f"{part}, program {fault.program}" if fault.program else part
-        allowed = number(fault.allowed) if isfinite(fault.error) else "-"
-        causes = "\n".join(fault.causes) or f"from tensor {fault.tensor} on"
-        table.add_row(plain(fault.block, "red"), plain(part), number(fault.error), allowed, _lines(causes))
-    return table
+    heads = (*columns("text", "block", "part"), *columns("error", "error", "allowed"), Column("what differs there"))
+    title = f"Guilty parts of {names[1]}, each fed with what {names[0]} computes"
+    return Table(title, heads, tuple(map(_fault, faults)))
+
+
+def _fault(fault: FaultRow) -> Row:
+    part = fault.part or "from the last boundary to this one"
+    part = f"{part}, program {fault.program}" if fault.program else part
+    errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
+    causes = "\n".join(fault.causes) or f"from tensor {fault.tensor} on"
+    return (Cell(fault.block, style="bad"), part, *errors, causes)
 
 
 def _remark(each: Tap) -> str:
@@ -157,24 +140,6 @@ def _remark(each: Tap) -> str:
     if not isfinite(each.error_b):
         return each.reason or ""
     return "" if each.finite else "nothing finite to compare"
-
-
-def _lines(text: str) -> Text:
-    return Text("\n").join(plain(line) for line in text.split("\n"))
-
-
-def _ranked(verdict: OutputVerdict) -> bool:
-    """Whether the rows of an output rank something: by its name, or since the user asked."""
-    named = any(word in verdict.name.lower() for word in ("logit", "score", "prob"))
-    return verdict.stats.top1 is not None and (named or verdict.top_k is not None)
-
-
-def _place(index: tuple[int, ...] | None) -> str:
-    return "-" if index is None else ",".join(map(str, index))
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
 
 
 def _relative(error: float | None, each: Tap) -> float | None:

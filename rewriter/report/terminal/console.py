@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import rich.console
-from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
 from rewriter.report.report import Report
+from rewriter.report.table import Table
 from rewriter.report.terminal import tables
-from rewriter.report.terminal.layout import plain
+from rewriter.report.terminal.layout import drawn, plain
 from rewriter.text import clean
 
 _PIPE_WIDTH = 140
@@ -46,9 +47,9 @@ class Console:
         """Whether everything is wanted."""
         return self._verbose
 
-    def print(self, part: RenderableType) -> None:
+    def print(self, part: Table | Text) -> None:
         """Print one table or line."""
-        self._out.print(part)
+        self._out.print(drawn(part) if isinstance(part, Table) else part)
 
     @contextmanager
     def progress(self) -> Iterator[Callback]:
@@ -70,7 +71,7 @@ class Console:
         if not self._quiet:
             self.blocks(report)
             if report.after is not None:
-                self._out.print(tables.change_table(report.before, report.after, report.validation))
+                self.print(tables.changes(report.before, report.after, report.validation))
             self._proof(report)
         if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             self.nothing(report)
@@ -86,9 +87,9 @@ class Console:
     def blocks(self, report: Report) -> None:
         """Print the blocks to convert, those that are left, and notes."""
         if report.converted:
-            self._out.print(tables.converted_table(report.converted, report.form))
+            self.print(tables.converted(report.converted, report.form))
         if report.left:
-            self._out.print(tables.left_table(report.left))
+            self.print(tables.left(report.left))
         for note in report.notes:
             self._out.print(plain(f"note: {note}", "yellow"))
 
@@ -96,9 +97,9 @@ class Console:
         validation = report.validation
         if validation is None:
             return
-        self._out.print(tables.output_table(validation, verbose=self._verbose))
+        self.print(tables.outputs(validation, verbose=self._verbose))
         if self._verbose or any(not block.passed for block in validation.blocks):
-            self._out.print(tables.block_table(validation.blocks))
+            self.print(tables.proofs(validation.blocks))
         for line in tables.remarks(report):
             self._out.print(line)
 

@@ -1,17 +1,15 @@
-"""The tables about what differs between two files, side by side.
-
-Comes in: a `GraphDifference`. Goes out: rich tables and lines. Used by `rewriter.report.terminal.comparison`.
-"""
+"""The tables about what differs between two files, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-from rich.table import Table
+from rich.text import Text
 
 from rewriter.compare.files.models import GraphDifference
-from rewriter.report.terminal.layout import add_columns, new_table, plain
+from rewriter.report.table import Column, Table, columns
+from rewriter.report.tables import operator_table
+from rewriter.report.terminal.layout import plain
 
 _FEW = 12
 """Rows of a table that is not asked for in full."""
@@ -20,19 +18,18 @@ _PLAIN_TEXT = 60
 """Characters of a metadata value that are shown."""
 
 
-def graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[RenderableType]:
+def graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
     """All that is to be printed about the graphs."""
     most = len(found.nodes) + len(found.tensors) if verbose else _FEW
-    changed = [(name, counts) for name, counts in found.operators.items() if counts[0] != counts[1]]
     if found.fields or found.remarks:
-        yield _field_table(found, names)
-    if changed:
-        yield _operator_table(changed, found, names)
+        yield _fields(found, names)
+    if any(a != b for a, b in found.operators.values()):
+        yield _operators(found, names)
     if found.nodes:
-        yield _node_table(found, names, most)
+        yield _nodes(found, names, most)
         yield from _more(len(found.nodes) - most, "nodes")
     if found.tensors:
-        yield _tensor_table(found, names, most)
+        yield _tensors(found, names, most)
         yield from _more(len(found.tensors) - most, "weights")
     renamed = f" ({found.renamed:,} under other names)" if found.renamed else ""
     yield plain(
@@ -41,56 +38,42 @@ def graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool
     )
 
 
-def _more(count: int, what: str) -> Iterator[RenderableType]:
+def _more(count: int, what: str) -> Iterator[Table | Text]:
     if count > 0:
         yield plain(f"and {count:,} more {what}, -v shows them", "yellow")
 
 
-def _field_table(found: GraphDifference, names: tuple[str, str]) -> Table:
-    table = new_table("Models")
-    add_columns(table, text=("", "", *names))
-    for change in (*found.fields, *found.remarks):
-        values = (change.a, change.b)
-        cells = (plain("-", "dim") if value is None else plain(_short(value)) for value in values)
-        table.add_row(change.what, plain(change.name), *cells)
-    return table
+def _fields(found: GraphDifference, names: tuple[str, str]) -> Table:
+    changes = (*found.fields, *found.remarks)
+    rows = tuple((each.what, each.name, _short(each.a), _short(each.b)) for each in changes)
+    return Table("Models", columns("text", "", "", *names), rows)
 
 
-def _operator_table(
-    changed: list[tuple[str, tuple[int, int]]], found: GraphDifference, names: tuple[str, str]
-) -> Table:
-    table = new_table("Operators")
-    add_columns(table, text=("",), numbers=(*names, "change"))
-    for name, (a, b) in sorted(changed, key=lambda row: (-abs(row[1][1] - row[1][0]), row[0])):
-        table.add_row(plain(name), f"{a:,}", f"{b:,}", f"{b - a:+,}")
-    table.add_section()
-    a, b = (sum(counts[side] for counts in found.operators.values()) for side in (0, 1))
-    table.add_row("all nodes", f"{a:,}", f"{b:,}", f"{b - a:+,}")
-    return table
+def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
+    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
+    a, b = sum(before.values()), sum(after.values())
+    heads = (Column(""), *columns("count", *names), Column("change", "change"))
+    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
 
 
-def _node_table(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    table = new_table("Nodes that differ")
-    add_columns(table, text=(*names, "change"))
+def _nodes(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    rows = []
     for node in found.nodes[:most]:
         where = f" in {node.scope}" if node.scope else ""
         what = ", ".join(node.what) if node.what else node.status.replace("A", names[0]).replace("B", names[1])
-        cells = (plain("-", "dim") if text is None else plain(text) for text in (node.a, node.b))
-        table.add_row(*cells, plain(what + where))
-    return table
+        rows.append((node.a, node.b, what + where))
+    return Table("Nodes that differ", columns("text", *names, "change"), tuple(rows))
 
 
-def _tensor_table(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    table = new_table("Weights that differ")
-    add_columns(table, text=("", *names), numbers=("elements", "largest difference", "at"))
-    for tensor in found.tensors[:most]:
-        elements = "-" if tensor.elements is None else f"{tensor.elements:,}"
-        largest = "-" if tensor.max_difference is None else f"{tensor.max_difference:.3g}"
-        index = "-" if not tensor.index else ",".join(map(str, tensor.index))
-        kinds = (plain("-", "dim") if not kind else plain(kind) for kind in tensor.kind)
-        table.add_row(plain(tensor.name), *kinds, elements, largest, index)
-    return table
+def _tensors(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    heads = (*columns("text", "", *names), *columns("count", "elements", "largest difference", "at"))
+    rows = []
+    for each in found.tensors[:most]:
+        largest = None if each.max_difference is None else f"{each.max_difference:.3g}"
+        index = ",".join(map(str, each.index)) if each.index else None
+        rows.append((each.name, *(kind or None for kind in each.kind), each.elements, largest, index))
+    return Table("Weights that differ", heads, tuple(rows))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _PLAIN_TEXT else f"{text[: _PLAIN_TEXT - 3]}..."
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _PLAIN_TEXT else f"{text[: _PLAIN_TEXT - 3]}..."

@@ -1,14 +1,10 @@
-"""The tables that a person reads, from a report.
-
-Comes in: parts of a `Report`. Goes out: rich tables. Names from a model are shown as plain text, never
-as markup or control characters.
-"""
+"""The tables and lines that a person reads on the terminal, from a report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from rich.table import Table
 from rich.text import Text
 
 from rewriter.pipeline import Timing
@@ -17,92 +13,78 @@ from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report, Shape
-from rewriter.report.terminal.layout import add_columns as _columns
-from rewriter.report.terminal.layout import count, plain, size
-from rewriter.report.terminal.layout import new_table as _table
+from rewriter.report.table import Cell, Column, Row, Table, columns
+from rewriter.report.tables import converted_table, operator_table, output_table
+from rewriter.report.terminal.layout import plain, size
 
 _MOST_OPERATORS = 14
 
 
-def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
+def converted(rows: tuple[BlockRow, ...], form: str) -> Table:
     """The blocks that become heads."""
-    table = _table(f"Blocks to attention heads, form {form}")
-    _columns(table, text=("block", "linear operators", "activation", "program"))
-    _columns(table, numbers=("heads", "bias tokens", "certified error"))
-    for row in rows:
-        error = "exact" if row.exact and not row.max_error else f"{row.max_error or 0.0:.1e}"
-        cells = (row.name, _operators(row), row.activation, row.program or "")
-        table.add_row(*map(plain, cells), count(row.heads), str(row.bias_tokens), error)
-    return table
+    return replace(converted_table(rows), title=f"Blocks to attention heads, form {form}")
 
 
-def passes_table(passes: tuple[Timing, ...]) -> Table:
+def passes(timings: tuple[Timing, ...]) -> Table:
     """What each pass took."""
-    table = _table("Passes")
-    _columns(table, text=("pass",))
-    _columns(table, numbers=("seconds", "nodes before", "nodes after"))
-    for each in passes:
-        table.add_row(each.name, f"{each.seconds:.3f}", count(each.nodes_before), count(each.nodes_after))
-    return table
+    heads = (Column("pass"), Column("seconds", "error"), *columns("count", "nodes before", "nodes after"))
+    rows = (
+        (each.name, Cell(each.seconds, f"{each.seconds:.3f}"), each.nodes_before, each.nodes_after) for each in timings
+    )
+    return Table("Passes", heads, tuple(rows))
 
 
-def left_table(rows: tuple[BlockRow, ...]) -> Table:
+def left(rows: tuple[BlockRow, ...]) -> Table:
     """The candidates that stay, with reasons."""
-    table = _table("Left as they were")
-    _columns(table, text=("block", "activation", "reason"))
-    for row in rows:
-        reason = row.reason or ""
-        if row.node and "'" in row.node and row.node not in reason:
-            reason = f"{reason} ({row.node})"
-        table.add_row(*map(plain, (row.name, row.activation or "?", reason)))
-    return table
+    heads = columns("text", "block", "activation", "reason")
+    return Table("Left as they were", heads, tuple((row.name, row.activation or "?", _reason(row)) for row in rows))
 
 
-def change_table(before: Shape, after: Shape, validation: Validation | None) -> Table:
+def _reason(row: BlockRow) -> str:
+    reason = row.reason or ""
+    return f"{reason} ({row.node})" if row.node and "'" in row.node and row.node not in reason else reason
+
+
+def changes(before: Shape, after: Shape, validation: Validation | None) -> Table:
     """Operators, nodes, size and load time, before and after."""
-    table = _table("Operators")
-    _columns(table, text=("",), numbers=("before", "after", "change"))
-    for name, old, new in _operator_changes(before, after):
-        table.add_row(plain(name), str(old), str(new), f"{new - old:+d}")
-    table.add_section()
-    table.add_row("nodes", str(before.nodes), str(after.nodes), f"{after.nodes - before.nodes:+d}")
+    table = operator_table(before.operators, after.operators)
+    totals: list[Row] = [("nodes", before.nodes, after.nodes, after.nodes - before.nodes)]
     if after.bytes:
-        table.add_row("size", size(before.bytes), size(after.bytes), f"{after.bytes - before.bytes:+,d} B")
+        sizes = (Cell(each.bytes, size(each.bytes)) for each in (before, after))
+        totals.append(("size", *sizes, Cell(None, f"{after.bytes - before.bytes:+,d} B")))
     for name, proof in (validation.providers if validation else {}).items():
-        old_ms, new_ms = (seconds * 1e3 for seconds in proof.load_seconds)
-        table.add_row(f"load time, {name}", f"{old_ms:.0f} ms", f"{new_ms:.0f} ms", f"{new_ms - old_ms:+.0f} ms")
-    return table
+        old, new = (seconds * 1e3 for seconds in proof.load_seconds)
+        times = (f"{old:.0f} ms", f"{new:.0f} ms", f"{new - old:+.0f} ms")
+        totals.append((f"load time, {name}", *times))
+    heads = (Column(""), *table.columns[1:])
+    return Table("Operators", heads, table.rows[:_MOST_OPERATORS], tuple(totals))
 
 
-def output_table(validation: Validation, *, verbose: bool) -> Table:
+def outputs(validation: Validation, *, verbose: bool) -> Table:
     """Rewritten against original, output by output."""
-    table = _table("Proof, end to end: rewritten against original")
-    _columns(table, text=("provider", "output"), numbers=("max abs", "mean abs", "p99 abs"))
-    _columns(table, numbers=("max rel",) if verbose else ())
-    _columns(table, numbers=("1 - cosine", "top-1", "passes at atol = rtol"))
-    for provider, proof in validation.providers.items():
-        for name, stats in proof.outputs.items():
-            numbers = [f"{value:.1e}" for value in (stats.max_abs, stats.mean_abs, stats.p99_abs)]
-            numbers += [f"{stats.max_rel:.1e}"] if verbose else []
-            cosine = "-" if stats.cosine is None else f"{max(1.0 - stats.cosine, 0.0):.0e}"
-            ranked = stats.top1 is not None and any(word in name.lower() for word in ("logit", "score", "prob"))
-            top1 = f"{100 * stats.top1:.2f} %" if ranked and stats.top1 is not None else "-"
-            table.add_row(provider, plain(name), *numbers, cosine, top1, f"{stats.min_tolerance:.1e}")
-    return table
+    found = [
+        (provider, each, None) for provider, proof in validation.providers.items() for each in proof.outputs.values()
+    ]
+    table = output_table("Proof, end to end: rewritten against original", found)
+    relative = ("max rel",) if verbose else ()
+    shown = ("provider", "output", "max abs", "mean abs", "p99 abs", *relative, "1 - cosine", "top-1")
+    return table.pick(*shown, "passes at atol = rtol")
 
 
-def block_table(proofs: tuple[BlockProof, ...]) -> Table:
+def proofs(blocks: tuple[BlockProof, ...]) -> Table:
     """The proof block by block."""
-    table = _table("Proof, block by block: largest errors against float64, and over those of the original")
-    _columns(table, text=("block",))
-    _columns(table, numbers=("heads, in float64", "heads", "over original", "whole block", "over original"))
-    for proof in proofs:
-        exact = "-" if proof.exact_error is None else f"{proof.exact_error:.1e}"
-        whole = "-" if proof.block_error is None else f"{proof.block_error:.1e}"
-        ratio = "-" if proof.block_ratio is None else f"{proof.block_ratio:.2f}"
-        heads, heads_ratio = f"{proof.region_error:.1e}", f"{proof.region_ratio:.2f}"
-        table.add_row(plain(proof.name, "" if proof.passed else "red"), exact, heads, heads_ratio, whole, ratio)
-    return table
+    over, block = Column("over original", "ratio"), Column("block", "name")
+    heads = (block, *columns("error", "heads, in float64", "heads"), over, Column("whole block", "error"), over)
+    return Table(
+        "Proof, block by block: largest errors against float64, and over those of the original",
+        heads,
+        tuple(map(_proof, blocks)),
+    )
+
+
+def _proof(each: BlockProof) -> Row:
+    heads = (each.exact_error, each.region_error, each.region_ratio)
+    return (Cell(each.name, style="" if each.passed else "bad"), *heads, each.block_error, each.block_ratio)
 
 
 def remarks(report: Report) -> list[Text]:
@@ -194,20 +176,3 @@ def _at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
 
 def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _operators(row: BlockRow) -> str:
-    """`MatMul 32x128 -> 128x32` where both operators are of one kind, else both in full."""
-    kind, _, size = row.first.partition(" ")
-    other, _, second = row.second.partition(" ")
-    if not row.second:
-        return row.first
-    return f"{kind} {size} -> {second}" if kind == other and size and second else f"{row.first} -> {row.second}"
-
-
-def _operator_changes(before: Shape, after: Shape) -> list[tuple[str, int, int]]:
-    """Operators whose count changed, the largest changes first, then by name."""
-    names = sorted(set(before.operators) | set(after.operators))
-    rows = [(name, before.operators.get(name, 0), after.operators.get(name, 0)) for name in names]
-    changed = [row for row in rows if row[1] != row[2]]
-    return sorted(changed, key=lambda row: (-abs(row[2] - row[1]), row[0]))[:_MOST_OPERATORS]

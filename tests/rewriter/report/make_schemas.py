@@ -1,0 +1,256 @@
+"""The schemas of the JSON reports, made from the dataclasses that are written.
+
+    python -m tests.rewriter.report.make_schemas [--check]
+
+Types and docstrings of the dataclasses say almost everything. The tables below hold what they do not: where `to_json`
+writes something else than the fields, and the limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import operator
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from rewriter.compare.bisect import Isolated
+from rewriter.compare.boundaries import Boundary
+from rewriter.compare.files.models import GraphDifference
+from rewriter.compare.taps import Tap
+from rewriter.compare.verdicts import PairProof
+from rewriter.report.comparison import Comparison
+from rewriter.report.report import Report, Shape
+
+FOLDER = Path(inspect.getfile(Report)).parent
+_LINE = 120
+FILES = {"report.schema.json": Report, "comparison.schema.json": Comparison}
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(ge=0)]
+"""A number that is never infinite; of every other, infinity is written as null."""
+Share = Annotated[float, Field(ge=0, le=1)] | None
+
+
+class Written(NamedTuple):
+    """How `to_json` differs from the fields: fields left out, fields put in place, properties and entries added."""
+
+    left: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
+
+
+WRITTEN: dict[type, Written] = {
+    Report: Written(
+        left=("before", "after", "rewritten", "details"), entries=("version", "operators", "nodes", "bytes")
+    ),
+    Comparison: Written(properties=("same", "error_ratio"), entries=("version", "first_exceeding")),
+    GraphDifference: Written(properties=("same",)),
+    PairProof: Written(properties=("error_ratio",)),
+    Tap: Written(flat=("boundary",), properties=("relative", "exceeds")),
+    Isolated: Written(flat=("boundary",), properties=("guilty",)),
+    Boundary: Written(left=("block",)),
+}
+
+
+EXTRA: dict[str, dict[str, Any]] = {
+    "BlockRow": {
+        "if": {"properties": {"status": {"const": "converted"}}},
+        "then": {
+            "properties": {
+                "program": {"type": "string"},
+                "exact": {"type": "boolean"},
+                "bias_tokens": {"type": "integer"},
+                "max_error": {"type": "number"},
+                "reason": {"type": "null"},
+            }
+        },
+        "else": {
+            "properties": {
+                "program": {"type": "null"},
+                "exact": {"type": "null"},
+                "reason": {"type": "string", "minLength": 1},
+            }
+        },
+    },
+    "Report.seconds": {"required": ["load", "plan", "total"]},
+    "Validation.providers": {"propertyNames": {"pattern": "^(cpu|cuda)(:.+)?$"}},
+}
+"""What pydantic has no words for."""
+
+
+def _pair(name: str, entry: Any) -> type[BaseModel]:
+    """A field of `Shape`, before and after."""
+    sides = {
+        "before": (entry, Field(description="The original.")),
+        "after": (entry | None, Field(description="The rewritten model; null when nothing was converted.")),
+    }
+    return _model(name, "Before and after.", sides)
+
+
+def _model(name: str, about: str, entries: Mapping[str, Any]) -> type[BaseModel]:
+    config = ConfigDict(extra="allow", json_schema_extra=EXTRA.get(name))
+    made: type[BaseModel] = create_model(name, __config__=config, __doc__=about, **dict(entries))
+    return made
+
+
+TYPES: dict[str, Any] = {
+    "Report.version": Literal[1],
+    "Report.exit_status": Literal[0, 1, 3],
+    "Report.operators": _pair("Operators", Mapping[str, Positive]),
+    "Report.nodes": _pair("Nodes", Count),
+    "Report.bytes": _pair("Bytes", Count),
+    "Report.seconds": Mapping[str, Finite],
+    "Comparison.version": Literal[1],
+    "Comparison.exit_status": Literal[0, 1],
+    "Comparison.first_exceeding": str | None,
+    "Comparison.seconds": Mapping[str, Finite],
+    "BlockRow.name": Annotated[str, Field(min_length=1)],
+    "BlockRow.heads": Positive | None,
+    "BlockRow.bias_tokens": Positive | None,
+    "OutputStats.cosine": Annotated[float, Field(ge=-1, le=1)] | None,
+    "OutputStats.top1": Share,
+    "OutputVerdict.share": Finite,
+    "OutputVerdict.top_k": Share,
+    "PairProof.load_seconds": tuple[Finite, Finite],
+    "ProviderProof.load_seconds": tuple[Finite, Finite],
+    "ProviderProof.stand_in": Mapping[str, Finite],
+    "Tap.magnitude": Finite,
+    "Validation.segments": tuple[Positive, Positive],
+}
+"""Types that differ from the field's, or that it does not state."""
+
+ABOUT: dict[str, str] = {
+    "Report": "What `rewrite --report FILE.json` writes.",
+    "Report.version": "Version of this schema.",
+    "Report.exit_status": "What the command line exits with: 0 converted, 1 the proof failed, 3 nothing to convert. "
+    "Other statuses leave no report.",
+    "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
+    "Comparison.version": "Version of this schema.",
+    "Comparison.exit_status": "What the command line exits with: 0 same, 1 different. Other statuses leave no report.",
+    "Comparison.first_exceeding": "Label of the first boundary at which B is further off than its share.",
+}
+"""Descriptions that no docstring has, beside those of `Shape`."""
+
+CONTRACT = (
+    " `version` is raised when a field changes its meaning or goes away; new fields may come at any time, so readers "
+    "must ignore those that they do not know: additionalProperties is true throughout. Numbers that are infinite are "
+    "null."
+)
+
+
+class _Schema(GenerateJsonSchema):
+    """Without titles, and with `type: [X, null]` for what may be null."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        inner = self.generate_inner(schema["schema"])
+        return {**inner, "type": [inner["type"], "null"]} if "type" in inner else super().nullable_schema(schema)
+
+
+def schema(cls: type) -> dict[str, Any]:
+    """The JSON schema of what `cls.to_json` gives."""
+    found = TypeAdapter(model(cls)).json_schema(mode="serialization", schema_generator=_Schema)
+    for part in found["$defs"].values():
+        del part["title"]
+    found["description"] += CONTRACT
+    first, last = ("title", "description"), ("$defs",)
+    head = {"$schema": GenerateJsonSchema.schema_dialect, **{key: found.pop(key) for key in first}}
+    return head | {key: found[key] for key in sorted(found, key=last.__contains__)}
+
+
+@functools.cache
+def model(cls: type) -> type[BaseModel]:
+    """What is written of a dataclass, as a pydantic model; every entry is always there."""
+    about = ABOUT.get(cls.__name__) or _sentence(docstring_parser.parse(cls.__doc__ or "").short_description)
+    return _model(cls.__name__, about, _entries(cls))
+
+
+def _entries(cls: type) -> dict[str, Any]:
+    written, hints, about = WRITTEN.get(cls, Written()), get_type_hints(cls), _attributes(cls)
+    found: dict[str, Any] = {}
+    names = [each.name for each in fields(cls) if each.name not in written.left]
+    for name in (*written.entries, *names, *written.properties):
+        if name in written.flat:
+            found |= _entries(hints[name])
+            continue
+        if name in written.properties:
+            getter = inspect.getattr_static(cls, name).fget
+            hint, text = get_type_hints(getter)["return"], getter.__doc__
+        else:
+            hint, text = hints.get(name), about.get(name) or _attributes(Shape).get(name)
+        key = f"{cls.__name__}.{name}"
+        described = Field(description=ABOUT.get(key) or _sentence(text), json_schema_extra=EXTRA.get(key))
+        found[name] = (TYPES.get(key) or _type(hint), described)
+    return found
+
+
+def _type(hint: Any) -> Any:
+    """The type as it is written: dataclasses as models, numbers not negative, null for what is infinite."""
+    if is_dataclass(hint):
+        return model(hint)  # type: ignore[arg-type]
+    if hint in (int, float):
+        return Count if hint is int else Finite | None
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (None, Literal):
+        return hint
+    made = tuple(map(_type, inner))
+    return functools.reduce(operator.or_, made) if origin in (UnionType, Union) else origin[made]
+
+
+def _attributes(cls: type) -> dict[str, str | None]:
+    return {each.arg_name: each.description for each in docstring_parser.parse(cls.__doc__ or "").params}
+
+
+def _sentence(text: str | None) -> str:
+    """Prose of a docstring as a description."""
+    joined = re.sub(r"\bNone\b|\binfinite(?= wh)", "null", " ".join((text or "").split()))
+    return joined[:1].upper() + joined[1:]
+
+
+def text(name: str) -> str:
+    """The file."""
+    return _laid_out(schema(FILES[name]), "") + "\n"
+
+
+def _laid_out(value: Any, indent: str) -> str:
+    """JSON in which whatever fits stands on one line."""
+    line, inner = json.dumps(value, ensure_ascii=False), indent + "  "
+    if not isinstance(value, (dict, list)) or len(indent + line) <= _LINE:
+        return line
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(key)}: {_laid_out(entry, inner)}" for key, entry in value.items()]
+    else:
+        entries = [_laid_out(entry, inner) for entry in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([opening, ",\n".join(inner + entry for entry in entries), indent + closing])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the schemas; with --check only compare."""
+    changed = [name for name in FILES if (FOLDER / name).read_text(encoding="utf-8") != text(name)]
+    for name in changed:
+        sys.stdout.write(f"{name}\n")
+        if "--check" not in arguments:
+            (FOLDER / name).write_text(text(name), encoding="utf-8")
+    return int(bool(changed) and "--check" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""The committed schemas are what the dataclasses give."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pydantic", reason="schemas are made with pydantic (extra dev)")
+pytest.importorskip("docstring_parser", reason="schemas are made with docstring-parser (extra dev)")
+
+from tests.rewriter.report import make_schemas
+
+
+def test_committed_schemas_are_those_of_the_dataclasses() -> None:
+    assert make_schemas.main(["--check"]) == 0, "run: python -m tests.rewriter.report.make_schemas"
+
+
+def test_every_exception_is_about_a_field_that_is_written() -> None:
+    """A table that names a field which went away says nothing any more."""
+    made = {name: make_schemas.schema(cls) for name, cls in make_schemas.FILES.items()}
+    known = {
+        f"{name}.{key}"
+        for schema in made.values()
+        for name, entry in {**schema["$defs"], schema["title"]: schema}.items()
+        for key in (*entry["properties"], "")
+    }
+    named = [*make_schemas.TYPES, *make_schemas.ABOUT, *make_schemas.EXTRA]
+    assert {name if "." in name else f"{name}." for name in named} <= known
