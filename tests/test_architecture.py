@@ -129,6 +129,10 @@ def test_no_torch_and_no_example_models() -> None:
     assert importers("torch", "transformers", "onnxscript", "models") == set()
 
 
+def test_nothing_of_the_extra_dev() -> None:
+    assert importers("pydantic", "docstring_parser", "matplotlib") == set()
+
+
 def test_no_room_is_crowded() -> None:
     rooms = Counter(path.rpartition("/")[0] for path in SOURCES)
     assert {room: count for room, count in rooms.items() if count > MOST_FILES} == {}
