@@ -22,9 +22,6 @@ from passes.programs.program import Program
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
-FACTORS_OFFSETS = "local"
-"""The form that takes offsets out of the exponentials (docs/decisions/0010); the others write softmax as the paper."""
-
 SMALLEST_OPSET = 7
 """From here on Mul and Add broadcast without attributes."""
 
@@ -102,8 +99,19 @@ class Conversion:
         return None if neurons is None else neurons * len(self.program.heads)
 
 
-def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accuracy | None = None) -> Conversion | Miss:
-    """Choose the program of `block`, or say why there is none."""
+def decide(
+    block: Block, *, form: str, factored: bool, inline: bool, opset: int, accuracy: Accuracy | None = None
+) -> Conversion | Miss:
+    """Choose the program of `block`, or say why there is none.
+
+    Args:
+        block: the block.
+        form: a key of `passes.forms.FORMS`.
+        factored: whether the form takes offsets out of the exponentials.
+        inline: write the heads out instead of calling a model-local function.
+        opset: of the model's default domain.
+        accuracy: how close the program must be.
+    """
     accuracy = accuracy or Accuracy()
     if opset < SMALLEST_OPSET:
         return Miss(
@@ -119,7 +127,6 @@ def decide(block: Block, *, form: str, inline: bool, opset: int, accuracy: Accur
     program = _program(block, accuracy)
     if isinstance(program, Miss):
         return program
-    factored = form == FACTORS_OFFSETS
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     compute_type = _DOUBLE if wide else _FLOAT
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
@@ -161,7 +168,7 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
     if domain is None and block.gate in accuracy.reached:
         domain = domain_of(accuracy.reached[block.gate])
     if domain is None:
-        return Miss(NEEDS_DOMAIN, block.output)
+        return Miss(NEEDS_DOMAIN, block.output, "domain")
     named, strict = block.identified, accuracy.error is not None
     program = fitted(named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict)
     return Miss(program, block.output) if isinstance(program, str) else program

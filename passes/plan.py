@@ -13,7 +13,7 @@ from functools import cached_property
 
 import onnx
 
-from passes.conversion import NEEDS_DOMAIN, Conversion, decide
+from passes.conversion import Conversion, decide
 from passes.forms import FORMS
 from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
@@ -74,7 +74,7 @@ class Plan:
     @property
     def undetermined(self) -> tuple[Block, ...]:
         """Blocks that are left because nobody has said how large their pre-activations get."""
-        left = (entry for entry in self.left if entry.miss.reason == NEEDS_DOMAIN)
+        left = (entry for entry in self.left if entry.miss.kind == "domain")
         return tuple(entry.block for entry in left if entry.block is not None)
 
     @cached_property
@@ -212,10 +212,16 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
     """The program, then what the form has to say about it."""
     opset = view.opsets.get("", 1)
-    decision = decide(block, form=options.form, inline=inline, opset=opset, accuracy=options.accuracy)
-    if isinstance(decision, Miss):
-        return decision
-    return FORMS[options.form].prepare(view, replace(decision, options=options.forms))
+    form = FORMS[options.form]
+    decision = decide(
+        block,
+        form=options.form,
+        factored=form.factors_offsets,
+        inline=inline,
+        opset=opset,
+        accuracy=options.accuracy,
+    )
+    return decision if isinstance(decision, Miss) else form.prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:

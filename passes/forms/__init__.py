@@ -22,14 +22,17 @@ class Form:
     Attributes:
         emit: from view and conversion to the nodes.
         prepare: what the form decides about a conversion while planning, or why it cannot take the block.
+        factors_offsets: whether it takes offsets of logits out of the exponentials (docs/decisions/0010); otherwise it
+            writes softmax as the paper does.
     """
 
     emit: Callable[[GraphView, Conversion], Replacement]
     prepare: Callable[[GraphView, Conversion], Conversion | Miss]
+    factors_offsets: bool = False
 
 
 FORMS: dict[str, Form] = {
-    "local": Form(emit_local, prepare_local),
+    "local": Form(emit_local, prepare_local, factors_offsets=True),
     "masked": Form(emit_masked, prepare_masked),
     "maskless": Form(emit_maskless, prepare_maskless),
     "staged": Form(emit_staged, prepare_staged),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import onnx
 
@@ -17,10 +18,17 @@ from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
 @dataclass(frozen=True)
 class Miss:
-    """Why something is not what it was tried as: a reason to act on, and the node where it failed."""
+    """Why something is not what it was tried as.
+
+    Attributes:
+        reason: words to act on.
+        node: where it failed.
+        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
+    """
 
     reason: str
     node: str
+    kind: Literal["", "domain"] = ""
 
 
 @dataclass(frozen=True)

@@ -432,7 +432,7 @@ def test_stated_error_covers_the_whole_range_of_the_type(factor: str, elem: str)
     """The proof divides errors by max(1, |f|), so `max_error` must hold in those units out to the largest number."""
     text = f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)"
     block = only_block(mlp(text, elem=elem))
-    conversion = decide(block, form="local", inline=False, opset=17)
+    conversion = decide(block, form="local", factored=True, inline=False, opset=17)
     assert isinstance(conversion, Conversion)
     entry = block.identified.activation
     y = POINTS[np.abs(POINTS) < (1e30 if elem != "float16" else 65504)]
