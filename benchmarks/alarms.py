@@ -37,6 +37,7 @@ class Row:
         seeds: how many proofs were carried out.
         alarms: how many of them failed.
         tightness: allowed error over the larger of measured error and spacing of floats; largest.
+        use: measured error over allowed error; largest. An alarm is above 1.
         ratio: error against float64, rewritten over original; largest.
         certified: what certified errors amount to, as a share of an output's largest value; largest.
         failures: the first lines of failed proofs.
@@ -47,6 +48,7 @@ class Row:
     seeds: int = 0
     alarms: int = 0
     tightness: float = 0.0
+    use: float = 0.0
     ratio: float = 0.0
     certified: float = 0.0
     failures: tuple[str, ...] = ()
@@ -56,27 +58,28 @@ class Row:
         path = ROOT / "models" / f"{self.model}.onnx"
         proof = rewrite(path, form=self.form, seed=self.seeds)
         failures = () if proof.validation is None else proof.validation.failures[:1]
-        figures = [(self.tightness, self.ratio, self.certified), *_figures(proof)]
-        tightness, ratio, certified = (max(each) for each in zip(*figures, strict=True))
+        figures = [(self.tightness, self.use, self.ratio, self.certified), *_figures(proof)]
+        tightness, use, ratio, certified = (max(each) for each in zip(*figures, strict=True))
         return replace(
             self,
             seeds=self.seeds + 1,
             alarms=self.alarms + len(failures),
             tightness=tightness,
+            use=use,
             ratio=ratio,
             certified=certified,
             failures=tuple(dict.fromkeys((*self.failures, *failures))),
         )
 
 
-def _figures(report: Report) -> Iterator[tuple[float, float, float]]:
-    """(tightness, ratio of errors, certified share) of every output."""
+def _figures(report: Report) -> Iterator[tuple[float, float, float, float]]:
+    """(tightness, use, ratio of errors, certified share) of every output."""
     if report.validation is None:
         return
     for proof in report.validation.providers.values():
         for each in proof.allowances.values():
             tightness = each.allowed / max(each.rewritten, EPS * each.scale)
-            yield tightness, proof.error_ratio or 0.0, each.certified / each.scale
+            yield tightness, each.rewritten / each.allowed, proof.error_ratio or 0.0, each.certified / each.scale
 
 
 def _known(path: Path) -> dict[tuple[str, str], Row]:
@@ -112,12 +115,13 @@ def main(seeds: int, minutes: float, forms: tuple[str, ...], models: tuple[Path,
             str(row.seeds),
             str(row.alarms),
             f"{row.tightness:.1f}",
+            f"{row.use:.2f}",
             f"{row.ratio:.2f}",
             f"{row.certified:.1e}",
         )
         for row in rows.values()
     ]
-    columns = ("form", "model", "seeds", "alarms", "allowed / measured", "error ratio", "certified / scale")
+    columns = ("form", "model", "seeds", "alarms", "allowed / measured", "used", "error ratio", "certified / scale")
     print_table("False alarms, and how tight the allowances are", columns, cells)
 
 
