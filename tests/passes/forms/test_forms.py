@@ -225,10 +225,10 @@ BY_REFERENCE = {
     "bias-sub": "is part of a projection",
     "per-channel-scale": "is part of a projection",
     "dequantised": "its weight is quantised",
-    "lora": "not one linear operator alone",
-    "lora-scaled-and-biased": "not one linear operator alone",
-    "two-sum": "not one linear operator alone",
-    "two-sum-biased": "not one linear operator alone",
+    "lora": "not a single linear operator",
+    "lora-scaled-and-biased": "not a single linear operator",
+    "two-sum": "not a single linear operator",
+    "two-sum-biased": "not a single linear operator",
 }
 
 

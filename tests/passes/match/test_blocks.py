@@ -173,14 +173,14 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
     [
         (
             f"c = Pow(y, $3.0) a = Mul(c, $0.0447) z = Add(y, a) {TANH_TAIL}",
-            "no known activation; the nearest, gelu_tanh, is off by ",
+            "no known activation; the nearest, gelu_tanh, differs by ",
         ),
         (
             f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
             "no known activation; the nearest, ",
         ),
         ("h = Sin(y)", "no known activation; the nearest, "),
-        ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, is off by 0.01"),
+        ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, differs by 0.01"),
         ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
         ("p = Softplus(y) t = Tanh(p) u = Mul(y, t) v = Tanh(y) h = Add(u, v)", "no known activation; the nearest, "),
         ("a = Log(y) h = Mul(y, a)", "no known activation has these values: f(-1) = nan, f(1) = 0, f(3) = 3.29584"),
@@ -247,7 +247,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "constant-left-factor",
         {"activation": SILU, "second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))},
          "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 4, 8] out"},
-        "MatMul 'out' mixes along another axis than the one that the first operator made",
+        "MatMul 'out' contracts another axis than the one that the first operator produces",
     ),
     (
         "per-expert-weights",
