@@ -452,8 +452,8 @@ def test_old_opsets_are_refused(form: str) -> None:
 
 def test_attention_operator_needs_its_opset() -> None:
     reason = refusal(mlp(SILU), "masked", attention_op=True)
-    assert "came with opset 23, and the model has 17" in reason
-    assert "leave --attention-op away" in reason
+    assert "needs opset 23, and the model has 17" in reason
+    assert "omit --attention-op" in reason
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])
@@ -465,7 +465,7 @@ def test_position_forms_state_their_memory(form: str) -> None:
 @pytest.mark.parametrize("form", ["maskless", "staged"])
 def test_a_fixed_length_beyond_the_positions(form: str) -> None:
     model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
-    assert "its sequences have 9 tokens; raise --max-tokens, now 8" in refusal(model, form, max_tokens=8)
+    assert "its sequences have 9 tokens; raise --max-tokens from 8 to 9" in refusal(model, form, max_tokens=8)
     assert make_plan(model, Options(form=form, forms=FormOptions(max_tokens=9))).conversions
 
 
