@@ -1,10 +1,10 @@
 """Fitting the values of one head whose keys are given: the linear part of a fit.
 
 Each centre t_0 < ... < t_m has a key whose logit, a straight line, is the largest around it: from one centre to the
-next the slope grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Evenly spaced centres give a normalised
-row of Gaussians; centres that crowd towards a jump of the curvature resolve it, with one bias token per halving of the
-distance. The last centre is that of the token itself, so that beyond it the program is the self value, a straight line;
-the linear term makes the other end one too. The values then follow from linear least squares.
+next the slope grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Evenly spaced centres give a
+normalised row of Gaussians; centres that crowd towards a jump of the curvature resolve it, with one bias token per
+halving of the distance. The last centre is that of the token itself, so that beyond it the program is the self value,
+a straight line; the linear term makes the other end one too. The values then follow from linear least squares.
 """
 
 from __future__ import annotations
