@@ -1,8 +1,8 @@
-"""`python -m benchmarks.alarms`: false alarms of the proof, and how tight its allowances are.
+"""`python -m benchmarks.alarms`: false alarms of the proof, and how tight its tolerances are.
 
-Every committed model is rewritten in every form and proved on inputs of many seeds. All of these rewritings are right,
-so each failure is a false alarm. Tightness is the allowed error of an output over the larger of the error that was
-measured and the spacing of floats at the output's largest value; the largest over outputs and seeds is told.
+Every committed model is rewritten in every form and proved on inputs of many seeds. All of these rewritings are
+correct, so each failure is a false alarm. Tightness is the allowed error of an output over its measured error, or over
+the spacing of floats at the output's largest value if that is larger; the maximum over outputs and seeds is reported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Row:
 
     Attributes:
         model: file name.
-        form: how heads become nodes.
-        seeds: how many proofs were carried out.
+        form: the form.
+        seeds: number of proofs.
         alarms: how many of them failed.
-        tightness: allowed error over the larger of measured error and spacing of floats; largest.
-        ratio: error against float64, rewritten over original; largest.
-        certified: what certified errors amount to, as a share of an output's largest value; largest.
+        tightness: largest allowed error over the larger of measured error and spacing of floats.
+        ratio: largest error against float64, rewritten over original.
+        certified: largest bound from certified errors, as a fraction of an output's largest value.
         failures: the first lines of failed proofs.
     """
 

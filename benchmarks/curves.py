@@ -1,7 +1,4 @@
-"""Line charts as SVG, written by hand: small, the same bytes at every run, and no dependency.
-
-Comes in: panels of curves. Goes out: the text of an SVG file. Used by `benchmarks.programs_page`.
-"""
+"""Line charts as SVG, written by hand: small, reproducible byte for byte, and without dependencies."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _COLOURS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: its points, what the legend calls it (nothing where empty), and whether it is dashed."""
+    """One line: its points, its label in the legend (none if empty), and whether it is dashed."""
 
     x: Array
     y: Array
@@ -54,7 +51,7 @@ class Panel:
 
 
 def drawing(panels: Sequence[Panel], label: str) -> str:
-    """The panels side by side."""
+    """The SVG of several panels side by side."""
     width = _LEFT + len(panels) * (_WIDTH + _GAP) - _GAP + 12
     height = _TOP + _HEIGHT + _BOTTOM
     head = (
@@ -116,7 +113,7 @@ def _range(panel: Panel) -> tuple[float, float]:
 
 
 def _place(value: float, low: float, high: float, *, logarithmic: bool) -> float:
-    """Where a value lies, in pixels from the top; clipped to the panel."""
+    """The position of a value, in pixels from the top; clipped to the panel."""
     if math.isnan(value):
         value = high
     if logarithmic:

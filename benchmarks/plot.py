@@ -1,7 +1,6 @@
 """A line plot with logarithmic axes as SVG text, written by hand: no plotting library needed.
 
-Comes in: named series of points. Goes out: an SVG that reads on light and dark pages. Used by
-`benchmarks.error_propagation` and `benchmarks.omega`.
+It is legible on light and dark pages.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
 
 def plot(title: str, x_label: str, y_label: str, series: Mapping[str, Points], ticks: Sequence[float]) -> str:
-    """The SVG. `ticks` are those of the x axis; y ticks are powers of ten.
+    """The plot as SVG. `ticks` are those of the x axis; y ticks are powers of ten.
 
-    Points that are not positive are left out.
+    Points that are not positive are omitted.
     """
     drawn = {name: [(x, y) for x, y in points if x > 0 and y > 0] for name, points in series.items()}
     xs = [x for points in drawn.values() for x, _ in points]
