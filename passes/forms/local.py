@@ -92,6 +92,7 @@ class _Emitter:
         cast = block.elem_type != self._conversion.compute_type
         query = self._read(block.gate, "query", block.gate_type)
         source = query if block.value == block.gate else self._read(block.value, "value", block.value_type)
+        # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         target = self._fragment.qualified("wide_output") if cast else block.output
         self._sum(query, source, target)
         if cast:
@@ -126,6 +127,7 @@ class _Emitter:
         """All heads of the program, its linear term and its constant."""
         program = self._conversion.program
         groups, linear = groups_of(program)
+        # The last node must write the block's output under its own name, so the target is passed down.
         alone = len(groups) == 1
         rest: list[Tensor] = []
         if linear != 0.0:
@@ -148,6 +150,7 @@ class _Emitter:
         (head,) = group.heads
         if head.c in (0.0, 1.0):
             return self._plain_head(prefix, head, query, source, output)
+        # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
         inner = self._fragment.qualified(f"{prefix}unscaled")
         attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
         factor = self._scalar(f"{prefix}factor", head.c)

@@ -110,6 +110,7 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
     y = stream.columns(b, model, model + neurons, "y_columns")
     z = stream.columns(b, model + neurons, model + made, "u_columns") if projections.gated else y
     ones = stream.ones(b, "activation_positions")
+    # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
     target = model + hidden - neurons
     stream = stream.plus(b, attend_with_activation(b, y, z, ones, scores, groups, positions, omega), target, neurons)
 

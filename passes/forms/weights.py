@@ -63,7 +63,7 @@ class Weights:
         # Rows of the result: W for the model's columns, b for each column that is 1 on tokens (a token is 1 in exactly
         # one of them), and 0 for those of the bias tokens.
         b, layout = self._b, self._layout
-        matrix = self._matrix(projection, name, heads_first=True)
+        matrix = self._matrix(projection, name)
         parts: list[Tensor] = [b.unsqueeze(matrix, 2, f"{name}_columns")]
         bias = self.bias(projection, name)
         zero = b.numbers(f"{name}_zero", 0.0)
@@ -111,7 +111,7 @@ class Weights:
 
     def output(self, projection: Projection) -> Tensor:
         """W_O [neurons, 1, d_model]."""
-        return self._b.unsqueeze(self._matrix(projection, "W_O", heads_first=True, rows_are_heads=True), 1, "W_O")
+        return self._b.unsqueeze(self._matrix(projection, "W_O", rows_are_heads=True), 1, "W_O")
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
@@ -140,7 +140,7 @@ class Weights:
         shape = self._b.integers(self._neurons, self._layout.width, 1)
         return self._b.concat([first, self._b.node("Expand", [second, shape], f"{name}_second")], 2, name)
 
-    def _matrix(self, projection: Projection, name: str, *, heads_first: bool, rows_are_heads: bool = False) -> Tensor:
+    def _matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
         b = self._b
         matrix = b.read(projection.weight, self._elem_type, f"{name}_weight")
@@ -149,8 +149,7 @@ class Weights:
             bounds = b.integers(projection.start), b.integers(projection.stop)
             matrix = b.rows(matrix, *bounds, axis, f"{name}_part")
         # The neurons are the columns of W1 and the rows of W2; `transposed` exchanges the two.
-        first_is_heads = projection.transposed != rows_are_heads
-        if first_is_heads == heads_first:
+        if projection.transposed != rows_are_heads:
             return matrix
         return b.transpose(matrix, (1, 0), f"{name}_by_head")
 

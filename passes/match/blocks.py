@@ -141,7 +141,6 @@ class _Finder:
         self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, choices: _Choices
     ) -> None:
         self._choices = choices
-        self._all = choices.every
         self._view = view
         self._flow = flow
         self._identifier = identifier
@@ -156,7 +155,7 @@ class _Finder:
             sinks = self._flow.sinks.get(output, [])
             # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
             # a second operator, so any consumer other than the larger activation makes it a candidate.
-            inner = output in self._flow.extended and not (self._all and self._flow.blocked.get(output))
+            inner = output in self._flow.extended and not (self._choices.every and self._flow.blocked.get(output))
             if not sinks and inner:
                 continue
             region = self._region(output, fact.leaves)
@@ -190,7 +189,7 @@ class _Finder:
                 value=leaves[slots[1]],
                 first=first,
                 # A convolution that reads the same activation is not part of the MLP; it keeps its input.
-                second=tuple(sink for sink in sinks if sink.rowwise or self._all),
+                second=tuple(sink for sink in sinks if sink.rowwise or self._choices.every),
                 identified=identified,
                 elem_type=self._view.type_of(output).elem_type or gate,
                 gate_type=gate,
@@ -262,7 +261,7 @@ class _Finder:
         node = label(producer) if producer is not None else output
         if isinstance(identified, Unknown):
             return Miss(identified.reason, node)
-        if self._all:
+        if self._choices.every:
             return None  # Theorem 8 needs an activation, but no second operator
         if not sinks:
             if self._flow.blocked.get(output):
@@ -270,6 +269,7 @@ class _Finder:
             if output in self._view.outputs:
                 return Miss("its output is an output of the graph, and no linear operator reads it", node)
             return Miss("no linear operator reads its output", node)
+        # A convolution with a larger kernel is linear too, but its neurons would read several positions: not an MLP.
         spatial = next((operator for operator in first if not operator.rowwise), None)
         if spatial is not None:
             return Miss(

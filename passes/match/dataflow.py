@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from passes.match.linear import LinearOperator, Miss, linear_operator
+from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
@@ -98,7 +98,8 @@ _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 _PARTS = {"Split", "Slice"}
 _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """They round, but they stay in the graph: only what lies between them is replaced."""
-_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+"""The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
 FLOATS = {
@@ -166,7 +167,7 @@ class _Analysis:
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        foreign = node.domain not in (*ONNX_DOMAINS, "com.microsoft", DOMAIN)
+        foreign = node.domain not in (*ONNX_DOMAINS, MICROSOFT, DOMAIN)
         for name in dict.fromkeys(node.input):
             fact = self._flow.facts.get(name)
             if foreign and fact is not None and fact.source is not None:
@@ -245,7 +246,7 @@ class _Analysis:
     # -- elementwise operators -----------------------------------------------------------------------------
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
-        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
         data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
         if node.op_type == "Mul" and self._flow.scales.intersection(data):
             self._rescaled(index, node, [name for name in data if name not in self._flow.scales])
@@ -357,7 +358,7 @@ class _Analysis:
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
             return
         self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear, axis=facts[0].axis)
-        # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid alone is not an activation.
+        # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
         self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from passes.match.dataflow import FIRST_INPUT_ONLY
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.softmax import Array
 from passes.programs.solve import Function, Parameters
@@ -20,7 +21,6 @@ from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 
-_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 _SLACK = 8
 """A spelled-out activation may differ from the table entry by this many units of its constants' precision."""
@@ -108,7 +108,7 @@ class Identifier:
         return env[region.output]
 
     def _arguments(self, node: onnx.NodeProto, env: Mapping[str, Array]) -> list[Array]:
-        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
         # Trailing absent inputs are dropped, as `elementwise` expects; those before a given one get a neutral value.
         while names and not names[-1]:
             names.pop()

@@ -14,6 +14,9 @@ import onnx
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
+MICROSOFT = "com.microsoft"
+"""Domain of onnxruntime's contributed operators."""
+
 
 @dataclass(frozen=True)
 class Miss:
@@ -104,6 +107,7 @@ def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator |
         return Miss("neither factor is constant", label(node))
     bias = node.input[2] if len(node.input) > 2 else ""
     added = "" if bias in constants else bias
+    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
     if any(attribute.name == "activation" for attribute in node.attribute):
         return Miss("it is fused with an unknown activation", label(node))
     if right in constants and not flags.get("transA"):
@@ -155,6 +159,7 @@ def einsum_map(equation: str, weight: int) -> EinsumMap | None:
     known = all(len(set(term)) == len(term) for term in (matrix, data, output))
     if not known or len(matrix) != 2 or "." in matrix or len(data) != len(output):
         return None
+    # One letter of the matrix is contracted, the other takes its place in the output; nothing else may move.
     shared, new = set(matrix) & set(data), set(matrix) - set(data)
     if len(shared) != 1 or len(new) != 1:
         return None
@@ -247,8 +252,6 @@ def _operator(
         out_features=features[1],
     )
 
-
-MICROSOFT = "com.microsoft"
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "MatMul"): _matmul,

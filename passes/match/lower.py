@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
+from passes.match.linear import MICROSOFT
 from passes.match.marks import DOMAIN
 from rewriter.graph.view import ONNX_DOMAINS, subgraphs
-
-MICROSOFT = "com.microsoft"
 
 _PARTS_OF_BLOCKS = {
     *("MatMul", "Gemm", "Conv", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus"),

@@ -16,17 +16,13 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.blocks import Block
+from passes.match.dataflow import FLOATS
 from passes.match.linear import LinearOperator
 from rewriter.graph.view import GraphView, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Gives the values of a tensor, inline or external, in its own element type."""
-
-_FLOATS = frozenset(
-    (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-)
-
 
 NO_AXIS = -1
 
@@ -161,7 +157,7 @@ def constant_operand(view: GraphView, node: int, slot: int, read: Read) -> Opera
         name = maker.input[0]
     else:
         tensor = view.initializers[name]
-    if tensor.data_type not in _FLOATS:
+    if tensor.data_type not in FLOATS:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise NotPlainError(f"its weight '{wanted}' holds {kind}, not floating-point numbers")
     array = read(tensor)
@@ -181,6 +177,7 @@ def read_projection(view: GraphView, block: Block, leaf: str, read: Read) -> Pro
     Raises:
         NotPlainError: its producer is not a MatMul or Gemm with a constant weight.
     """
+    # The pre-activation comes from a Gemm or MatMul itself, or from one Add of a bias after it.
     index = view.producer[leaf]
     outer: list[Operand] = []
     nodes = [index]
@@ -265,6 +262,7 @@ def _hidden(view: GraphView, block: Block, gate: Projection, value: Projection |
     inside = {*block.region.nodes, *(index for projection in projections for index in projection.nodes)}
     readers = {operator.node for operator in block.second}
     names = [name for index in sorted(inside) for name in view.nodes[index].output if name]
+    # A consumer outside the block would read fewer channels than before.
     for name in names:
         if name in view.outputs:
             raise NotPlainError(f"its hidden tensor '{name}' is an output of the graph")

@@ -111,6 +111,7 @@ class _Reader:
         self._constants = Constants(view)
 
     def read(self, block: Block) -> Projections | Miss:
+        # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
         if len(block.second) != 1:
             reason = "several linear operators read" if block.second else "no linear operator reads"
             return Miss(f"{reason} the activation's output", block.output)
@@ -290,6 +291,8 @@ class _Reader:
 
     def _quantised(self, weight: str) -> bool:
         """Whether a weight is computed by more than layout nodes and casts, as by DequantizeLinear."""
+        # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
+        # quantisation.
         while (node := self._view.made_by(weight)) is not None:
             if node.op_type == "Constant":
                 return False

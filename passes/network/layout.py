@@ -161,6 +161,7 @@ def gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
     rows = known.constants.shape(node.input[1]) if node.input[1] in known.constants else None
     if sizes is None or rows is None or not isinstance(axis, int):
         return Miss(f"{label(node)}: it does not gather from the residual stream", label(node))
+    # Behind the last converted block a pooler may select tokens; there the bias tokens have been cut off.
     if axis % len(sizes) - len(sizes) in token_axes(sizes):
         return Miss(f"{label(node)}: it selects tokens before the last converted block", label(node))
     place = axis % len(sizes)
@@ -172,6 +173,7 @@ def concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
     parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
     known_parts = [part for part in parts if part is not None]
     first = known_parts[0]
+    # Keys and values of a decoder's cache are graph inputs, which have no row for the bias token.
     if not isinstance(axis, int) or axis % len(first) - len(first) in token_axes(first):
         return Miss(f"{label(node)}: it appends tokens (a cache of keys and values)", label(node))
     if len(known_parts) < len(parts):

@@ -116,7 +116,7 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
         free = [name for name in node.input if name not in constants]
         output = str(node.output[0])
         if node.op_type == "Add" and len(free) > 1:
-            return output
+            return output  # an Add with one constant operand is b2 instead
         if node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
             break
         tensor = output
@@ -136,6 +136,7 @@ def _entry(
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index in needed]
     stop = min([first, *softmaxes])
     candidates = [name for name in view.inputs if _is_stream(view, name, width)]
+    # Constants are position embeddings of shape [1, N, d_model], for example, and not a stream.
     candidates += [
         name
         for index in sorted(needed)
@@ -143,6 +144,7 @@ def _entry(
         for name in view.nodes[index].output
         if name not in constants and _is_stream(view, name, width)
     ]
+    # The last one, so that as few operators as possible need a rule: embeddings and their norm stay before it.
     for name in reversed(candidates):
         below = _descendants(view, name) & needed
         if all(block.region.nodes[0] in below for block in blocks) and not _passed(view, constants, below, name, width):

@@ -126,6 +126,7 @@ def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
     axes = given.get("axes") or (known.shapes.integers(node.input[1]) if len(node.input) > 1 else None)
     if sizes is None or not isinstance(axes, list):
         return Miss(f"{label(node)}: the axes that it reduces are unknown", label(node))
+    # A mean over tokens (a pooler's, say) would include the bias tokens.
     places = {axis % len(sizes) - len(sizes) for axis in axes}
     if places & set(token_axes(sizes)):
         return Miss(f"{label(node)}: it reduces over tokens", label(node))

@@ -32,6 +32,7 @@ class Size:
 
     def over(self, other: Size) -> Size | None:
         """The quotient, None where `other` does not divide it."""
+        # Sizes are monomials, so that one divides another exactly if its number and both exponents do.
         if other.number == 0 or self.number % other.number or self.batch < other.batch or self.tokens < other.tokens:
             return None
         return Size(self.number // other.number, self.batch - other.batch, self.tokens - other.tokens)
@@ -94,10 +95,12 @@ class ShapeReader:
         """The elements of a tensor of integers as symbolic sizes; None where not even their number is known."""
         known = self.integers(tensor)
         if known is not None:
+            # 0 and -1 have a meaning of their own in a Reshape, and are kept as numbers.
             return [Size(number) if number > 0 else number for number in known]
         node = self.view.made_by(tensor)
         if node is None or depth > _DEPTH:
             return None
+        # Unsqueeze and Squeeze of a scalar size do not change its elements, so shapes are read as flat lists.
         read = _READERS.get(node.op_type)
         return None if read is None else read(self, node, depth + 1)
 
@@ -168,6 +171,7 @@ def _quotient(left: Size, right: Size) -> Size | None:
 
 def _where(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
     """`Where(s == -1, ones, s)`, which exporters put in front of Expand: s, where it holds no -1."""
+    # -1 in an Expand of PyTorch means: keep this size. A symbolic size is never -1, whatever the test says.
     test = reader.view.made_by(node.input[0])
     elements = reader.elements(node.input[2], depth)
     if test is None or test.op_type != "Equal" or node.input[2] not in test.input or elements is None:

@@ -19,12 +19,11 @@ import numpy as np
 import onnx
 
 from passes.match.blocks import Block
+from passes.match.linear import MICROSOFT
 from passes.match.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView
-
-MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ def _of_rows(view: GraphView, projection: Projection, read: Read) -> tuple[Array
         return None
     weight = projection.weight.per_neuron.astype(np.float64)
     bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
+    # |w.x| <= |w| |x|, with nothing known about the direction of a row.
     far = np.sqrt((weight**2).sum(axis=1)) * longest
     slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * (far + np.abs(bias))
     return bias - far - slack, bias + far + slack
@@ -99,7 +99,7 @@ def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
     node = view.made_by(tensor)
     if node is None or not view.is_onnx(node):
         return None
-    if node.op_type == "Add":
+    if node.op_type == "Add":  # word, position and segment embeddings: norms add up at most
         parts = [_longest_row(view, name, read) for name in node.input]
         return None if None in parts else sum(part for part in parts if part is not None)
     if node.op_type != "Gather" or any(item.name == "axis" and item.i != 0 for item in node.attribute):

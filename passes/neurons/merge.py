@@ -17,7 +17,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL, Identifier
 from passes.match.operands import AnyArray, Layer, NotPlainError, Projection, Read, read_layer
 from passes.neurons.bounds import preactivation_bounds
-from passes.neurons.reduce import Nature, Neurons, reduce_neurons, stacked
+from passes.neurons.reduce import Nature, Neurons, reduce_neurons
 from passes.neurons.shrink import Shrinker
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
@@ -134,9 +134,10 @@ def _neurons(layer: Layer) -> Neurons:
 
 
 def _columns(projection: Projection) -> tuple[AnyArray, int]:
+    """Columns of W1 followed by the biases, one row per neuron, and the number of columns of W1."""
     weight = projection.weight.per_neuron
     biases = [np.broadcast_to(bias.array.reshape(-1, 1), (len(weight), 1)) for bias in projection.biases]
-    return stacked([weight, *biases]), weight.shape[1]
+    return np.concatenate([weight, *biases], axis=1) if biases else weight, weight.shape[1]
 
 
 def _nature(view: GraphView, identifier: Identifier, block: Block, layer: Layer, read: Read) -> Nature:
@@ -150,6 +151,7 @@ def _nature(view: GraphView, identifier: Identifier, block: Block, layer: Layer,
     # hold for the region only if the two are the same function, not merely close.
     name = block.identified.activation.name
     named_exactly = block.identified.error <= IDENTICAL
+    # Bounds only help where the sign of y decides: left of its kink ReLU is 0, leaky ReLU is another line.
     bounds = preactivation_bounds(view, layer.gate, read) if name in _KINKED and named_exactly else None
     never = np.zeros(len(layer.gate.weight.per_neuron), dtype=bool)
     above, below = (never, never) if bounds is None else (bounds[0] > 0.0, bounds[1] < 0.0)

@@ -105,6 +105,7 @@ def reduce_neurons(neurons: Neurons, nature: Nature) -> Reduction:
 
     At least two stay: runtimes dislike layers of width 0, and a bias with one entry would be read as a scalar.
     """
+    # NaN equals nothing, not even itself, and infinity times 0 is NaN: such neurons have no provable output.
     matrices = [neurons.gate, *neurons.rows, *([] if neurons.value is None else [neurons.value])]
     usable = np.all([_finite(matrix) for matrix in matrices], axis=0)
     held = _held(neurons, nature.function)
@@ -200,6 +201,7 @@ def _sums(
         # f(2^a g) 2^b u = 2^(n a + b) f(g) u. Without a degree, groups hold equal scales of the gate only.
         factor = (other.scale - keeper.scale) * (nature.degree or 0) + other.value_scale - keeper.value_scale
         parts = [_times(rows[other.index], other.sign * keeper.sign, factor) for rows in neurons.rows]
+        # All second operators must agree, since they lose the same neuron.
         sums = [total + part for total, part in zip(totals, parts, strict=True) if part is not None]
         if len(sums) == len(totals) and all(_fits(total, neurons.rows[0].dtype) for total in sums):
             totals = sums
@@ -281,8 +283,3 @@ def _fits(values: Array, dtype: DTypeLike) -> bool:
     """Whether the values stay finite when rounded to the type."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(values.astype(dtype)).all())
-
-
-def stacked(parts: Sequence[AnyArray]) -> AnyArray:
-    """Columns of W1 and biases side by side, one row per neuron."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)

@@ -111,6 +111,7 @@ class Shrinker:
 
     def _initializer(self, graph: onnx.GraphProto, path: Path, wanted: str, values: AnyArray) -> str:
         """The name of a new initializer; blocks that share a weight and lose the same neurons still share one."""
+        # Keyed by the contents: equal weights of two blocks stay one tensor, as they were.
         tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values))
         key = (path, tensor.data_type, tuple(tensor.dims), tensor.raw_data)
         if key not in self._known:

@@ -188,6 +188,7 @@ def _largest(program: Heads, other: Heads, enough: float, *, gated: bool) -> flo
     pairs = [_Pair.of(*heads) for heads in zip(program.heads, other.heads, strict=True)]
     straight = other.linear - program.linear, other.constant - program.constant
 
+    # The second value, on the degenerate cell at the centre, is nearly exact: cells with a much larger bound are split.
     def bounds(low: Array, high: Array) -> tuple[Array, Array]:
         return _relative(low, high), _relative((low + high) / 2.0, (low + high) / 2.0)
 

@@ -72,6 +72,7 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
     """The program of factor g u: two heads, each the other's bias token."""
+    # The limit's error depends on the linear term only, so the head in `_limit` is an empty one.
     made = Program(name, _line(factor, arithmetic.small))
     return _limit(made, Head(beta=0.0, bias_tokens=(), c=0.0), factor, arithmetic)
 
@@ -142,6 +143,7 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
 
 def _values(head: Head, small: float) -> float:
     """The rounding error of the two split values c/e + d and -c/e + d."""
+    # c/e is exact, e being a power of two; adding d to it rounds.
     exact = Fraction(head.c) / Fraction(small), Fraction(head.d)
     return float(max(abs(Fraction(s * head.c / small + head.d) - s * exact[0] - exact[1]) for s in (1, -1)))
 
