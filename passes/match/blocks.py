@@ -167,6 +167,7 @@ class _Finder:
                 blocks.append(found)
             else:
                 left.append(found)
+        # Near misses have no region: the data flow stopped at the node that is not elementwise.
         left += [self._near_miss(leaf, miss) for leaf, miss in self._flow.near_misses.items()]
         left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
         return Findings(tuple(blocks), tuple(left))
@@ -191,6 +192,7 @@ class _Finder:
                 # A convolution that reads the same activation is not part of the MLP; it keeps its input.
                 second=tuple(sink for sink in sinks if sink.rowwise or self._choices.every),
                 identified=identified,
+                # Unless the region contains casts, the activation has the type of the gate.
                 elem_type=self._view.type_of(output).elem_type or gate,
                 gate_type=gate,
                 value_type=value,

@@ -82,7 +82,7 @@ def _weight_path(weight: str) -> list[str]:
     if "." not in weight:
         return []
     parts = weight.split(".")[:-1]
-    # TorchScript calls folded weights `onnx::MatMul_1234`; the number differs between the operators of one block.
+    # TorchScript numbers folded weights, as in `onnx::MatMul_1234`; the numbers differ within a block.
     return [_TRAILING_NUMBER.sub("", part) if part.startswith("onnx::") else part for part in parts]
 
 

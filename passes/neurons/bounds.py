@@ -181,6 +181,7 @@ def _is_mean_of_squares(view: GraphView, tensor: str, data: str) -> bool:
     square = view.made_by(node.input[0])
     if square is None:
         return False
+    # The squares may be of a cast of the data, as where the norm is computed in float32.
     same = {_past_casts(view, name) for name in square.input[:1]} == {_past_casts(view, data)}
     if square.op_type == "Pow":
         return same and Constants(view).scalar(square.input[1]) == 2.0

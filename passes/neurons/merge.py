@@ -107,7 +107,7 @@ def merge(model: onnx.ModelProto, views: Sequence[GraphView], blocks: Sequence[B
 
 def _merge_block(shrinker: Shrinker, view: GraphView, identifier: Identifier, block: Block, read: Read) -> Record:
     try:
-        shrinker.require_room()
+        shrinker.require_room()  # first, before any weight is read
         layer = read_layer(view, block, read)
         reduction = reduce_neurons(_neurons(layer), _nature(view, identifier, block, layer, read))
         if reduction.removed:

@@ -90,6 +90,7 @@ class Shrinker:
             nodes = list(_with(graph.node, added))
             del graph.node[:]
             graph.node.extend(nodes)
+        # Only now is it known which old weights nothing reads: blocks may share them, and each block is edited alone.
         for path, names in self._retired.items():
             for depth in range(len(path), -1, -1):  # a body may read weights of the graphs around it
                 drop_dead_constants(graph_at(self._copy, path[:depth]), frozenset(names))
