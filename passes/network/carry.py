@@ -169,7 +169,7 @@ class _Carrier:
 
     def _pad(self, pad: Pad) -> str:
         """Append m rows along the axes where the operand does not broadcast; their values do not affect any token."""
-        # Whether an axis broadcasts may depend on the input (a mask of batch size 1), so it is decided at run time.
+        # Whether an axis has size 1 and broadcasts may depend on the input, so it is decided at run time.
         key = ("pad", pad.tensor, pad.axes)
         if key not in self._made:
             name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
