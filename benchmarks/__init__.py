@@ -1,4 +1,4 @@
-"""Benchmarks: latency of rewritten models, memory with large weights, cost of planning.
+"""Benchmarks: latency and memory of rewritten models, cost of planning, accuracy of programs and forms.
 
 Run from the checkout as `python -m benchmarks.latency` and so on; not part of the installed package.
 """

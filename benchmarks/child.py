@@ -1,9 +1,8 @@
-"""One task in a process of its own, so that its time and its peak memory are its alone.
+"""One task in a process of its own, so that time and peak memory are those of the task.
 
-Run as `python -m benchmarks.child TASK MODEL [OUT]`; prints one JSON object. Used by
-`benchmarks.large_model`. Peak memory is the high-water mark of the resident set since the program was
-loaded (VmHWM). What getrusage reports would include the parent's memory at the moment of the fork, so it is
-the fallback where there is no /proc.
+Run as `python -m benchmarks.child TASK MODEL [OUT]`, where TASK is import, plan, rewrite or prove; prints one JSON
+object. Peak memory is the high-water mark of the resident set since the program was loaded (VmHWM). getrusage would
+include the parent's memory at the time of the fork, so it is only the fallback where there is no /proc.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT
-
-TASKS = ("import", "plan", "rewrite", "prove")
 
 
 def measure(task: str, model: Path, out: Path | None = None) -> dict[str, Any]:

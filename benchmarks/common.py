@@ -1,9 +1,8 @@
-"""What the benchmarks share: interleaved timing, its statistics, the environment, results as JSON, tables.
+"""Shared by the benchmarks: interleaved timing and its statistics, the environment, results as JSON, tables.
 
-Timings on a shared machine drift, so nothing is compared across runs: every round runs every candidate
-once, and the order goes through all permutations, so that no candidate always follows the same other one.
-Ratios are taken within a round as well as between medians, and one candidate is a second copy of the
-baseline: its ratio is the noise.
+Timings on a shared machine drift, so nothing is compared across runs: every round runs every candidate once, and the
+order goes through all permutations, so that no candidate always follows the same other one. Ratios are taken within a
+round as well as between medians. One candidate is a second copy of the baseline, whose ratio is the noise.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Ratio:
     Attributes:
         of_medians: median time over the baseline's median time.
         paired: median over the rounds of the ratio within the round.
-        low: lower quartile of those.
+        low: lower quartile of these ratios.
         high: upper quartile.
-        of_fastest: fastest time over the baseline's fastest: what is left where disturbances only add.
+        of_fastest: fastest time over the baseline's fastest, which excludes disturbances that only add time.
     """
 
     of_medians: float
@@ -67,13 +66,13 @@ def interleaved(
 
 
 def _balanced(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """All orders, each then its reverse, so that a few rounds are balanced too: ABC CBA ACB BCA ..."""
+    """All orders, each followed by its reverse, so that even a few rounds are balanced: ABC CBA ACB BCA ..."""
     forward = [order for order in permutations(names) if order <= order[::-1]]
     return [order for pair in ((one, one[::-1]) for one in forward) for order in pair]
 
 
 def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Statistics of a candidate's times over the baseline's, round by round."""
+    """Statistics of a candidate's times relative to the baseline's, round by round."""
     low, middle, high = np.percentile(np.divide(candidate, baseline), [25, 50, 75])
     return Ratio(
         of_medians=float(np.median(candidate) / np.median(baseline)),
@@ -85,7 +84,7 @@ def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on: date, CPU model and cores, versions. Nothing that names the machine."""
+    """What the numbers depend on: date, CPU model and cores, versions; nothing that identifies the machine."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu_model(),
@@ -115,14 +114,14 @@ def _cpu_model() -> str:
 
 
 def write_json(path: Path, benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one benchmark's numbers, making the directory where it is missing."""
+    """Write one benchmark's numbers, and create the directory if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"benchmark": benchmark, "environment": environment(), "settings": settings, "rows": rows}
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table in plain text: the first column to the left, numbers to the right."""
+    """Print a table in plain text, with the first column aligned left and numbers aligned right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     click.echo(f"\n{title}")
     for row in (header, *rows):

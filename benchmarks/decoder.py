@@ -1,10 +1,8 @@
 """A GPT-2-shaped decoder, and one MLP block of it, written with onnx.helper: no PyTorch needed.
 
-Comes in: a `Shape` and a weight source, a function from (name, dims, standard deviation) to an initializer.
-Goes out: a ModelProto. Weights are random, scaled such that the pre-activations of the MLP blocks spread
-over about -3 to 3: a LayerNormalization precedes them, so their standard deviation is that of the weights
-times sqrt(width). Used by all benchmarks; the large model and the planning benchmark bring weight sources
-of their own.
+A weight source is a function from (name, dims, standard deviation) to an initializer; some benchmarks bring their own.
+Random weights are scaled so that the pre-activations of the MLP blocks spread over about -3 to 3: after a
+LayerNormalization their standard deviation is that of the weights times sqrt(width).
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Shape:
 
 
 class _Builder:
-    """Collects nodes and initializers under one scope after the other."""
+    """Collects nodes and initializers, one scope after another."""
 
     def __init__(self, weights: WeightSource) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -105,10 +103,10 @@ def _relu(b: _Builder, y: str) -> str:
 
 
 GATED = {"swiglu": _silu, "geglu": _gelu}
-"""Name to the activation of the gate in h(g) u."""
+"""Name to the activation h of a gate h(g) u."""
 
 ACTIVATIONS: dict[str, Callable[[_Builder, str], str]] = {"silu": _silu, "gelu": _gelu, "relu": _relu}
-"""Name to the nodes that exporters write."""
+"""Name to the nodes that exporters emit."""
 
 
 def random_weights(seed: int = 0) -> WeightSource:
@@ -152,7 +150,7 @@ def decoder(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
 
 
 def mlp(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
-    """One MLP block alone: hidden_states [batch, sequence, width] to the same shape."""
+    """One MLP block: hidden_states [batch, sequence, width] to the same shape."""
     b = _Builder(weights)
     b.scope = "/mlp"
     b.node("Identity", [_mlp(b, "hidden_states", shape)], "output", ["output"])
@@ -197,7 +195,7 @@ def _attention(b: _Builder, x: str, mask: str, shape: Shape) -> str:
 
 
 def _causal_mask(b: _Builder, length: str) -> str:
-    """[sequence, sequence]: 0 where a token may look, a large negative number above the diagonal."""
+    """[sequence, sequence]: 0 where a token may attend, a large negative number above the diagonal."""
     square = b.node("Concat", [length, length], "square", axis=0)
     filler = onnx.numpy_helper.from_array(np.asarray([_MASKED], np.float32))
     full = b.node("ConstantOfShape", [square], "masked", value=filler)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.error_propagation`: how the error of each form grows through 1 to 48 layers.
 
-Comes in: options. Goes out: a JSON file, a plot and a page of documentation. The sources say of such errors: "I have
-not tested how such errors propagate through multiple layers." Here they are: one decoder (`benchmarks.decoder`) per
-activation, its residual stream read behind every layer, in float32, against an evaluation of the original in float64.
+It writes a JSON file, a plot and a page of documentation. The sources say of such errors: "I have not tested how such
+errors propagate through multiple layers." Here they are measured: for one decoder (`benchmarks.decoder`) per
+activation, the residual stream after every layer, in float32, is compared with a float64 evaluation of the original.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DOCS = ROOT / "docs"
 
 @dataclass(frozen=True)
 class Row:
-    """One form of one model behind one layer.
+    """One form of one model after one layer.
 
     Attributes:
         largest: largest absolute error of the residual stream, over its largest value.
@@ -88,7 +88,7 @@ def main(
 
 
 def depth_errors(shape: Shape, ids: Values, forms: Sequence[str]) -> list[Row]:
-    """The errors of the original and of each form behind every layer."""
+    """The errors of the original and of each form after every layer."""
     model = decoder(shape, random_weights())
     streams = [f"/h.{layer}/mlp/residual/output" for layer in range(shape.layers)]
     feeds = {"input_ids": ids}

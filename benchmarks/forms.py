@@ -1,8 +1,8 @@
-"""`python -m benchmarks.forms`: what each form costs against the length of the sequence, in time and in memory.
+"""`python -m benchmarks.forms`: time and memory of each form against the length of the sequence.
 
-Comes in: options. Goes out: tables and a JSON file. Time: one MLP in every form beside the original, interleaved in one
-process (`benchmarks.common`), medians and ratios; a second session of the original gives the noise. Memory: the peak of
-one run in a process of its own (`benchmarks.memory`), beside what `rewrite inspect` says of it.
+Time: one MLP in every form beside the original, interleaved in one process (`benchmarks.common`), as medians and
+ratios; a second session of the original gives the noise. Memory: the peak of one run in a process of its own
+(`benchmarks.memory`), beside the estimate of `rewrite inspect`. Writes tables and a JSON file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One form at one length: median milliseconds, and over the original."""
+    """One form at one length: median milliseconds, and the ratio to the original."""
 
     activation: str
     form: str
@@ -42,7 +42,7 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One form at one length: peak of one run in MiB, what `inspect` says of it, and the pattern of all heads."""
+    """One form at one length: peak of one run in MiB, the estimate of `inspect`, and the pattern of all heads."""
 
     activation: str
     form: str
@@ -112,7 +112,7 @@ def main(
 def time_rows(
     shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats: int, max_pattern_mb: float
 ) -> Iterator[TimeRow]:
-    """Times of every form, of the original and of its second session, length by length."""
+    """Times of every form, of the original and of its second session, for each length."""
     model = mlp(shape, random_weights())
     sessions = {ORIGINAL: open_session(model, "cpu", spin=True), CONTROL: open_session(model, "cpu", spin=True)}
     for form in forms:
@@ -136,7 +136,7 @@ def time_rows(
 def memory_rows(
     shape: Shape, forms: Sequence[str], tokens: Sequence[int], max_pattern_mb: float
 ) -> Iterator[MemoryRow]:
-    """Peak memory of every form, in a process of its own, and what is stated of it."""
+    """Peak memory of every form, in a process of its own, and its estimate."""
     model = mlp(shape, random_weights())
     with tempfile.TemporaryDirectory(prefix="attnonly-forms-") as folder:
         for form in forms:

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.gates`: how accurately a gate h(g) u can be made of attention, way by way.
+"""`python -m benchmarks.gates`: the accuracy of several ways to compute a gate h(g) u by attention.
 
-Comes in: nothing. Goes out: a table and a JSON file: the largest error of each way over max(1, |h|) |u|, against
-float64, for |g| <= 10, 30 and 100, when it is evaluated in float32 and in float64. The ways are those that
-docs/decisions/0009 chooses from. No model is run: this is the arithmetic alone.
+For each way it reports the largest error over max(1, |h|) |u|, against float64, for |g| <= 10, 30 and 100, evaluated in
+float32 and in float64, as a table and a JSON file. docs/decisions/0009 chooses between these ways. No model is run:
+this is the arithmetic alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.common import RESULTS, print_table, write_json
 
 Array = NDArray[Any]
 Weight = Callable[[Array], Array]
-"""Weight of the value u, as a function of the gate's pre-activation; computes in the type that it is given."""
+"""Weight of the value u, as a function of the gate's pre-activation; computed in the type of its argument."""
 
 FITS = json.loads(Path(__file__).with_name("gate_fits.json").read_text(encoding="utf-8"))["fits"]
 REACHES = (10.0, 30.0, 100.0)
@@ -30,10 +30,10 @@ _POINTS = 400_001
 
 @dataclass(frozen=True)
 class Row:
-    """One way to make a SiLU gate.
+    """One way to compute a SiLU gate.
 
     Attributes:
-        way: what it is.
+        way: its description.
         sublayers: attention sublayers.
         heads: heads per neuron.
         keys: keys per head.
@@ -56,7 +56,7 @@ def _sigmoid(y: Array) -> Array:
 
 
 def silu(g: Array) -> Array:
-    """The truth."""
+    """The reference, SiLU."""
     return g * _sigmoid(g)
 
 
@@ -125,7 +125,7 @@ def _row(way: str, shape: tuple[int, int, int], narrow: Weight, wide: Weight, do
 
 
 def rows() -> list[Row]:
-    """All ways; where a way has a free number e, the best power of two for |g| <= 30 in each arithmetic."""
+    """All ways; a way with a free number e gets the best power of two for |g| <= 30 in each arithmetic."""
     result = [_row("limit, two heads", (1, 2, 3), *_best(limit))]
     for fit in FITS:
         keys = 1 + max(len(head["bias_tokens"]) for head in fit["heads"])

@@ -1,9 +1,8 @@
 """`python -m benchmarks.large_model`: time and peak memory of rewriting a model with gigabytes of weights.
 
-Comes in: sizes. Goes out: a table and a JSON file. The model is written to a temporary directory; each task runs in a
-process of its own (`benchmarks.child`), without validation unless `--prove` asks for it. Rewriting beside the
-original refers to its weights; rewriting into another directory streams them there. `--prove` measures the proof
-instead, which never loads a model of this size as a whole.
+The model is written to a temporary directory; each task runs in a process of its own (`benchmarks.child`), without
+validation. Rewriting beside the original refers to its weights; rewriting into another directory streams them there.
+`--prove` measures the proof instead, which never loads a model of this size as a whole. Writes a table and a JSON file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _STRIPE = 2**18
 
 
 class _ExternalWeights:
-    """A weight source that lays large weights out in a data file, and keeps small ones inline."""
+    """A weight source that writes large weights to a data file and keeps small ones inline."""
 
     def __init__(self, location: str) -> None:
         self.size = 0
@@ -50,12 +49,12 @@ class _ExternalWeights:
 
 
 def make_model(folder: Path, shape: Shape, *, sparse: bool) -> tuple[Path, int]:
-    """Write `model.onnx` and `model.data` into `folder`.
+    """Write `model.onnx` and `model.data` to `folder`.
 
     Args:
         folder: an existing directory.
         shape: sizes of the decoder.
-        sparse: write a stripe of weights in each 16 MB and leave a hole of zeros after it, which costs little disk.
+        sparse: write a stripe of weights in each 16 MB and leave a hole of zeros after it, to save disk space.
 
     Returns:
         The model's path and the size of the data file in bytes.

@@ -1,8 +1,7 @@
 """`python -m benchmarks.latency`: time of a rewritten model over that of the original, on onnxruntime.
 
-Comes in: options, or a model file. Goes out: a table and a JSON file. Original, rewritten and a second
-session of the original run interleaved in one process (`benchmarks.common`); the second session's ratio is
-the noise.
+Original, rewritten and a second session of the original run interleaved in one process (`benchmarks.common`); the
+second session's ratio is the noise. Writes a table and a JSON file.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Row:
     """One model at one length.
 
     Attributes:
-        blocks: MLP blocks that were converted.
+        blocks: number of converted MLP blocks.
         milliseconds: median time of `original`, `rewritten` and `control`.
         rewritten: ratio of the rewritten model to the original.
-        control: ratio of a second session of the original to the first: the noise.
+        control: ratio of a second session of the original to the first, which is the noise.
         max_difference: largest absolute difference of the outputs, in units of the output.
         max_output: largest absolute output of the original.
         seconds: every measurement.
@@ -171,7 +170,7 @@ def _measure(
 
 
 def _dims(proto: onnx.ModelProto, length: int) -> dict[str, int]:
-    """Sizes of symbolic dimensions: one row, `length` tokens; others are left to `make_cases`."""
+    """Sizes of symbolic dimensions: one row and `length` tokens; `make_cases` chooses the others."""
     dims = [dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param]
     wanted = {name: 1 for name in dims if "batch" in name}
     return wanted | {name: length for name in dims if "seq" in name and "past" not in name}

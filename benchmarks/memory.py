@@ -1,9 +1,9 @@
 """Peak memory of one run of a model in onnxruntime, in a process of its own.
 
-Run as `python -m benchmarks.memory MODEL TOKENS`; prints one JSON object. Used by `benchmarks.forms`. What is measured
-is the high-water mark of the resident set during the run, reset before it, over the resident set before it: the tensors
-that the run needs at one time. onnxruntime's arena and memory patterns are off and malloc gives back at once, so that
-the figure is that of live tensors and not of what an allocator keeps. Linux only.
+Run as `python -m benchmarks.memory MODEL TOKENS`; prints one JSON object. The figure is the high-water mark of the
+resident set during the run (reset before it) less the resident set before it: the tensors that the run needs at one
+time. onnxruntime's arena and memory patterns are off, and malloc returns memory at once, so that the figure is that of
+live tensors and not of an allocator's cache. Linux only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def available() -> bool:
 
 
 def peak_bytes(model: Path, tokens: int) -> int:
-    """Bytes that one run of `model` on [1, tokens] inputs needs beside the loaded model.
+    """Bytes that one run of `model` on [1, tokens] inputs needs beyond the loaded model.
 
     Raises:
         RuntimeError: the run failed.

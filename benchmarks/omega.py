@@ -1,8 +1,8 @@
-"""`python -m benchmarks.omega`: how far form `maskless` is from the activation, against omega.
+"""`python -m benchmarks.omega`: the error of form `maskless` against omega.
 
-Comes in: options. Goes out: a table, a JSON file and a plot: for each program, element type and omega the largest error
-of the heads on normal pre-activations, against the program in float64. It is what the mask in the weights costs; the
-sublayers are those of `passes.forms.alone`. Shown in docs/forms.md and docs/error-propagation.md.
+For each program, element type and omega: the largest error of the heads on normal pre-activations, against the program
+in float64. This is the cost of the mask in the weights; the sublayers are those of `passes.forms.alone`. Writes a
+table, a JSON file and a plot, shown in docs/forms.md and docs/error-propagation.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIGURE = ROOT / "docs" / "figures" / "error-omega.svg"
 
 @dataclass(frozen=True)
 class Row:
-    """One program with one omega, None being the form's default; the error is absolute."""
+    """One program with one omega (None for the form's default); the error is absolute."""
 
     program: str
     type: str

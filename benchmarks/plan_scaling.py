@@ -1,9 +1,8 @@
 """`python -m benchmarks.plan_scaling`: time of planning per node, for graphs of growing size.
 
-Comes in: numbers of nodes. Goes out: a table and a JSON file. Decoders of tiny width and many layers, so
-that the cost is that of the graph and not of weights. Steps: `view` (type inference and index), of it
-`types`; `find` (all blocks); `plan` (view, find and the decision about every block); `apply` (the rewritten
-proto). Time linear in the nodes shows as a flat cost per node.
+The models are decoders of tiny width and many layers, so that the time is that of the graph and not of weights. Steps:
+`view` (type inference and index), of it `types`; `find` (all blocks); `plan` (view, find and the decision about every
+block); `apply` (the rewritten proto). Linear time shows as a constant cost per node. Writes a table and a JSON file.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ STEPS = ("types", "view", "find", "plan", "apply")
 
 @dataclass(frozen=True)
 class Row:
-    """One graph: its size, and seconds of each step, median over the repeats."""
+    """One graph: its size, and the seconds of each step, median over the repeats."""
 
     nodes: int
     blocks: int

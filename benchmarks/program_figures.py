@@ -1,7 +1,6 @@
-"""What the page on head programs shows of one activation: its program, its errors, a drawing.
+"""The portrait of one activation for the page on head programs: its program, its errors, a drawing.
 
-Comes in: an entry of the table of activations. Goes out: `Portrait`, with every number taken from the program itself:
-`Program.evaluate` in float64, and the program's own nodes in float32. Used by `benchmarks.programs_page`.
+Every number comes from the program itself: `Program.evaluate` in float64, and the program's own nodes in float32.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from rewriter.graph.view import view_model
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 REACH = 8.0
-"""Drawings show |y| up to here."""
+"""Largest |y| in drawings."""
 
 FAR = 20.0
-"""Errors in tables are maxima over |y| up to here (and to the domain of a program that has a smaller one)."""
+"""Largest |y| for the errors in tables, unless the domain of the program is smaller."""
 
 _FLOOR = 1e-18
 _MOST_NAMES = 4
@@ -55,7 +54,7 @@ EXAMPLES: dict[str, tuple[float, ...]] = {
     "softsign": (1.0, 1.0),
     "exp": (1.0, 1.0),
 }
-"""The parameters that an entry is shown with; entries of one parameter (a factor) with 1."""
+"""The parameters with which an entry is shown; entries with one parameter (a factor) are shown with 1."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,10 @@ class Portrait:
 
     Attributes:
         entry: its entry in the table.
-        parameters: what it is shown with.
+        parameters: the parameters with which it is shown.
         program: its program in float32 arithmetic, coefficients not rounded.
         error: largest error of the program in float64, over max(1, |f|), on the points of `points`.
-        error32: the same of its nodes with float32 at both ends.
+        error32: the same for its nodes with float32 at both ends.
     """
 
     entry: Activation
@@ -84,7 +83,7 @@ class Portrait:
 
 @cache
 def portraits() -> dict[str, Portrait]:
-    """The entries of the table that have programs, by name, in its order."""
+    """The entries of the table that have programs, by name, in the order of the table."""
     found = [(entry.name, portrait(entry)) for entry in ACTIVATIONS]
     return {name: one for name, one in found if one is not None}
 
@@ -101,13 +100,13 @@ def portrait(entry: Activation) -> Portrait | None:
 
 
 def example(entry: Activation) -> tuple[float, ...]:
-    """The parameters that an entry is shown with."""
+    """The parameters with which an entry is shown."""
     chosen = EXAMPLES.get(entry.name, ())
     return chosen if len(chosen) == len(entry.parameters) else (1.0,) * len(entry.parameters)
 
 
 def points(program: Program, reach: float, count: int = 40001) -> Array:
-    """Points up to `reach`, or to the program's domain: numbers that float32 has."""
+    """Points up to `reach`, or to the program's domain; all are exact in float32."""
     reach = min(reach, program.domain)
     return np.linspace(-reach, reach, count).astype(np.float32).astype(np.float64)
 
@@ -119,14 +118,14 @@ def error(portrait: Portrait, y: Array) -> Array:
 
 
 def error32(portrait: Portrait, y: Array) -> Array:
-    """The same of the nodes that form `local` writes into a float32 model, evaluated with numpy."""
+    """The same for the nodes that form `local` writes into a float32 model, evaluated with numpy."""
     truth = portrait.entry.function(y, portrait.parameters)
     computed = run_nodes(portrait, y.astype(np.float32)).astype(np.float64)
     return np.asarray(np.abs(computed - truth) / np.maximum(1.0, np.abs(truth)))
 
 
 def run_nodes(portrait: Portrait, y: Any) -> Any:
-    """The program as it stands in a float32 model."""
+    """The values of the program's nodes in a float32 model."""
     from onnx.reference import ReferenceEvaluator
 
     with np.errstate(all="ignore"):
@@ -206,7 +205,7 @@ def _weights(program: Program, y: Array) -> Iterator[Curve]:
 
 
 def _names(keys: int, *, shared: bool) -> list[str]:
-    """What the legend calls the keys of a head; of keys that heads share, each is one head's own."""
+    """The legend of a head's keys; of shared keys, each is the self key of one head."""
     if shared:
         return [f"key {place + 1}" for place in range(keys)]
     if keys > _MOST_NAMES:
@@ -220,6 +219,6 @@ def _keys(head: Head) -> list[tuple[float, float, float]]:
 
 
 def _highest(y: Array, values: Array, name: str, group: int = 16) -> Curve:
-    """The largest of each group of neighbours: an error curve's envelope."""
+    """The largest of each group of neighbouring points, as the envelope of an error curve."""
     whole = len(y) // group * group
     return Curve(y[:whole].reshape(-1, group).mean(axis=1), values[:whole].reshape(-1, group).max(axis=1), name)

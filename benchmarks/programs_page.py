@@ -1,8 +1,8 @@
 """`python -m benchmarks.programs_page`: the generated parts of docs/programs.md, and its drawings.
 
-Comes in: the table of activations. Goes out: docs/programs.md with the text between its markers written anew
-(`<!-- generated: NAME -->` to `<!-- end -->`), and docs/figures/programs/*.svg. What stands outside the markers is
-written by hand and stays. `--check` writes nothing and tells whether anything would change.
+The text between the markers (`<!-- generated: NAME -->` to `<!-- end -->`) and docs/figures/programs/*.svg are
+rewritten from the table of activations; text outside the markers is written by hand and stays. `--check` writes nothing
+and reports whether anything would change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table() -> str:
-    """Every entry: what its program costs, and how far off it is."""
+    """Every entry: the cost of its program, and its error."""
     rows = [
         "| activation | heads per neuron | keys per head | certified error | how | measured, float64 | float32 |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -62,7 +62,7 @@ def gates() -> str:
 
 
 def gate_program(entry: Activation) -> Program | None:
-    """The program of h(g) u in float32 models, None where there is none."""
+    """The program of h(g) u in float32 models, None where none is known."""
     return entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
 
 
@@ -124,7 +124,7 @@ def _affine(slope: float, offset: float, square: float = 0.0) -> str:
 
 
 def _coefficient(value: float) -> str:
-    power = math.log2(abs(value)) if value else 0.5  # 0 is no power of two
+    power = math.log2(abs(value)) if value else 0.5  # 0 is not a power of two
     if power == round(power) and abs(power) >= 10:
         return f"{_MINUS if value < 0 else ''}2^{power:.0f}"
     return f"{value:.6g}".replace("-", _MINUS)
@@ -142,7 +142,7 @@ GENERATED: dict[str, Callable[[], str]] = {"table": table, "gates": gates, "gall
 
 
 def page(text: str) -> str:
-    """The page with its generated parts written anew."""
+    """The page with its generated parts rewritten."""
     return _PART.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
 
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.validation`: wall time of `rewrite validate` and `diff` over that of running the models.
 
-Comes in: options, or two model files. Goes out: a table and a JSON file. *Plain inference* is what the comparison
-cannot do without: load both models into onnxruntime once, and run each on the same inputs once. Every other row does
-that and more, and says how many times as long it took. Each is measured in this process, in turn, repeatedly.
+*Plain inference* is the least that a comparison needs: load both models into onnxruntime, and run each once on the same
+inputs. Every other row is stated as a multiple of it. All are measured in this process, in turn, repeatedly. Writes a
+table and a JSON file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Row:
     """One task.
 
     Attributes:
-        task: what was done.
+        task: its description.
         seconds: every measurement.
         over_plain: its time over that of plain inference.
         steps: seconds by step of the last run; empty for plain inference.

@@ -1,8 +1,7 @@
-"""`python -m models`: list the table, export an entry, make the committed files again, measure coverage.
+"""`python -m models`: list the table, export an entry, regenerate the committed files, measure coverage.
 
-Comes in: command-line arguments. Goes out: files, one line about each, and an exit status: 0, or 2 with one
-line that says what is wrong (1 where an export does not compute what PyTorch does). Listing needs neither
-PyTorch nor transformers.
+The exit status is 0, or 2 after one line that says what is wrong (1 if an export does not compute what PyTorch does).
+Listing needs neither PyTorch nor transformers.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def export_command(
 
 @cli.command("regenerate")
 def regenerate_command() -> None:
-    """Make the example files of this folder again."""
+    """Regenerate the example files of this folder."""
     for done in regenerate(Path(__file__).parent):
         click.echo(_line(done))
 
@@ -94,7 +93,7 @@ def regenerate_command() -> None:
 @click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The Markdown file. Default: standard output.")
 def coverage_command(quick: bool, only: tuple[str, ...], processes: int, output: Path | None) -> None:
-    """Make many model files and count the blocks that `rewrite` finds in them."""
+    """Export many model files and count the blocks that `rewrite` finds in them."""
     from models.cells import jobs
     from models.coverage import Outcome, run_jobs
     from models.matrix import markdown, totals

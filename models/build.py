@@ -1,8 +1,7 @@
-"""From a table entry to a PyTorch module that an exporter can trace, and to its example inputs.
+"""From a table entry to a PyTorch module that an exporter can trace, and its example inputs.
 
-Comes in: an `Entry`, a size, a type and a seed. Goes out: a module whose `forward` takes the graph inputs in
-order and returns the graph outputs in order, and tensors to run it on. Needs PyTorch and transformers; used
-by `models.export`.
+The module's `forward` takes the graph inputs in order and returns the graph outputs in order. Needs PyTorch and
+transformers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Positional(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self.output_names = tuple(output.name for output in entry.outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the model; one output stands alone, several make a tuple."""
+        """Run the model; returns one output, or a tuple of several."""
         named = dict(zip(self.input_names, inputs, strict=True))
         named |= {mask: torch.ones_like(named[like]) for mask, like in self.full_masks}
         result = self.model(**named)
@@ -90,7 +89,7 @@ def example_inputs(
 def _from_config(entry: Entry, config: dict[str, Any]) -> Any:
     settings = _class(entry.config_class)(**config)
     settings.use_cache = False
-    settings._attn_implementation = "eager"  # noqa: SLF001 - no public way for classes without from_config
+    settings._attn_implementation = "eager"  # noqa: SLF001 - classes without from_config have no public way
     return _class(entry.model_class)(settings)
 
 

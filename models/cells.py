@@ -1,8 +1,4 @@
-"""The cells of the coverage matrix: which model files are made, and how.
-
-Comes in: the model table and the table of variants. Goes out: `Job`s, each one export and what is made of it, in a
-fixed order. Used by `models.coverage`.
-"""
+"""The cells of the coverage matrix: which exports are made, and which variants of them."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ from models.variants import VARIANTS
 TORCHSCRIPT_OPSETS = (9, 11, 13, 15, 18, 20)
 DYNAMO_OPSETS = (20, 22)
 OLDEST = {"timestep-embedder": (7, 8, 9), "moe-dense": (9,), "deit": (9,), "wav2vec2": (9,)}
-"""Opsets below 13 at which TorchScript can still export an entry that is not in the sample."""
+"""Opsets below 13 at which TorchScript can still export an entry outside the sample."""
 
 ON_ALL = ("onnxruntime", "simplifiers")
-"""Groups of variants that every architecture goes through; the others take `SAMPLE`."""
+"""Groups of variants that are made of every entry; the other groups are made of `SAMPLE` only."""
 
 SAMPLE = (
     "gpt2-silu",
@@ -43,14 +39,14 @@ OLD_OPSETS = ("opset-7", "opset-9", "opset-11")
 
 @dataclass(frozen=True)
 class Job:
-    """One export, and the variants made of it.
+    """One export, and its variants.
 
     Attributes:
         entry: name of the table entry.
-        exporter: which exporter writes it.
-        opset: at which opset.
-        dtype: with which weights.
-        group: the table that the export itself stands in.
+        exporter: the exporter that writes it.
+        opset: its opset.
+        dtype: the type of its weights.
+        group: the table that lists the export itself.
         variants: names of the variants.
     """
 
@@ -63,7 +59,7 @@ class Job:
 
     @property
     def column(self) -> str:
-        """What the table calls the export."""
+        """The column title of the export."""
         return f"{self.exporter} {self.opset} {self.dtype}"
 
 

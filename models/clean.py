@@ -1,8 +1,7 @@
-"""Remove what ties an exported file to the machine that exported it.
+"""Removing what ties an exported file to the machine that exported it.
 
-Comes in: a ModelProto as an exporter wrote it. Goes out: the same model, in place, without stack traces and
-doc strings, and with the output dimensions named as in the table. Module names and scopes stay: they are
-what a reader of the rewritten file navigates by. Used by `models.export`; needs onnx only.
+Stack traces and doc strings are removed, and output dimensions named as in the table. Module names and scopes stay,
+since they tell readers of the rewritten file where they are. Needs onnx only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def clean(model: onnx.ModelProto, outputs: Sequence[Output], shapes: Sequence[tu
 
 
 def _messages(model: onnx.ModelProto) -> Iterator[Any]:
-    """Everything that carries a doc string and metadata: model, functions, graphs, nodes, values, tensors."""
+    """Everything with a doc string and metadata: model, functions, graphs, nodes, values, tensors."""
     yield model
     yield from _graph_messages(model.graph)
     for function in model.functions:

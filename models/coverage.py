@@ -1,8 +1,7 @@
-"""`python -m models coverage`: the blocks that exist, and those that `rewrite` finds, over many files.
+"""`python -m models coverage`: how many of the existing MLP blocks `rewrite` finds, over many files.
 
-Comes in: jobs of `models.cells`. Goes out: an `Outcome` per model file. What the configuration says exists is the
-truth that the plan of each file is held against; all exports and a sample of the variants are converted and proved.
-Used by the command line and by tests/coverage; `models.matrix` makes the tables.
+The number of blocks that a configuration defines is the truth for the plan of each of its files. All exports and a
+sample of the variants are converted and proved as well; the variants of other entries are only planned.
 """
 
 from __future__ import annotations
@@ -39,36 +38,36 @@ LABELS = {
     "relu2": "relu_squared",
     "quick_gelu": "quick_gelu",
 }
-"""Activations of transformers, as the rewriter calls them."""
+"""Activation name in transformers to its label in the rewriter."""
 
 NO_PROGRAM = "no head program"
-"""In the reason of a block that was recognised as an MLP, but whose activation has no head program yet."""
+"""Part of the reason why a block whose activation has no head program yet is left."""
 
 MOST_PROCESSES = 2
 
 PROVED = ("gpt2-silu", "bert", "t5", "convnext", "wav2vec2-conformer")
-"""Entries whose variants are converted and proved too; the variants of others are planned. Exports are all proved."""
+"""Entries whose variants are converted and proved too; those of others are only planned. All exports are proved."""
 
 WIDENED_TOLERANCE = 2.0**-8
-"""Of bfloat16 files run in float32, relative to the largest output: one unit of bfloat16."""
+"""Tolerance for bfloat16 files that run in float32, relative to the largest output: one unit of bfloat16."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one model file.
+    """The result for one model file.
 
     Attributes:
         job: the export.
         variant: the variant, empty for the export itself.
-        group: the table that it stands in.
-        exist: MLP blocks that the configuration says exist.
+        group: the table that lists it.
+        exist: MLP blocks that the configuration defines.
         converted: blocks converted.
-        recognised: blocks recognised with their activation, left for want of a head program.
-        wrong: blocks converted that should not be, or whose conversion does not pass the proof.
+        recognised: blocks found with their activation, but left for want of a head program.
+        wrong: blocks converted by mistake, or whose conversion does not pass the proof.
         proved: whether the proof passed; None where nothing was converted.
-        refused: why there is no such model file: the tool's reason.
-        missed: where blocks are missing, the reason of each candidate that was left otherwise; where the proof
-            failed, its first reasons.
+        refused: why the file does not exist: the tool's reason.
+        missed: where blocks are missing, the reason of each other rejected candidate; where the proof failed, its first
+            reasons.
     """
 
     job: Job
@@ -84,7 +83,7 @@ class Outcome:
 
     @property
     def found(self) -> int:
-        """Blocks converted or recognised."""
+        """The number of blocks converted or recognised."""
         return self.converted + self.recognised
 
     @property
@@ -96,7 +95,7 @@ class Outcome:
 def run_jobs(
     jobs: Sequence[Job], processes: int = 1, done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """The outcomes of all jobs, in their order; `done` hears of each as it comes."""
+    """The outcomes of all jobs, in their order; `done` is called with each as it arrives."""
     outcomes: list[Outcome] = []
     for outcome in _parallel(jobs, processes) if processes > 1 else _serial(jobs):
         done(outcome)
@@ -116,7 +115,7 @@ def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
 
 
 def _one_thread() -> None:
-    """One thread per process: the models are tiny."""
+    """Limit a process to one thread, since the models are tiny."""
     import warnings
 
     import torch
@@ -127,7 +126,7 @@ def _one_thread() -> None:
 
 
 def run_job(job: Job) -> list[Outcome]:
-    """Export, make the variants, and hold what `rewrite` finds in each against the configuration."""
+    """Export, make the variants, and compare what `rewrite` finds in each with the configuration."""
     entry = get(job.entry)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "model.onnx")
@@ -151,7 +150,7 @@ def run_job(job: Job) -> list[Outcome]:
 
 
 def hints_of(entry: Entry) -> Hints:
-    """What optimisers are told: architecture, heads and width."""
+    """What optimisers need to know: architecture, heads and width."""
     config = entry.config("tiny")
     heads = next((config[key] for key in ("num_attention_heads", "n_head", "num_heads", "heads") if key in config), 0)
     width = next((config[key] for key in ("hidden_size", "n_embd", "d_model", "dim", "width") if key in config), 0)
@@ -167,13 +166,13 @@ def load(path: Path) -> None:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common class of their own
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         text = _first_line(error).replace(f"{path.parent}{os.sep}", "")
         raise Refused(f"onnxruntime does not load what the tool wrote: {text}") from error
 
 
 def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
-    """Convert and prove the file, and count."""
+    """Convert and prove the file, and count its blocks."""
     variant = get_variant(outcome.variant) if outcome.variant else None
     exist = entry.mlp_blocks("tiny") * (variant.copies if variant else 1)
     outcome = replace(outcome, exist=exist)
@@ -225,7 +224,7 @@ def agrees_widened(original: Path, rewritten: Path, entry: Entry) -> bool:
 
 
 def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
-    """Labels that a converted block may have; half precisions cannot always tell the two GELUs apart."""
+    """The labels that a converted block may have; half precisions cannot always distinguish the two GELUs."""
     label = LABELS[entry.activation]
     labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
     if outcome.job.dtype != "fp32" or outcome.group == "precision" or outcome.variant.endswith("fp16"):
@@ -246,7 +245,7 @@ def _described(row: Any) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, without the traces that hold paths of this machine."""
+    """The first line of an error, without traces and paths of this machine."""
     line = (str(error).strip() or repr(error)).splitlines()[0]
     line = re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
     return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", line)

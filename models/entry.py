@@ -1,8 +1,6 @@
-"""What one line of the model table says.
+"""One entry of the model table: its configuration, inputs and outputs, and how many MLP blocks it has.
 
-Comes in: the literal data of `models.architectures`. Goes out: the frozen types `Entry` and `Input`, which
-need neither PyTorch nor transformers, and answer what the configuration promises (number of MLP blocks,
-input shapes).
+Needs neither PyTorch nor transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Input:
-    """One graph input: what fills it and how its dimensions are called.
+    """One graph input: its contents and the names of its dimensions.
 
     Attributes:
         name: Name of the graph input, and keyword of the model's `forward`.
@@ -115,30 +113,30 @@ class Entry:
 
     @property
     def exporters(self) -> tuple[Exporter, ...]:
-        """The exporters that can do this entry."""
+        """The exporters that support this entry."""
         return tuple(exporter for exporter in EXPORTERS if exporter not in self.refusals)
 
     @property
     def default_size(self) -> str:
-        """The smallest size that exists."""
+        """The smallest size of the entry."""
         return next(size for size in SIZES if size in self.sizes)
 
     def config(self, size: str) -> dict[str, Any]:
         """Keyword arguments of the configuration class.
 
         Raises:
-            UsageError: There is no such size, as for trained weights, which have one size only.
+            UsageError: The entry does not have this size; trained weights have only one.
         """
         if size not in self.sizes:
             raise UsageError(f"{self.name} has no size {size!r}, only: {', '.join(self.sizes)}")
         return {**self.common, **self.sizes[size]}
 
     def mlp_blocks(self, size: str) -> int:
-        """Number of MLP blocks that the configuration says exist."""
+        """The number of MLP blocks that the configuration defines."""
         return self.blocks(self.config(size))
 
     def gated_blocks(self, size: str) -> int:
-        """How many of `mlp_blocks(size)` are gated."""
+        """The number of gated blocks among `mlp_blocks(size)`."""
         return self.mlp_blocks(size) if self.gated else 0
 
     def shape(self, spec: Input, size: str, lengths: Mapping[str, int]) -> tuple[int, ...]:

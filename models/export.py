@@ -1,8 +1,7 @@
-"""One table entry to one verified ONNX file.
+"""Exporting one table entry to a verified ONNX file.
 
-Comes in: an `Entry` and the options of `python -m models export`. Goes out: a file that onnx checks, that
-onnxruntime runs with PyTorch's outputs at several batch sizes and lengths, and that is the same for the same
-seed; or an error and no file. Importing this module needs no PyTorch, exporting does.
+The file passes onnx's checker, agrees with PyTorch in onnxruntime at several batch sizes and lengths, and is the same
+for the same seed; on an error no file is left. Importing this module does not need PyTorch, exporting does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rewriter.errors import UsageError
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export left: the file, its opset, and its largest difference to PyTorch (relative)."""
+    """The result of an export: the file, its opset, and its largest difference from PyTorch (relative)."""
 
     path: Path
     opset: int
@@ -40,10 +39,10 @@ def export_model(
 ) -> Exported:
     """Build, calibrate, export, clean, check and save one model.
 
-    Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written elsewhere first.
+    Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written to a temporary folder first.
 
     Raises:
-        UsageError: An option cannot be followed, or a package is missing.
+        UsageError: An option is not supported, or a package is missing.
         ValidationError: The exported file does not compute what PyTorch does; no file is left.
     """
     entry.config(size)
@@ -75,7 +74,7 @@ def export_model(
 
 
 def regenerate(folder: Path) -> list[Exported]:
-    """Make the committed example files again, in this order, from the table."""
+    """Regenerate the committed example files from the table, in order."""
     return [
         export_model(get(committed.entry), folder / committed.file, exporter=committed.exporter)
         for committed in COMMITTED
@@ -83,7 +82,7 @@ def regenerate(folder: Path) -> list[Exported]:
 
 
 def _rewrite(raw: Path, path: Path, entry: Entry, opset: int, shapes: list[tuple[int, ...]]) -> None:
-    """Load what the exporter wrote, clean it, and save it under its final name."""
+    """Load the exporter's file, clean it, and save it under its final name."""
     from models.clean import clean
     from models.trace import INLINE_LIMIT
 
@@ -99,7 +98,7 @@ def _rewrite(raw: Path, path: Path, entry: Entry, opset: int, shapes: list[tuple
 
 
 def _install(scratch: Path, output: Path) -> int:
-    """Move the data file, then the model, to their final names; the size of both in bytes."""
+    """Move the data file, then the model, to their final names; returns the size of both in bytes."""
     names = [name for name in (f"{output.name}.data", output.name) if (scratch / name).exists()]
     total = sum((scratch / name).stat().st_size for name in names)
     mode = (scratch / output.name).stat().st_mode

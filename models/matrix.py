@@ -1,6 +1,6 @@
 """docs/coverage.md: the outcomes of `models.coverage` as Markdown.
 
-Comes in: outcomes in the order of the jobs. Goes out: text, the same for the same outcomes; no times, no paths.
+The text is the same for the same outcomes: it contains neither times nor paths.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def markdown(outcomes: Sequence[Outcome], command: str) -> str:
 
 
 def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """Sums over outcomes: files, refused, exist, converted, recognised, missed, wrong, proved, unproved."""
+    """Sums over outcomes, keyed by `COLUMNS`."""
     sums: Counter[str] = Counter()
     for outcome in outcomes:
         sums["refused"] += bool(outcome.refused)
@@ -82,7 +82,7 @@ def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
 
 
 _NAMES = re.compile(r"(?<=\()[^()]*[/_][^()]*(?=\))|'[^']*'|(?<=named )\S+")
-"""Names of nodes and tensors in what tools say, so that the same reason is listed once."""
+"""Names of nodes and tensors in the messages of tools; without them, equal reasons are listed once."""
 
 COLUMNS = ("files", "exist", "converted", "recognised", "missed", "wrong", "proved", "unproved", "refused")
 
@@ -103,7 +103,7 @@ def _numbers(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
 
 
 def _table(outcomes: Sequence[Outcome]) -> list[str]:
-    """One row per architecture (and exporter, where variants were made of its file), one column per kind of file."""
+    """One row per architecture (and exporter, for variants), one column per kind of file."""
     variants = bool(outcomes[0].variant)
     order = [variant.name for variant in VARIANTS]
     columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))

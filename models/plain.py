@@ -1,8 +1,7 @@
-"""Modules in plain PyTorch, for MLP blocks that transformers does not have or does not export in plain operators.
+"""Modules in plain PyTorch, for MLP blocks that transformers lacks or does not export in plain operators.
 
-Comes in: a `Config`, the dictionary of a table entry as attributes. Goes out: a module with the interface that
-`models.build` expects of transformers: keyword inputs, a dictionary of outputs, `config`. Needs PyTorch and
-transformers.
+They have the interface that `models.build` expects of transformers models: keyword inputs, a dictionary of outputs,
+`config`. Needs PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from transformers.activations import ACT2FN
 
 
 class Config(SimpleNamespace):
-    """The configuration of a table entry, key by key."""
+    """The configuration of a table entry, with its keys as attributes."""
 
 
 class TimestepEmbedder(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -57,7 +56,7 @@ class Expert(nn.Module):  # type: ignore[misc]
 
 
 class DenseMixture(nn.Module):  # type: ignore[misc]
-    """Layers of experts that are all computed; the router's weights of all but the largest few are zero."""
+    """Layers of experts that are all computed; the router's weights are zero except for the largest few."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,8 +1,6 @@
 """Look-up in the model table, and the list of committed example files.
 
-Comes in: a name. Goes out: its `Entry`; needs neither PyTorch nor transformers. Used by the command line of
-this folder and by the tests of the rewriter, which compare what was found with what the configuration says
-exists.
+Needs neither PyTorch nor transformers.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ COMMITTED: tuple[Committed, ...] = (
 
 
 def get(name: str) -> Entry:
-    """The entry of that name.
+    """The entry with this name.
 
     Raises:
-        UsageError: No entry has that name; the message lists those that exist.
+        UsageError: No entry has this name; the message lists the known ones.
     """
     for entry in ENTRIES:
         if entry.name == name:

@@ -1,9 +1,8 @@
 """Random weights that exercise an MLP block as trained weights do.
 
-Comes in: a transformers model fresh from its configuration. Goes out: the same model, in place, with random
-weights whose pre-activations (inputs of the MLP activation function) spread over about -3 to 3 with outliers
-near 20. The usual initialisation (standard deviation 0.02, zero biases) keeps every activation in its linear
-range, where a wrong activation function goes unnoticed. Used by `models.build`; needs PyTorch.
+Pre-activations (inputs of the MLP activation function) spread over about -3 to 3 with outliers near 20. The usual
+initialisation (standard deviation 0.02, zero biases) keeps every activation in its linear range, where a wrong
+activation function goes unnoticed. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ NEURON_SIGMA = 0.5  # of its lognormal distribution
 OUTLIER = 18.0  # largest pre-activation of a block on the calibration batch; other inputs reach further
 
 Run = Callable[[], object]
-Hook = Callable[[Any, Any, Any], Tensor | None]
 
 
 def randomise(model: Any, entry: Entry, generator: torch.Generator) -> None:
-    """Fill the parameters: linear maps keep the variance, norms lie around 1 and biases are never zero.
+    """Fill the parameters: linear maps preserve the variance, norms are around 1, and biases are never zero.
 
-    Frozen parameters (sinusoidal positions) stay, and so do those that transformers already made random.
+    Frozen parameters (sinusoidal positions) and those that transformers has randomised already stay as they are.
     """
     width = _embedding_width(model)
     embedding_std = entry.embedding_std or LOGIT_STD / math.sqrt(width)
@@ -63,10 +61,10 @@ def randomise(model: Any, entry: Entry, generator: torch.Generator) -> None:
 def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.Generator) -> None:
     """Rescale, neuron by neuron, the linear maps that feed an MLP activation function.
 
-    One forward pass finds them, a second one corrects each from its input, which is already corrected.
+    One forward pass finds them; a second one corrects each, from inputs that are already corrected.
 
     Raises:
-        RuntimeError: Their number is not the number of MLP blocks that the configuration promises.
+        RuntimeError: Their number is not the number of MLP blocks that the configuration defines.
     """
     feeding: list[Any] = []
     with watch_activations(model, entry, lambda linear, _: feeding.append(linear)):
@@ -88,9 +86,9 @@ def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.
 
 @contextmanager
 def watch_activations(model: Any, entry: Entry, seen: Callable[[Any, Tensor], object]) -> Iterator[None]:
-    """Call `seen(linear, pre_activation)` whenever an activation function reads a linear map, or a part of one.
+    """Call `seen(linear, pre_activation)` whenever an activation function reads the output of a linear map.
 
-    That is what tells an MLP block from the activations of convolutions and from the tanh of a pooler.
+    It may read a part of it. This tells MLP blocks from the activations of convolutions and from a pooler's tanh.
     """
     activation = entry.activation_class or type(ACT2FN[entry.activation]).__name__
     last: list[Any] = [None, None]

@@ -1,7 +1,6 @@
 """The two exporters of PyTorch behind one function.
 
-Comes in: a module from `models.build` and its example inputs. Goes out: an ONNX file as the exporter writes
-it, still with the exporter's notes about this machine (`models.clean` removes them). Needs PyTorch and
+The file still contains the exporter's notes about this machine, which `models.clean` removes. Needs PyTorch and
 onnxscript.
 """
 
@@ -23,15 +22,15 @@ from transformers.utils import logging as transformers_logging
 from models.entry import Entry, Exporter, Input, Output
 from rewriter.errors import UsageError
 
-DYNAMO_OPSET = 18  # what it writes by itself; it converts upwards, and wrongly downwards
-INLINE_LIMIT = 1_800_000_000  # bytes of weights; protobuf ends at 2 GiB
+DYNAMO_OPSET = 18  # its native opset; it converts upwards correctly, downwards not
+INLINE_LIMIT = 1_800_000_000  # bytes of weights; protobuf's limit is 2 GiB
 
 
 def trace(module: Any, entry: Entry, inputs: tuple[Tensor, ...], exporter: Exporter, opset: int, path: Path) -> None:
     """Export the module with dynamic dimensions.
 
     Raises:
-        UsageError: The exporter cannot do this model at this opset; the message holds its own error.
+        UsageError: The exporter cannot export this model at this opset; the message contains its error.
     """
     if exporter == "dynamo" and opset < DYNAMO_OPSET:
         raise UsageError(f"dynamo exports opset {DYNAMO_OPSET} and above, not {opset}; choose torchscript")
@@ -58,9 +57,9 @@ def trace(module: Any, entry: Entry, inputs: tuple[Tensor, ...], exporter: Expor
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what the exporters print, log and warn about; errors are exceptions and pass through.
+    """Silence the prints, logs and warnings of the exporters; errors are exceptions and pass through.
 
-    Standard output is closed at the level of the process: on an error the exporter prints the graph from C++.
+    Standard output is closed at the level of the process, since on an error the exporter prints the graph from C++.
     """
     disabled = logging.root.manager.disable
     bars = transformers_logging.is_progress_bar_enabled()

@@ -1,7 +1,6 @@
-"""What other tools do to a model file: the table of variants.
+"""The table of variants: model files as other tools change them.
 
-Comes in: the path of a model. Goes out: the path of what the tool makes of it, or `Refused` with the reason. Used by
-`models.coverage` and by the tests of the matcher. Only the packages that a variant names are needed for it.
+A variant needs only the packages that it names.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ Make = Callable[[Path, Path, Hints], None]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way in which a file comes out of another tool.
+    """A change that another tool makes to a file.
 
     Attributes:
-        name: what `python -m models coverage` calls it.
-        group: the table of docs/coverage.md that it stands in.
+        name: its name in `python -m models coverage`.
+        group: the table of docs/coverage.md that lists it.
         make: writes the variant of one path to another path.
         requires: packages beyond onnx and onnxruntime.
         copies: how often each block occurs in the result.
         labels: activation labels that the tool changes, old to new.
-        exact: whether the outputs stay what they were, up to rounding.
+        exact: whether the outputs stay the same up to rounding.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Variant:
 
 
 NEWEST_OPSET = 26
-"""Of onnx 1.21, the oldest that the project runs with; onnxruntime may not run it yet."""
+"""The newest opset of onnx 1.21, the oldest supported onnx; onnxruntime may not run it yet."""
 
 _COMMON = ("onnxconverter_common",)
 
@@ -94,10 +93,10 @@ VARIANTS: tuple[Variant, ...] = (
 
 
 def get_variant(name: str) -> Variant:
-    """The variant of that name.
+    """The variant with this name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no variant has this name.
     """
     return {variant.name: variant for variant in VARIANTS}[name]
 
@@ -116,7 +115,7 @@ def make_variant(variant: Variant, source: Path, target: Path, hints: Hints | No
             variant.make(source, target, hints or Hints())
         except Refused:
             raise
-        except Exception as error:  # whatever a foreign tool raises is its refusal
+        except Exception as error:  # any exception of a foreign tool counts as its refusal
             lines = str(error).strip().splitlines() or [repr(error)]
             raise Refused(f"{type(error).__name__}: {lines[0].replace(str(source.parent), '')[:160]}") from error
     return target

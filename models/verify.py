@@ -1,7 +1,6 @@
-"""Run an exported file against the PyTorch module it came from.
+"""Comparing an exported file with the PyTorch module that it came from.
 
-Comes in: a saved file and its module. Goes out: the largest difference, relative to the largest output, over
-several batch sizes and lengths, none of which a dynamic dimension may have frozen. Used by `models.export`.
+Several batch sizes and lengths are run, so that a dynamic dimension frozen by the exporter is noticed.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ TOLERANCES: dict[Dtype, float] = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 1e-2}
 def verify(path: Path, module: Any, entry: Entry, size: str, dtype: Dtype) -> float:
     """Largest |difference| / largest |output| of the file against PyTorch.
 
-    A bfloat16 file is widened to float32 first, as `widened.onnx` beside it, and compared with the module in
-    float32 on its rounded weights; what remains is the rounding of constants that the exporter folded.
+    A bfloat16 file is first widened to float32, as `widened.onnx` beside it, and compared with the module in float32 on
+    its rounded weights; the remaining difference is the rounding of constants that the exporter folded.
 
     Raises:
-        ValidationError: The file is no valid model, or its outputs differ by more than the type's tolerance.
+        ValidationError: The file is not a valid model, or its outputs differ by more than the type's tolerance.
     """
     try:
         onnx.checker.check_model(path)
     except onnx.checker.ValidationError as error:
-        raise ValidationError(f"{path.name} is no valid model: {str(error).splitlines()[0]}") from error
+        raise ValidationError(f"{path.name} is not a valid model: {str(error).splitlines()[0]}") from error
     session, run_dtype = _session(path, dtype)
     if run_dtype != dtype:
         module = module.float()

@@ -1,7 +1,6 @@
 """bfloat16 models in float32, because onnxruntime has no bfloat16 kernels on the CPU.
 
-Comes in: a ModelProto in bfloat16. Goes out: a copy with the same nodes in float32, on the same (rounded)
-weights. Used by `models.verify` to run a bfloat16 export; needs onnx only.
+Needs onnx only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ BF16, FP32 = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The float32 model that computes what this bfloat16 model means, without its rounding in between."""
+    """A copy with the same nodes in float32, on the same (rounded) weights."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     _widen_graph(wide.graph)

@@ -1,8 +1,8 @@
-"""Accounting: what the blocks of a model weigh, and what its heads would number.
+"""Accounting: the parameters and work of a model's MLP blocks, and the number of heads that would replace them.
 
-Comes in: a plan. Goes out: `Accounting`, printed by `rewrite inspect`. The head counts are those of the sources for the
-three-sublayer construction (W1 split by rank over ceil(d_ff / d_head) heads, one head per neuron for the activation, W2
-over ceil(d_model / d_head)), beside the heads of the form that the plan chose and what each form would cost.
+Head counts are given for the sources' three-sublayer construction (W1 split by rank over ceil(d_ff / d_head) heads, one
+head per neuron for the activation, W2 over ceil(d_model / d_head)), and for the form that the plan chose, with the cost
+of each form.
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ NONLINEAR = frozenset(
 """Operators that count against purity. Softmax and normalisations do not: attention-only transformers have both."""
 
 PRODUCT = "elementwise products of gates"
-"""How the purity line names a product of two functions of a token that stays."""
+"""The purity line's name for the products that `--gate product` keeps."""
 
 _SEARCH_DEPTH = 8
 
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """One MLP block, converted or recognised and left.
+    """One MLP block, whether converted or left.
 
     Attributes:
         name: the block.
         d_model: width of its input, None where unknown.
-        d_ff: its neurons.
-        parameters: elements of its weights.
-        share: its part of the multiply-adds that the model's linear operators need for one token.
+        d_ff: its number of neurons.
+        parameters: number of elements of its weights.
+        share: its share of the multiply-adds of the model's linear operators for one token.
         heads: heads of the chosen form; None for a block that is left.
         staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
-        forms: what each form would cost; forms that do not take the block are left out, all of
-            them where a size is unknown or the block is left.
-        refused: those forms, each with the reason and its figures.
+        forms: the cost in each form that can be used; empty where a size is unknown or the block is left.
+        refused: the other forms, each with the reason and its figures.
     """
 
     name: str
@@ -69,13 +68,13 @@ class Accounting:
     """The whole model.
 
     Attributes:
-        blocks: the MLP blocks, those that are converted first.
+        blocks: the MLP blocks, converted ones first.
         head_dimension: d_head of the model's own attention, None where it was not found.
-        attention_heads: its heads per attention sublayer.
-        share: what all blocks together take of the multiply-adds of linear operators.
-        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, with their number;
-            among them the elementwise products of gates that `--gate product` keeps.
-        setting: what the costs of the forms are stated for.
+        attention_heads: heads per sublayer of that attention.
+        share: the blocks' total share of the multiply-adds of linear operators.
+        remaining: nonlinear operators (neither softmax nor normalisation) that remain after conversion, and how many;
+            they include the elementwise products of gates that `--gate product` keeps.
+        setting: the sizes for which the costs of the forms are stated.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -94,9 +93,12 @@ class Accounting:
 
 
 def account(plan: Plan, head_dimension: int | None = None, setting: Setting | None = None) -> Accounting:
-    """Weigh the plan. `head_dimension` overrides what is found in the model's own attention.
+    """The accounting of a plan.
 
-    The costs of the forms are stated for `setting`, default `Setting()`, with that head dimension.
+    Args:
+        plan: the plan.
+        head_dimension: d_head; by default that of the model's own attention.
+        setting: the sizes for which costs are stated, by default `Setting()`; its head dimension is replaced.
     """
     heads, found = _own_attention(plan.views)
     width = head_dimension or found
@@ -131,7 +133,7 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
 def _forms(
     view: GraphView, conversion: Conversion, setting: Setting
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
-    """The cost of the block in every form that takes it, where its sizes are known; why the others do not."""
+    """The cost of the block in every form that can be used, and why the others cannot."""
     costs = {form: cost(view, conversion, form, setting) for form in FORMS}
     taken = tuple(found for found in costs.values() if isinstance(found, FormCost))
     return taken, tuple((form, found.reason) for form, found in costs.items() if isinstance(found, Miss))
@@ -145,7 +147,7 @@ def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> 
 
 
 def _work(view: GraphView, weight: str) -> int:
-    """Elements of a weight: its multiply-adds for one token (one position of a convolution)."""
+    """The number of elements of a weight, which is its multiply-adds for one token (or position of a convolution)."""
     if weight in view.initializers:
         return prod(view.initializers[weight].dims)
     shape = view.type_of(weight).shape or ()
@@ -153,7 +155,7 @@ def _work(view: GraphView, weight: str) -> int:
 
 
 def _remaining(plan: Plan) -> dict[str, int]:
-    """Nonlinear operators outside the converted regions, on data that are floats."""
+    """The nonlinear operators outside the converted regions, and how many of each."""
     converted = {
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
@@ -172,7 +174,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
 
 
 def _own_attention(views: tuple[GraphView, ...]) -> tuple[int | None, int | None]:
-    """Heads and head dimension of the first attention with static ones, from the product behind a softmax."""
+    """Number of heads and head dimension of the first attention that states them, from the query before its softmax."""
     for view in views:
         for node in view.nodes:
             if node.op_type != "Softmax":

@@ -35,7 +35,7 @@ Function = Callable[[Array], Array]
 
 _PREFIX = {"gelu": "gelu_erf"}
 _FAR = 9.0
-"""How far the points of a search reach where it is for all reals: GELU is a line to 1e-17 there."""
+"""Largest |y| of a search over all reals; GELU is within 1e-17 of a line beyond it."""
 
 
 @click.command()
@@ -89,7 +89,7 @@ def _function(name: str) -> Function:
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
         known = ", ".join(CURVES)
-        raise click.ClickException(f"{name} is no curve ({known}) and no module:function ({error})") from error
+        raise click.ClickException(f"{name} is neither a curve ({known}) nor a module:function ({error})") from error
 
 
 def _points(f: Function, domain: tuple[float, float] | None) -> tuple[Array, Array]:
@@ -124,7 +124,7 @@ def _by_tolerance(name: str, f: Function, domain: tuple[float, float] | None, to
 
 
 def _improves(made: table.Made) -> bool:
-    """Whether the table has no entry of this name, or one that is worse in float32 or in exact arithmetic."""
+    """Whether the table has no entry with this name, or one that is worse in float32 or in exact arithmetic."""
     rows = [program for _, program in (*fitted_programs(), *bounded_programs(), *gate_programs())]
     old = next((program for program in rows if program.name == made.entry["name"]), None)
     return old is None or made.max_error < old.max_error or made.float32_error < old.rounding

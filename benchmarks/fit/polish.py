@@ -1,9 +1,8 @@
-"""From a fit in real numbers to coefficients on the float32 grid, chosen by what float32 makes of them.
+"""From a fit in real numbers to coefficients on the float32 grid, chosen by their error in float32 arithmetic.
 
-Comes in: a one-head fit (`model` parameters) and the function. Goes out: a program whose coefficients are float32
-numbers, with a small total error in float32 arithmetic. Rounding all coefficients at once throws digits away; here
-they are rounded one after the other, and those left are fitted again each time. A seeded random search moves the
-slopes and the common shift, and keeps what lowers the measured total error. Deterministic.
+Rounding all coefficients at once loses digits. Here they are rounded one after another, and the remaining ones are
+refitted each time. A seeded random search moves the slopes and the common shift, and keeps what lowers the measured
+total error. Deterministic.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ class Target:
 
 
 def target(f: Callable[[Array], Array], y: Array, reach: float, count: int = 12_001) -> Target:
-    """The function on the points y, judged at `count` float32 points within +-reach."""
+    """The function at the points `y`, judged at `count` float32 points within +-reach."""
     single = float32.points(-reach, reach, count)
-    # half of the points where the weights of the heads move
+    # Half of the points are where the heads' weights change.
     single = np.concatenate([single, float32.points(-reach / 3.0, reach / 3.0, count)])
     return Target(y, f(y), single, f(single.astype(np.float64)))
 
 
 def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float) -> Program:
-    """The program with every coefficient a float32 number: slopes, weights, then numerators, refitted in between.
+    """The program with every coefficient on the float32 grid: slopes, weights, then numerators, refitted in between.
 
     Args:
         layout: one head.
@@ -58,7 +57,7 @@ def onto_grid(layout: Layout, x: Array, free: Mask, task: Target, shift: float) 
     weights = np.exp(x[offsets]).astype(np.float32).astype(np.float64)
     x[offsets] = np.log(weights)
     open_[offsets] = False
-    # the numerators that matter most first: what they leave over, those that matter less can take up
+    # The numerators with the largest effect first: the remaining ones can compensate for their rounding.
     influence: Array = np.asarray(evaluate(layout, x, task.y)[1][:, values].max(axis=0) * np.abs(x[values]))
     for j in np.argsort(-influence):
         index = 2 + 2 * m + int(j)
@@ -77,7 +76,7 @@ def polish(
 ) -> tuple[float, Program, Array]:
     """(total error in float32, program, parameters): the best of a random search around x.
 
-    The common shift is 0 or a power of two: the token's own logit, the largest one where y > 0, is exact then.
+    The common shift is 0 or a power of two, so that the self logit, the largest one for y > 0, is exact.
     """
     rng = np.random.default_rng(seed)
     m = layout.tokens[0]

@@ -1,9 +1,8 @@
-"""The search for one-head programs: many starts, each fitted, the best kept.
+"""The search for one-head programs: many starts are fitted, and the best is kept.
 
-Comes in: a function, a number of bias tokens and starts that are known. Goes out: parameters with the smallest largest
-error found. Fits have many local minima, some with keys that nearly coincide; new starts are made from known ones with
-a key more, a key less or everything moved a little, and at random. Seeded, so that a run can be repeated; a longer run
-goes on from the entries in the table.
+Fits have many local minima, some with keys that nearly coincide. New starts are random, or known fits with one key
+more, one key less, or all parameters perturbed. The search is seeded, so that a run can be repeated; a longer run
+continues from the entries in the table.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from passes.fit.model import Layout, Mask
 from passes.programs.softmax import Array
 
 _NEIGHBOURS = 0.7
-"""Share of the starts that are made from known parameters."""
+"""Fraction of the starts that are derived from known parameters."""
 _HOPELESS = 30.0
-"""A start that least squares leaves so many times further off than the best is dropped."""
+"""Starts whose least-squares error is this many times that of the best are dropped."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is searched for.
+    """The function to be fitted, and the constraints on the head.
 
     Attributes:
         y: points.
         target: the function there.
         keys: bias tokens.
-        values: how many of them may have a value other than zero; None for all but the steepest.
-        far: whether y runs over all reals, so that the ends must be those of self value y and of value 0.
+        values: how many of them may have a nonzero value; None for all except the steepest.
+        far: whether y ranges over all reals, so that the tails must be the self value y and the value 0.
     """
 
     y: Array
@@ -43,7 +42,7 @@ class Task:
 
 
 def points(f: Callable[[Array], Array], low: float, high: float) -> tuple[Array, Array]:
-    """Points that crowd in the middle, a few at the ends, and the function there."""
+    """Points that are dense in the middle and sparse at the ends, and the function there."""
     nodes = np.cos(np.pi * (np.arange(420) + 0.5) / 420)
     y = (low + high) / 2.0 + (high - low) / 2.0 * np.sinh(2.2 * nodes) / np.sinh(2.2)
     y = np.unique(np.concatenate([y, [low, high]]))
@@ -90,8 +89,8 @@ def _fit(task: Task, layout: Layout, start: Array, best: float) -> tuple[float, 
 def free_parameters(task: Task, layout: Layout, x: Array) -> Mask:
     """Which parameters the fit may move.
 
-    Over all reals the ends fix self value y, no line beside it, and value 0 at the steepest key; the values nearest to
-    0 are held at 0 where only a few are allowed.
+    Over all reals the tails determine the self value y, no linear term, and the value 0 at the steepest key. If only
+    some values may be nonzero, those nearest to 0 are fixed at 0.
     """
     m = task.keys
     free = np.ones(layout.size, dtype=bool)
@@ -108,7 +107,7 @@ def free_parameters(task: Task, layout: Layout, x: Array) -> Mask:
 
 
 def _resized(x: Array, m: int, rng: np.random.Generator) -> Array:
-    """The parameters with keys added beside others, or taken away."""
+    """The parameters with keys added beside others, or removed."""
     slopes, offsets, values = x[2:-2].reshape(3, -1)
     while slopes.size < m:
         j = int(rng.integers(slopes.size))
@@ -132,7 +131,7 @@ def _moved(x: Array, rng: np.random.Generator) -> Array:
 
 
 def _random(m: int, rng: np.random.Generator) -> Array:
-    """Slopes below the token's own, offsets on a parabola, small values but for one."""
+    """Slopes below that of the self key, offsets on a parabola, values small except for one."""
     slopes = -np.sort(rng.uniform(rng.uniform(0.2, 3.0), rng.uniform(4.0, 14.0), m))
     bend = rng.uniform(0.15, 0.6)
     offsets = rng.uniform(0.0, 13.0) - bend * (slopes - slopes.mean() - rng.normal()) ** 2

@@ -1,8 +1,7 @@
-"""Entries of `programs.json`: made from programs, with errors proved and measured, and written.
+"""Entries of `programs.json`: computed from programs, with errors proved and measured, and written.
 
-Comes in: a program and the activation it is for. Goes out: an entry, and the file with it in its place. What an
-entry states is computed here and nowhere else: `max_error` and `certificate` by `passes.programs.certify` for the
-coefficients as they stand, `float32_error` by `passes.fit.float32`.
+Everything that an entry states is computed here: `max_error` and `certificate` by `passes.programs.certify` for the
+coefficients as stored, `float32_error` by `passes.fit.float32`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _POINTS = 1_000_001
 
 @dataclass(frozen=True)
 class Made:
-    """An entry and the numbers in it."""
+    """An entry with its program's figures."""
 
     entry: Entry
     max_error: float
@@ -40,13 +39,13 @@ def make(program: Program, activation: str, *, single: bool, gate: bool) -> Made
     """The entry of a program of `activation`.
 
     Args:
-        program: its heads; `domain` says where it is meant to hold.
+        program: its heads; `domain` is where it is meant to hold.
         activation: a name in `passes.programs.curves.CURVES`.
         single: whether its coefficients are on the float32 grid.
-        gate: whether it is meant for gates: few values other than zero.
+        gate: whether it is meant for gates, with few nonzero values.
 
     Raises:
-        ValueError: where no bound could be proved.
+        ValueError: no bound could be proved.
     """
     certificate = certify(program, activation, domain=program.domain)
     if not math.isfinite(certificate.bound):
@@ -71,7 +70,7 @@ def make(program: Program, activation: str, *, single: bool, gate: bool) -> Made
 
 
 def write(entries: list[Entry], path: Path = PATH) -> None:
-    """Put entries in the place of those of the same names, others behind those of their activation."""
+    """Replace entries with the same names; new ones follow the others of their activation."""
     table = json.loads(path.read_text(encoding="utf-8"))
     names = {entry["name"] for entry in entries}
     rows: list[Entry] = [row for row in table["programs"] if row["name"] not in names] + entries
@@ -98,7 +97,7 @@ def _size(row: Entry) -> tuple[int, int]:
 
 
 def _up(number: float) -> float:
-    """Three digits, not below the number."""
+    """Three digits, rounded up."""
     if number == 0.0:
         return 0.0
     power = 10.0 ** (math.floor(math.log10(number)) - 2)

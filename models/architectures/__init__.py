@@ -1,8 +1,7 @@
 """The model table: one entry per architecture, data only, one file per family.
 
-Comes in: nothing. Goes out: `ARCHITECTURES`. Size `full` is the published configuration that the description
-names, `small` has 10 to 40 million parameters, `tiny` makes a file below 1 MB. "As in" marks an entry that has
-the operators of that architecture at size `tiny` only.
+Size `full` is the published configuration that the description names, `small` has 10 to 40 million parameters, `tiny`
+gives a file below 1 MB. "As in" marks an entry that has the operators of that architecture, at size `tiny` only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Speech encoders.
-
-Comes in: nothing. Goes out: `AUDIO`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Speech encoders."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _WAVE_DIMS = {"samples": lambda _: 800}
 
 
 def _wave(name: str, family: str, description: str, **tiny: Any) -> Entry:
-    """From the waveform: convolutions with their own GELUs, then a transformer."""
+    """An encoder of the waveform: convolutions with their own GELUs, then a transformer."""
     return Entry(
         name=name,
         description=description,

@@ -1,7 +1,4 @@
-"""Text decoders: GPT-2 and what came after it.
-
-Comes in: nothing. Goes out: `DECODERS`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Text decoders: GPT-2 and its successors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Encoder and decoder in one file.
-
-Comes in: nothing. Goes out: `ENCODER_DECODERS`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Encoder-decoder models, exported as one file."""
 
 from __future__ import annotations
 

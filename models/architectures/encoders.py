@@ -1,7 +1,4 @@
-"""Text encoders: BERT and what came after it.
-
-Comes in: nothing. Goes out: `ENCODERS`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Text encoders: BERT and its successors."""
 
 from __future__ import annotations
 

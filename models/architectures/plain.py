@@ -1,7 +1,4 @@
-"""Written in plain PyTorch (`models.plain`): what transformers does not have, or not in plain operators.
-
-Comes in: nothing. Goes out: `PLAIN`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Models in plain PyTorch (`models.plain`), which transformers lacks or does not export in plain operators."""
 
 from __future__ import annotations
 

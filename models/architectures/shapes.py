@@ -1,7 +1,4 @@
-"""What several entries of the table share: inputs, outputs and the sizes of configurations.
-
-Comes in: numbers. Goes out: parts of an `Entry`. Used by the families in this folder.
-"""
+"""Shared parts of table entries: inputs, outputs and sizes of configurations."""
 
 from __future__ import annotations
 

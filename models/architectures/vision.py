@@ -1,7 +1,4 @@
-"""Vision: transformers, and convolutional nets with pointwise MLPs.
-
-Comes in: nothing. Goes out: `VISION`, part of `models.architectures.ARCHITECTURES`.
-"""
+"""Vision: transformers, and convolutional networks with pointwise MLPs."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from models.architectures.shapes import IMAGE_DIMS, PIXELS, layers, vision
 from models.entry import Entry, Output
 
 POOLED = Output("pooler_output", ("batch", None))
-PATCHES = Output("last_hidden_state", ("batch", None, None))
 
 CLIP_VISION = Entry(
     name="clip-vision",

@@ -1,7 +1,4 @@
-"""What every tool here works with.
-
-Comes in: the path of a model. Goes out: another path, or `Refused` with the reason.
-"""
+"""Shared helpers of the tools: refusals, hints about a model, random inputs, topological order."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ ONNX_DOMAINS = ("", "ai.onnx")
 
 
 class Refused(Exception):  # noqa: N818 - a refusal is a result here
-    """The tool cannot do this model; the message says why."""
+    """The tool cannot handle this model; the message says why."""
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a tool has to be told about a model.
+    """What a tool needs to know about a model.
 
     Attributes:
         family: name of the table entry.
         heads: attention heads; 0 where unknown.
         width: width of the residual stream; 0 where unknown.
         lengths: lengths of the dynamic dimensions, by name, for calibration runs.
-        vocabulary: bound of token numbers.
+        vocabulary: upper bound of token numbers.
     """
 
     family: str = ""
@@ -54,13 +51,13 @@ def elem_types(model: onnx.ModelProto) -> set[int]:
 
 
 def require_float32(model: onnx.ModelProto) -> None:
-    """Raise `Refused` for other than float32 weights."""
+    """Raise `Refused` if the weights are not float32."""
     if not elem_types(model) <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}:
         raise Refused("it takes float32 models only")
 
 
 def random_feeds(model: onnx.ModelProto, hints: Hints, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs of a model, dynamic dimensions by name, masks all ones."""
+    """Random inputs of a model; dynamic dimensions are set by name, and masks are all ones."""
     random = np.random.default_rng(seed)
     initialised = {tensor.name for tensor in model.graph.initializer}
     feeds = {}
@@ -81,7 +78,7 @@ def random_feeds(model: onnx.ModelProto, hints: Hints, seed: int) -> dict[str, n
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what tools print, log and warn about; errors are exceptions and pass through."""
+    """Silence the prints, logs and warnings of tools; errors are exceptions and pass through."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -96,7 +93,7 @@ def topological(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onn
     """The nodes in topological order, stable.
 
     Raises:
-        Refused: there is a cycle.
+        Refused: the graph has a cycle.
     """
     ready = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input} | {""}
     ready |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -117,7 +114,7 @@ def topological(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onn
 
 
 def _reads(node: onnx.NodeProto) -> Iterable[str]:
-    """What a node reads, bodies' captured tensors included."""
+    """The tensors that a node reads, including those that its subgraphs capture."""
     yield from node.input
     for attribute in node.attribute:
         if attribute.g.node:

@@ -1,7 +1,4 @@
-"""Optimisers: onnxruntime's own levels, its transformers optimizer, onnxslim and onnxsim.
-
-Comes in: the path of a model. Goes out: the file as the tool saves it.
-"""
+"""Optimisers: onnxruntime's own levels, its transformers optimizer, onnxslim and onnxsim."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ def runtime_level(level: str) -> Callable[[Path, Path, Hints], None]:
 def transformers_optimizer(
     *, level: int = 1, approximate: bool = False, half: bool = False
 ) -> Callable[[Path, Path, Hints], None]:
-    """`onnxruntime.transformers.optimizer`, for the families that it knows."""
+    """`onnxruntime.transformers.optimizer`, for the model types that it supports."""
 
     def run(source: Path, target: Path, hints: Hints) -> None:
         from onnxruntime.transformers.fusion_options import FusionOptions
@@ -84,14 +81,14 @@ def transformers_optimizer(
 
 
 def slim(source: Path, target: Path, _: Hints) -> None:
-    """What onnxslim makes of it."""
+    """The model simplified by onnxslim."""
     import onnxslim
 
     onnx.save(onnxslim.slim(onnx.load(source)), target)
 
 
 def simplify(source: Path, target: Path, _: Hints) -> None:
-    """What onnxsim makes of it."""
+    """The model simplified by onnxsim."""
     onnxsim = importlib.import_module("onnxsim")  # untyped
 
     model, same = onnxsim.simplify(onnx.load(source))

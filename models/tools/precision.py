@@ -1,7 +1,4 @@
-"""Other number formats: float16 by conversion, dynamic int8, 4 bits per weight, QDQ, weights only.
-
-Comes in: the path of a float32 model. Goes out: the file as the tool saves it.
-"""
+"""Other number formats: float16 by conversion, dynamic int8, 4 bits per weight, QDQ, weights only."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def float16(*, keep_io: bool) -> Callable[[Path, Path, Hints], None]:
         del model.graph.value_info[:]
         casts = {node.output[0] for node in model.graph.node if node.op_type == "Cast"}
         result = convert(model, keep_io_types=keep_io, disable_shape_infer=True)
-        for node in result.graph.node:  # it leaves casts to float32 as they are, in front of operators it converts
+        for node in result.graph.node:  # it keeps casts to float32 before operators that it converts
             for attribute in node.attribute if node.op_type == "Cast" and node.output[0] in casts else ():
                 attribute.i = TensorProto.FLOAT16 if attribute.i == TensorProto.FLOAT else attribute.i
         onnx.save(result, target)
@@ -42,8 +39,8 @@ def float16(*, keep_io: bool) -> Callable[[Path, Path, Hints], None]:
 def runtime_float16(*, block: Sequence[str] = ()) -> Callable[[Path, Path, Hints], None]:
     """The float16 conversion of onnxruntime; `block` names operators that stay float32, with casts around them.
 
-    With `block`, its casts come at the end of the graph, and one for each reader under the same name; both are put
-    right here.
+    With `block`, it appends the casts at the end of the graph, one per consumer under the same name. Both are repaired
+    here.
     """
 
     def run(source: Path, target: Path, _: Hints) -> None:
@@ -61,7 +58,7 @@ def runtime_float16(*, block: Sequence[str] = ()) -> Callable[[Path, Path, Hints
 
 
 def _repair(graph: onnx.GraphProto) -> None:
-    """Each node once, in topological order."""
+    """Keep each node once, in topological order."""
     unique = {tuple(node.output): node for node in reversed(graph.node)}
     ordered = topological(list(reversed(unique.values())), graph)
     del graph.node[:]
@@ -87,7 +84,7 @@ def dynamic_int8(*, per_channel: bool) -> Callable[[Path, Path, Hints], None]:
 
 
 def four_bits(quant_format: str) -> Callable[[Path, Path, Hints], None]:
-    """4-bit weights by onnxruntime, in blocks of 32: `QOperator` makes MatMulNBits, `QDQ` DequantizeLinear."""
+    """4-bit weights by onnxruntime, in blocks of 32: `QOperator` writes MatMulNBits, `QDQ` DequantizeLinear."""
 
     def run(source: Path, target: Path, _: Hints) -> None:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -138,7 +135,7 @@ def static_qdq(quant_format: str) -> Callable[[Path, Path, Hints], None]:
 
 
 def weight_only(source: Path, target: Path, _: Hints) -> None:
-    """int8 weights, one scale per column, with a DequantizeLinear in front of every linear operator."""
+    """int8 weights, one scale per column, with a DequantizeLinear before every linear operator."""
     model = onnx.load(source)
     require_float32(model)
     if opset(model) < 13:

@@ -1,7 +1,4 @@
-"""The same nodes in an inner scope: the bodies of If and Loop, and model-local functions.
-
-Comes in: the path of a model. Goes out: a file whose blocks all lie inside control flow or functions.
-"""
+"""The same nodes in an inner scope: the bodies of If and Loop, and model-local functions."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _LAYER = re.compile(r"^(.*?[./]\d+)(?:[./]|$)")
 
 
 def if_bodies(*, weights_outside: bool) -> Callable[[Path, Path, Hints], None]:
-    """The whole graph in both bodies of an If, as optimum merges decoders; weights captured, or held by each body."""
+    """The whole graph in both bodies of an If, as optimum merges decoders; weights are captured or stored in each."""
 
     def run(source: Path, target: Path, _: Hints) -> None:
         model = onnx.load(source)
@@ -42,7 +39,7 @@ def if_bodies(*, weights_outside: bool) -> Callable[[Path, Path, Hints], None]:
 
 
 def loop_body(source: Path, target: Path, _: Hints) -> None:
-    """The whole graph in the body of a Loop that runs once; weights captured from outside."""
+    """The whole graph in the body of a Loop that runs once; weights are captured from outside."""
     model = onnx.load(source)
     if opset(model) < 13:
         raise Refused("written for opset 13 and above")
@@ -75,7 +72,7 @@ def loop_body(source: Path, target: Path, _: Hints) -> None:
 
 
 def _body(graph: onnx.GraphProto, suffix: str, *, weights: bool) -> onnx.GraphProto:
-    """The nodes as a body that captures the graph's inputs; its tensors get a suffix, as names may not shadow."""
+    """The nodes as a body that captures the graph's inputs; its tensors get a suffix to avoid shadowing."""
     made = {name for node in graph.node for name in node.output if name}
     if weights:
         made |= {tensor.name for tensor in graph.initializer}
@@ -139,7 +136,7 @@ def functions(*, shared: bool) -> Callable[[Path, Path, Hints], None]:
 
 
 def _layers(graph: onnx.GraphProto) -> dict[str, list[int]]:
-    """Nodes by the layer that their scope names."""
+    """Nodes grouped by the layer that their scope names."""
     groups: dict[str, list[int]] = {}
     for index, node in enumerate(graph.node):
         scopes = next((prop.value for prop in node.metadata_props if prop.key.endswith("name_scopes")), node.name)
@@ -157,7 +154,7 @@ def _layers(graph: onnx.GraphProto) -> dict[str, list[int]]:
 def _function(
     model: onnx.ModelProto, members: list[int], *, constants: bool
 ) -> tuple[onnx.FunctionProto, list[str], list[str]]:
-    """The nodes as a function with names of its own, and what a call of it reads and writes."""
+    """The nodes as a function with its own tensor names, and the inputs and outputs of a call of it."""
     graph = model.graph
     nodes = [graph.node[index] for index in members]
     if any(attribute.g.node for node in nodes for attribute in node.attribute):

@@ -1,7 +1,7 @@
-"""The same nodes, stored or named in another way.
+"""The same operators, stored or named differently.
 
-Comes in: the path of a model. Goes out: a file with the same operators: external data, initializers that are graph
-inputs as well, weights as Constant nodes or behind a Transpose, no names, another opset.
+External data, initializers that are also graph inputs, weights as Constant nodes or behind a Transpose, no names,
+another opset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from models.tools.common import ONNX_DOMAINS, Hints, Refused, opset
 
 
 def external_data(*, threshold: int) -> Callable[[Path, Path, Hints], None]:
-    """Tensors from `threshold` bytes on in one file beside the model."""
+    """Tensors of at least `threshold` bytes in one file beside the model."""
 
     def run(source: Path, target: Path, _: Hints) -> None:
         location = f"{target.name}.data"
@@ -28,7 +28,7 @@ def external_data(*, threshold: int) -> Callable[[Path, Path, Hints], None]:
 
 
 def initializers_as_inputs(source: Path, target: Path, _: Hints) -> None:
-    """IR version 3, where every initializer has to be a graph input too."""
+    """IR version 3, in which every initializer must also be a graph input."""
     model = onnx.load(source)
     if model.functions:
         raise Refused("IR version 3 has no model-local functions")
@@ -56,7 +56,7 @@ def constant_nodes(source: Path, target: Path, _: Hints) -> None:
 
 
 def live_transposes(source: Path, target: Path, _: Hints) -> None:
-    """Every MatMul weight stored transposed, with a Transpose in front of the MatMul."""
+    """Every MatMul weight stored transposed, with a Transpose before the MatMul."""
     model = onnx.load(source)
     weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
     done: dict[str, str] = {}

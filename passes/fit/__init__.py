@@ -1,5 +1,5 @@
-"""Fitting: from a function to a head program.
+"""Fitting head programs to functions.
 
-`runtime.fit_function` fits on the spot, with numpy alone; `python -m benchmarks.fit` makes the entries of
-`passes/programs/programs.json`. Both judge a program by `float32`, the arithmetic of the graph.
+`runtime.fit_function` fits at run time and needs numpy only; `python -m benchmarks.fit` writes the entries of
+`passes/programs/programs.json`. Both judge a program in `float32`, the arithmetic of the graph.
 """

@@ -1,10 +1,9 @@
-"""What float32 makes of a head program: the arithmetic of the graph, and how far it is from the truth.
+"""Head programs in float32 arithmetic, as the graph computes them, and their error there.
 
-Comes in: a program. Goes out: its values in float32 arithmetic, and its largest error there. One evaluation, used
-by the objective of the fitter, by the errors stated in `programs.json` and by the runtime fit. Relative to the self
-logit, where all offsets are at most 60, a bias token's weight is written as exp(slope y - t) times the constant
-exp(offset), t the largest slope y: the offset then adds nothing to the rounding of the exponent, which is
-proportional to its size. Else the offset stays in the exponent.
+One evaluation serves the objective of the fitter, the errors stated in `programs.json` and the fit at run time. If all
+offsets relative to the self logit are at most 60, a bias token's weight is exp(slope y - t) times the constant
+exp(offset), with t the largest slope y. The offset then does not add to the rounding error of the exponent, which is
+proportional to its magnitude. Otherwise the offset stays in the exponent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from passes.programs.softmax import Array
 Single = NDArray[np.float32]
 
 LARGEST_OFFSET = 60.0
-"""Largest |offset| that is factored out: e^60 times any float32 weight that counts is still a float32."""
+"""Largest |offset| that is factored out: e^60 times any weight that matters is within the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Coefficients:
 
     Attributes:
         slopes: factors of y in the logits [keys].
-        offsets: what is added to them in the exponent [keys]; zeros where weights are factored.
-        weights: factors of the exponentials [keys], 1 for self; ones where they are not.
+        offsets: offsets in the exponent [keys]; zeros where they are factored out.
+        weights: factors of the exponentials [keys], 1 for self; ones where offsets are not factored out.
         numerators: weights times values [bias tokens], rounded once.
         c: factor of y in the self value.
         d: constant of the self value.
@@ -47,7 +46,7 @@ class Coefficients:
 
 
 def coefficients(head: Head) -> Coefficients:
-    """The numbers that stand in the graph for a head without quadratic self logit."""
+    """The numbers that a graph stores for a head with an affine self logit."""
     head = head.shifted(0.0, -head.gamma)
     slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)], dtype=np.float32)
     offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])
@@ -61,9 +60,9 @@ def coefficients(head: Head) -> Coefficients:
 
 
 def on_grid(program: Program) -> Program:
-    """The program whose coefficients, in exact arithmetic, are those that `coefficients` rounds this one's to.
+    """The program whose coefficients, in exact arithmetic, are the rounded ones of `coefficients`.
 
-    Rounding it again changes nothing, so what is proved of it holds for the numbers in a float32 graph.
+    Rounding it again changes nothing, so bounds proved for it hold for the numbers in a float32 graph.
     """
     return replace(
         program,
@@ -114,9 +113,9 @@ def _pairs(numbers: Coefficients) -> list[tuple[np.float32, np.float32]]:
 
 
 def points(low: float, high: float, count: int = 100_001) -> Single:
-    """Float32 points for measuring, always the same ones.
+    """Float32 points for measuring errors, always the same ones.
 
-    Evenly spaced, and each a random step beside its place, so that no power of two and no step of a grid favours them.
+    They are evenly spaced with random jitter: points on a regular grid, such as powers of two, would round too well.
     """
     grid = np.linspace(low, high, count)
     random = np.random.default_rng(20)
@@ -137,9 +136,9 @@ def error_at(program: Program, y: Single, expected: Array) -> float:
 
 
 def shifted(program: Program, y: Single, expected: Array) -> Program:
-    """The program on the float32 grid, each head's common logit shift chosen for the smallest error at the points.
+    """The program on the float32 grid, with each head shifted for the smallest error at the points.
 
-    Tried are the shifts that make one key's slope 0.
+    The shifts tried are those that make the slope of one key 0.
     """
     for index in range(len(program.heads)):
         options = [_with_head(program, index, head) for head in _shifts(program.heads[index])]

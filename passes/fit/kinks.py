@@ -1,9 +1,7 @@
-"""Kinks of a function that is known by its values alone: where its slope or its curvature jumps.
+"""Finding kinks of a function from its values: points at which its slope or its curvature jumps.
 
-Comes in: a function and an interval. Goes out: the places with their jumps; or the place where the function itself
-jumps, which no sum of heads follows. The n-th difference of a smooth function shrinks like the n-th power of the
-step; where a lower derivative jumps it stands out among its neighbours, and keeps standing out when the step is
-halved again and again, which also finds the place. Used by `runtime`.
+The n-th difference of a smooth function shrinks like the n-th power of the step. Where a lower derivative jumps, it
+stands out among its neighbours, and still does after repeated halving of the step, which also locates the kink.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ _HALVINGS = 10
 
 @dataclass(frozen=True)
 class Kink:
-    """A place where a derivative (1 the slope, 2 the curvature) changes by `jump`."""
+    """A point at which a derivative (1 the slope, 2 the curvature) changes by `jump`."""
 
     place: float
     jump: float
 
 
 def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, most: int = 8) -> tuple[Kink, ...] | str:
-    """The kinks of f between low and high from left to right, or why a sum of heads cannot follow f."""
+    """The kinks of f between low and high from left to right, or why a sum of heads cannot approximate f."""
     order = derivative + 1
     y = np.linspace(low, high, _CELLS + 1)
     values, step = f(y), (high - low) / _CELLS
@@ -55,7 +53,7 @@ def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, mos
 
 
 def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | None:
-    """The kink between two points, a jump's description, or None where f is smooth."""
+    """The kink between two points, the description of a jump, or None where f is smooth."""
     start, width = _difference(f, low, high, order), high - low
     left, right = low, high
     for _ in range(_HALVINGS if order == 2 else 6):
@@ -65,7 +63,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | No
         right = left + 2.0 * quarter
     shrunk = (right - left) / width
     ratio = abs(_difference(f, left, right, order)) / max(abs(start), 1e-300)
-    # per step h an n-th difference is of order h^n where f is smooth, h^(n-1) at a kink, and 1 at a jump
+    # With step h an n-th difference is of order h^n where f is smooth, h^(n-1) at a kink, and 1 at a jump.
     if ratio > 0.2 * shrunk ** (order - 2) and order == 2:
         return f"it jumps near y = {left:.6g}, and a sum of heads is continuous"
     if ratio < 0.2 * shrunk ** (order - 1):
@@ -80,7 +78,7 @@ def _difference(f: Function, low: float, high: float, order: int) -> float:
 
 
 def _one_sided(f: Function, at: float, step: float, order: int) -> float:
-    """The slope or the curvature at a place from points on one side of it, to second order in the step."""
+    """The one-sided slope or curvature at a point, to second order in the step or better."""
     f0, f1, f2, f3 = (float(value) for value in f(at + step * np.arange(4.0)))
     if order == 1:
         return (-11.0 * f0 + 18.0 * f1 - 9.0 * f2 + 2.0 * f3) / (6.0 * step)

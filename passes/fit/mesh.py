@@ -1,11 +1,10 @@
-"""Values for given keys: the linear part of a fit.
+"""Fitting the values of one head whose keys are given: the linear part of a fit.
 
-Comes in: a smooth function, where it bends, and a spacing. Goes out: the parameters of one head. Centres t_0 < ... <
-t_m get logits that are straight lines, each the largest around its centre: from one centre to the next the slope
-grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Evenly spaced centres are a normalised row of
-Gaussians; centres that crowd towards a place where the curvature jumps resolve it, one bias token for each halving
-of the distance. The token itself takes the last centre, so that beyond it the program is its self value, a straight
-line; the linear term makes the other end one. Then values follow from linear least squares. Used by `runtime`.
+Each centre t_0 < ... < t_m has a key whose logit, a straight line, is the largest around it: from one centre to the
+next the slope grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Evenly spaced centres give a
+normalised row of Gaussians; centres that crowd towards a jump of the curvature resolve it, with one bias token per
+halving of the distance. The last centre is that of the token itself, so that beyond it the program is the self value,
+a straight line; the linear term makes the other end one too. The values then follow from linear least squares.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Smooth:
 
     Attributes:
         y: points.
-        target: values there.
-        low: left of here it is a straight line, to within a part of the tolerance.
-        high: right of here too.
+        target: its values there.
+        low: left of here it is a straight line, within a fraction of the tolerance.
+        high: right of here likewise.
         bent_low: whether the curvature jumps at `low`.
         bent_high: whether it jumps at `high`.
         tolerance: largest error wanted.
@@ -52,7 +51,7 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Spacing:
-    """How centres are placed: `largest` apart, `least` at a jump of the curvature, `pad` more at each end."""
+    """Placement of centres: `largest` apart, `least` at a jump of the curvature, `pad` more at each end."""
 
     largest: float
     least: float
@@ -81,7 +80,7 @@ def centres(task: Smooth, spacing: Spacing) -> Array:
 def linear_fit(task: Smooth, spacing: Spacing, most: int) -> tuple[float, Layout, Array] | None:
     """(rank, layout, parameters) of the head with these centres; None where it has more than `most` tokens.
 
-    The rank is the largest error plus an estimate of what float32 adds.
+    The rank is the largest error plus an estimate of float32's rounding.
     """
     at = centres(task, spacing)
     m = len(at) - 1
@@ -112,7 +111,7 @@ def linear_fit(task: Smooth, spacing: Spacing, most: int) -> tuple[float, Layout
 
 
 def _rounding(layout: Layout, x: Array, y: Array) -> float:
-    """An estimate of what float32 adds: each logit is rounded by its size times 2^-24, at the best of a few shifts."""
+    """An estimate of float32's rounding: that of the logits, in proportion to their magnitude, for a good shift."""
     m = layout.tokens[0]
     slopes = x[2 : 2 + m]
     levers = np.abs(evaluate(layout, x, y)[1][:, 2 : 2 + m])  # derivatives by the slopes

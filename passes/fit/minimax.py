@@ -1,9 +1,9 @@
-"""Minimax fits: the smallest largest error, by weighted Gauss-Newton and then by linear programs.
+"""Minimax fits, by weighted Gauss-Newton and then by linear programs.
 
-Comes in: a layout, starting parameters, points and the values to meet. Goes out: parameters whose largest error over
-the points is a local minimum. `gauss_newton` minimises a p-norm (large p: nearly the largest error) and is robust
-far from a solution; `sequential` minimises the largest error of the linearised program within a trust region, a
-linear program (scipy), and converges quadratically near one. Deterministic.
+The result is a local minimum of the largest error over the points. `gauss_newton` minimises a p-norm (close to the
+largest error for large p) and is robust far from a solution; `sequential` minimises the largest error of the linearised
+program within a trust region, by linear programming (scipy), and converges quadratically near one. Both are
+deterministic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gauss_newton(
         improved = False
         for _ in range(8):
             step = -scale_of * (right.T @ (sizes / (sizes**2 + damping * sizes[0] ** 2) * along))
-            # a p-norm fit by weights wants a shorter step than least squares: 1 / (p - 1)
+            # Reweighting for a p-norm needs a shorter step than least squares, by the factor 1 / (p - 1).
             trial = best.copy()
             trial[free] += step / (norm - 1.0)
             values_new, jacobian_new = evaluate(layout, trial, y)
@@ -85,9 +85,9 @@ def sequential(
     radius: float = 0.3,
     keep: float = 0.25,
 ) -> Array:
-    """Linear programs in a trust region: at each, the smallest largest linearised error.
+    """Minimise the largest linearised error by linear programs in a trust region.
 
-    Only points whose error is at least `keep` of the largest can matter within a small step; they are the rows.
+    Only points whose error is at least `keep` times the largest can matter within a small step, so only they are rows.
     """
     from scipy.optimize import linprog  # type: ignore[import-untyped]  # the fitter is a development tool
 
@@ -98,7 +98,7 @@ def sequential(
         residual = values - target
         rows = np.abs(residual) >= keep * error
         scale = np.maximum(0.1, np.abs(best[free]))
-        # singular directions as unknowns: the columns themselves are nearly dependent, too much so for a linear program
+        # Singular directions as unknowns, since the columns themselves are too nearly dependent for a linear program.
         left, sizes, right = np.linalg.svd(jacobian[:, free] * scale, full_matrices=False)
         units = error / np.max(np.abs(left), axis=0)
         matrix, near = left[rows] * (units / error), residual[rows] / error

@@ -1,10 +1,9 @@
 """A head program as a vector of parameters, with exact derivatives.
 
-Comes in: parameters and points. Goes out: values and the Jacobian. Each head holds, in this order, its self value
-`c y + d` and per bias token the slope a, the offset b (both relative to the self logit, which is 0: softmax does not
-see a common shift) and the value v; the last two parameters are the program's linear factor and its constant. With
-p the softmax weights of a head and o its output, the derivatives are p_j by v_j, p_j (v_j - o) by b_j, and y times
-that by a_j. Used by `minimax` and `runtime`.
+The parameters of a head are c and d of its self value `c y + d`, then the slopes a of all bias tokens, their offsets b
+and their values v. Slopes and offsets are relative to the self logit, which is 0 (softmax is invariant to a common
+shift). The last two parameters are the program's linear factor and its constant. With p the softmax weights of a head
+and o its output, the derivatives are p_j by v_j, p_j (v_j - o) by b_j, and y times that by a_j.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Layout:
-    """How many bias tokens each head has.
+    """The shape of a parameter vector.
 
     Attributes:
         tokens: bias tokens per head.
@@ -33,7 +32,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of parameters, fixed ones included."""
+        """The number of parameters, including fixed ones."""
         return sum(2 + 3 * m for m in self.tokens) + 2
 
     def head(self, index: int) -> tuple[int, int]:
@@ -42,7 +41,7 @@ class Layout:
 
 
 def evaluate(layout: Layout, x: Array, y: Array) -> tuple[Array, Array]:
-    """Values [points] and Jacobian [points, parameters] of the program with parameters x."""
+    """Values [points] and Jacobian [points, parameters] of the program with parameters `x`."""
     jacobian = np.empty((y.size, layout.size))
     values = x[-2] * y + x[-1]
     jacobian[:, -2], jacobian[:, -1] = y, 1.0
@@ -65,7 +64,7 @@ def evaluate(layout: Layout, x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def to_program(layout: Layout, x: Array, name: str) -> Program:
-    """The parameters as a `Program`, nothing stated about its error."""
+    """The parameters as a `Program`, without a stated error."""
     heads = []
     for index in range(len(layout.tokens)):
         start, m = layout.head(index)

@@ -1,12 +1,10 @@
-"""A head program for a function that no table names, fitted on the spot.
+"""Fitting a head program at run time to a function of one variable, given by its values.
 
-Comes in: a function of one variable, known by its values, an interval and a tolerance. Goes out: `Fitted`, or why
-there is none. Numpy alone, deterministic, seconds.
-
-Kinks get a steep head each (the limit that ReLU is). What is left has a slope everywhere; where its curvature jumps
-it is cut into pieces, each continued by its tangents, and each piece gets a head (`mesh`) whose keys crowd towards the
-cuts. Few bias tokens of a smooth function are then moved freely (`minimax.gauss_newton`), which buys orders of
-magnitude. What counts at every choice is the error in float32, or in float64 where the tolerance asks for more.
+A fit needs numpy only, is deterministic and takes seconds. Each kink gets a steep head (ReLU's limit). The rest is
+differentiable; where its curvature jumps it is cut into pieces, each continued by its tangents, and each piece gets a
+head (`mesh`) whose keys crowd towards the cuts. For a smooth function with few bias tokens, all parameters are then
+optimised (`minimax.gauss_newton`), which gains orders of magnitude. All choices are by the error in float32, or in
+float64 where the tolerance needs it.
 """
 
 from __future__ import annotations
@@ -30,25 +28,25 @@ Function = Callable[[Array], Array]
 
 MOST_TOKENS = 64
 WORTH_RETURNING = 1e-3
-"""A fit whose error is above this share of the largest |f| is none."""
+"""Fits with an error above this fraction of the largest |f| are discarded."""
 
 _STEEPNESS = 2.0**40
 _FREE = 12
-"""Up to so many bias tokens, slopes and offsets are moved too."""
+"""With at most this many bias tokens, slopes and offsets are optimised too."""
 _SINGLE = 2.0**-24
-"""From this tolerance on, float32's arithmetic is what counts."""
+"""For tolerances of at least this, fits are judged in float32."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A program and what is known about it.
+    """A fitted program.
 
     Attributes:
-        program: its `max_error` holds from `low` to `high`; its `domain` is the larger of their sizes.
-        low: least y of the fit.
+        program: its `max_error` holds from `low` to `high`; its `domain` is the larger of their magnitudes.
+        low: smallest y of the fit.
         high: largest y of the fit.
-        reached: whether `max_error` and float32's rounding are within the tolerance asked for. Where not, this is
-            the best program found, within `WORTH_RETURNING` of the largest |f|: the caller decides.
+        reached: whether `max_error` and float32's rounding are within the tolerance. If not, this is the best program
+            found, within `WORTH_RETURNING` of the largest |f|, and the caller decides.
         note: how the error was established, in one line.
     """
 
@@ -63,20 +61,21 @@ def fit_function(f: Function, domain: tuple[float, float], tolerance: float, nam
     """The smallest program found for `f` whose error on `domain` is within the tolerance, or why there is none.
 
     Args:
-        f: values at an array of points (float64), entry by entry.
-        domain: (low, high), where y lies. Made symmetric where f stays finite and of its size.
+        f: elementwise values at an array of points (float64).
+        domain: (low, high) of y. Made symmetric if f stays finite and of similar size.
         tolerance: largest absolute error, in units of max(1, largest |f| on the domain).
         name: name of the program.
     """
     low, high = _symmetric(f, *(float(end) for end in domain))
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        return f"its domain from {low:.6g} to {high:.6g} is no interval; give --domain"
+        return f"its domain from {low:.6g} to {high:.6g} is not an interval; give --domain"
     y = np.linspace(low, high, 20_001)
     values = _values(f, y)
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
         return f"it is not finite at y = {y[wrong[0]]:.6g}; give --domain without such points"
     size = max(1.0, float(np.max(np.abs(values))))
+    # Kinks of the slope first: once their ramps are subtracted, second derivatives are finite and can be searched.
     corners = find_kinks(lambda points: _values(f, points), low, high)
     if isinstance(corners, str):
         return corners
@@ -88,6 +87,7 @@ def fit_function(f: Function, domain: tuple[float, float], tolerance: float, nam
     if isinstance(cuts, str):
         return cuts
     parts, line = _pieces(smooth, low, high, tuple(kink.place for kink in cuts))
+    # The pieces' errors may add up, so each gets a share of the tolerance.
     wanted = tolerance * size / max(1, len(parts))
     fits = [_best(part, wanted) for part in parts]
     whole = Program(
@@ -104,7 +104,7 @@ def fit_function(f: Function, domain: tuple[float, float], tolerance: float, nam
 
 @dataclass(frozen=True)
 class _Piece:
-    """A function with a straight line on either side, or the domain's end."""
+    """A function between `low` and `high`, with a straight line (or the domain's end) on either side."""
 
     f: Function
     domain: tuple[float, float]
@@ -115,8 +115,10 @@ class _Piece:
 
 
 def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tuple[list[_Piece], Array]:
-    """F as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
+    """The function as a sum of pieces, each continued by its tangents at the cuts, and a line (slope, constant)."""
     ends = (low, *cuts, high)
+    # Left of a cut the next piece equals the tangent, right of it the previous one does. The sum of the pieces contains
+    # every tangent once too often, which the line subtracts.
     tangents = [_tangent(f, cut, min(np.diff(ends)) / 8.0) for cut in cuts]
     total = -np.sum(tangents, axis=0) if tangents else np.zeros(2)
     pieces = []
@@ -126,6 +128,7 @@ def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tu
         continued = _continued(f, start, end, left, right)
         y = np.linspace(low, high, 4001)
         values = continued(y)
+        # A piece that is straight itself needs no head.
         line = np.polyfit(y, values, 1)
         if np.max(np.abs(np.polyval(line, y) - values)) <= 1e-9 * max(1.0, float(np.max(np.abs(values)))):
             total = total + line
@@ -135,7 +138,7 @@ def _pieces(f: Function, low: float, high: float, cuts: tuple[float, ...]) -> tu
 
 
 def _tangent(f: Function, at: float, room: float) -> Array:
-    """(slope, constant); one-sided differences of both sides, extrapolated to the place."""
+    """(slope, constant) of the tangent: the mean of the two one-sided slopes, to second order in the step."""
     step = min(1e-4, room)
     near = f(at + step * np.array([-2.0, -1.0, 0.0, 1.0, 2.0]))
     above = (-3.0 * near[2] + 4.0 * near[3] - near[4]) / (2.0 * step)
@@ -145,6 +148,8 @@ def _tangent(f: Function, at: float, room: float) -> Array:
 
 
 def _continued(f: Function, start: float, end: float, left: Array | None, right: Array | None) -> Function:
+    """The function between start and end, continued by the given tangents."""
+
     def continued(y: Array) -> Array:
         values = f(np.clip(y, start, end))
         if left is not None:
@@ -160,7 +165,7 @@ def _continued(f: Function, start: float, end: float, left: Array | None, right:
 
 
 def _best(piece: _Piece, tolerance: float) -> Program:
-    """The first size whose error is within the tolerance, else the best of all."""
+    """The smallest program whose error is within the tolerance, else the most accurate one."""
     task = _task(piece, tolerance)
     single = float32.points(*piece.domain, 4001)
     expected = piece.f(single.astype(np.float64))
@@ -168,6 +173,7 @@ def _best(piece: _Piece, tolerance: float) -> Program:
     for spacings in _ladder(task):
         for layout, x in _candidates(task, spacings):
             program = to_program(layout, x, "smooth")
+            # In float32 the shift of the logits decides about the rounding, so the error is measured after choosing it.
             if tolerance >= _SINGLE:
                 program = float32.shifted(program, single, expected)
                 error = float(np.max(np.abs(float32.evaluate(program, single) - expected)))
@@ -176,12 +182,14 @@ def _best(piece: _Piece, tolerance: float) -> Program:
             error = max(error, float(np.max(np.abs(program.evaluate(task.y) - task.target))))
             if best is None or error < best[0]:
                 best = (error, program)
+        # Sizes ascend, so the first that is good enough is the smallest. The margin is for points between the samples.
         if best is not None and best[0] <= 0.8 * tolerance:
             break
     return best[1] if best is not None else Program("smooth", ())
 
 
 def _task(piece: _Piece, tolerance: float) -> Smooth:
+    # Points: evenly spaced, crowded at both ends like Chebyshev's, and crowded geometrically at jumps of the curvature.
     low, high = piece.domain
     rows = [np.linspace(low, high, 300), (low + high + (high - low) * np.cos(np.pi * np.arange(200.5) / 200.0)) / 2.0]
     near = np.geomspace(1e-6, 1.0, 250) * (high - low)
@@ -197,7 +205,7 @@ def _task(piece: _Piece, tolerance: float) -> Smooth:
 
 
 def _ladder(task: Smooth) -> Iterator[list[Spacing]]:
-    """Spacings to try together, from few bias tokens to many."""
+    """Lists of spacings to try together, in order of the number of bias tokens."""
     length = task.high - task.low
     if task.bent:
         for least in (0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4):
@@ -217,7 +225,7 @@ def _ladder(task: Smooth) -> Iterator[list[Spacing]]:
 
 
 def _candidates(task: Smooth, spacings: list[Spacing]) -> list[tuple[Layout, Array]]:
-    """Parameters: the best linear fits, and what moving a few tokens freely makes of them."""
+    """Parameters of the best linear fits, and of these after optimising all parameters, where they are few."""
     fits = [fit for spacing in spacings if (fit := linear_fit(task, spacing, MOST_TOKENS)) is not None]
     fits.sort(key=lambda fit: fit[0])
     result = [(layout, x) for _, layout, x in fits[:2]]
@@ -228,15 +236,16 @@ def _candidates(task: Smooth, spacings: list[Spacing]) -> list[tuple[Layout, Arr
 
 
 def _moved(task: Smooth, layout: Layout, x: Array) -> Array:
+    """The parameters after Gauss-Newton steps: least squares first, then a norm closer to the largest error."""
     free = np.ones(layout.size, dtype=bool)
-    free[-1] = False  # the weights sum to 1: a constant is in the values already
+    free[-1] = False  # weights sum to 1, so a constant is the same as a change of all values
     for norm in (2.0, 8.0):
         x = gauss_newton(layout, x, task.y, task.target, free, norm=norm, steps=25)
     return x
 
 
 def _core(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
-    """The part of the interval outside of which the function is a straight line to within the tolerance."""
+    """The part of the interval outside of which the function is a straight line within the tolerance."""
     few = len(y) // 20
 
     def straight(points: Array, values: Array) -> int:
@@ -259,7 +268,7 @@ def _values(f: Function, y: Array) -> Array:
 
 
 def _symmetric(f: Function, low: float, high: float) -> tuple[float, float]:
-    """The interval made symmetric, where f is finite there and at most ten times as large."""
+    """The interval made symmetric, if f is finite there and at most ten times as large."""
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         return low, high
     reach = max(abs(low), abs(high))
@@ -273,13 +282,13 @@ def _ramp(kink: Kink, y: Array) -> Array:
 
 
 def _corner(kink: Kink) -> Head:
-    """The ramp jump max(y - place, 0), to within 0.28 |jump| / 2^40."""
+    """The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40."""
     d = -kink.jump * kink.place
     return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
 
 
 def _tidy(program: Program) -> Program:
-    """The constant goes into the values of a head; a straight line gets a head whose weights do not matter."""
+    """Move the constant into the values of a head; a straight line gets a head whose weights do not matter."""
     first = program.heads[0] if program.heads else Head(beta=0.0, c=0.0, d=0.0)
     tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
     first = replace(first, d=first.d + program.constant, bias_tokens=tokens)
@@ -287,7 +296,7 @@ def _tidy(program: Program) -> Program:
 
 
 def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: float, size: float) -> Fitted | str:
-    """Measure the program's error and its rounding, and judge."""
+    """Measure the program's error and rounding, and compare them with the tolerance."""
     low, high = ends
     y = np.linspace(low, high, 200_001)
     expected = _values(f, y)
@@ -295,7 +304,7 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
     if in_single:
         program = float32.on_grid(program)
     signed = program.evaluate(y) - expected
-    # between two points an error can exceed both by an eighth of its second difference
+    # Between two points the error can exceed both by an eighth of its second difference.
     between = np.max(np.abs(np.diff(signed, 2))) / 8.0
     error = float(np.max(np.abs(signed)) + between)
     single = float32.points(low, high)
@@ -304,8 +313,8 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
     rounding = max(float(np.max(added)), Program.rounding)
     if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
         return (
-            f"the best head program found is {error:.2g} off on [{low:.6g}, {high:.6g}], more than 1e-3 of its largest "
-            f"value {size:.3g}; give a narrower --domain"
+            f"the best head program found has error {error:.2g} on [{low:.6g}, {high:.6g}], more than 1e-3 of the "
+            f"largest value {size:.3g}; give a narrower --domain"
         )
     total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
     note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"

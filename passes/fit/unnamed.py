@@ -1,7 +1,6 @@
-"""Activations that no entry of the table names, or that have no program there: fitted on the spot.
+"""Activations that are not in the table, or have no program there: fitted at run time.
 
-Comes in: the function, as the region's own nodes compute it, and the largest |y| that matters. Goes out: a `Program`
-for that domain, or why there is none. One function is fitted once for each domain.
+The function is evaluated by the region's own nodes. It is fitted once for each domain.
 """
 
 from __future__ import annotations
@@ -19,27 +18,28 @@ from passes.programs.program import Program
 from passes.programs.solve import Function, Parameters
 
 NAME = "f"
-"""How reports call a function that has no name."""
+"""The name of an unnamed function in reports."""
 
 WORST = 1e-5
-"""A fit that is further off than this, over max(1, |f|), is used only when --accuracy allows it."""
+"""A fit with a larger error than this, over max(1, |f|), is used only if --accuracy allows it."""
 
 _SHARP = 4.0
-"""Float32 may round a fit by this many times the tolerance; beyond that it is evaluated in float64."""
+"""A fit that float32 rounds by more than this many times the tolerance is evaluated in float64."""
 
 MARGIN = 1.5
-"""How far beyond the largest |y| that was seen a fit reaches."""
+"""The domain of a fit relative to the largest |y| seen."""
 
 
 def unnamed(unknown: Unknown) -> Identified | None:
-    """An unknown function as an activation without a name; None where no heads can be fitted to it."""
+    """An unknown function as an unnamed activation; None where no heads can be fitted to it."""
     if unknown.function is None:
         return None
     return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:
-    """The domain of a fit where |y| was seen to reach `reached`: a margin further, at 2^n or 1.5 2^n."""
+    """The domain of a fit for |y| up to `reached`: at least `MARGIN` times that, rounded up to 2^n or 1.5 2^n."""
+    # Rounded, so that blocks with similar reaches share one fit.
     wanted = max(MARGIN * reached, 1.0)
     power = 2.0 ** math.floor(math.log2(wanted))
     return next(size for size in (power, 1.5 * power, 2.0 * power) if size >= wanted)
@@ -57,8 +57,8 @@ def fitted(
 ) -> Program | str:
     """The program of an activation on |y| <= `domain`, or why there is none.
 
-    Where float32 would round more than the arithmetic's tolerance the program asks for float64. `strict` asks for that
-    tolerance; otherwise `WORST` will do where it cannot be reached.
+    It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
+    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached.
     """
     name = f"{activation.name}_fitted"
     found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
@@ -70,7 +70,7 @@ def fitted(
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
     if program.max_error > allowed:
         return (
-            f"the closest fit on |y| <= {domain:g} is off by {program.max_error:.2g}; accept it with "
+            f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "
             f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
         )
     if gated and len(program.heads) != 1:
@@ -79,7 +79,7 @@ def fitted(
 
 
 def _rounded_up(error: float) -> str:
-    """The error to one digit, not below it."""
+    """The error rounded up to one digit."""
     power = 10.0 ** math.floor(math.log10(error))
     return f"{math.ceil(error / power) * power:.0e}"
 

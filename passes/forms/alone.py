@@ -1,8 +1,8 @@
-"""The parts of form `staged` alone, as small models: a linear map and an activation by attention (Theorems 7 and 8).
+"""The sublayers of form `staged` as small models: a linear map and an activation by attention (Theorems 7 and 8).
 
-Comes in: a weight matrix, or a head program. Goes out: a ModelProto with input `x` [batch, tokens, width] and output
-`out`, which onnxruntime runs. Both contain the whole sublayer: positions and bias tokens are appended, heads attend,
-the bias tokens' rows are dropped; there is no skip connection.
+The models have an input `x` [batch, tokens, width] and an output `out`, and onnxruntime runs them. They contain the
+whole sublayer without a skip connection: positions and bias tokens are appended, heads attend, and the bias tokens'
+rows are dropped.
 
     >>> model = linear_sublayer(W, b, head_dimension=64)              # x @ W + b, by ceil(out / 64) heads
     >>> model = activation_sublayer(silu, width=256)                  # SiLU of every entry, by 256 heads
@@ -39,17 +39,17 @@ def linear_sublayer(
     max_tokens: int = 512,
     omega: float | None = None,
 ) -> onnx.ModelProto:
-    """Linear map x W + b as attention: every token attends to itself alone, the map is the OV matrix (Theorem 7).
+    """Linear map x W + b as attention: every token attends only to itself, and the map is the OV matrix (Theorem 7).
 
     Args:
         weight: W [in, out], float32 or float64, which is the type of the arithmetic.
-        bias: b [out], or none.
+        bias: b [out], or None.
         head_dimension: the rank of W is split over ceil(out / head_dimension) heads.
         max_tokens: longest sequence.
-        omega: what forbidden logits are lowered by; default so that their weights are exactly 0.
+        omega: subtracted from forbidden logits; by default large enough that their weights are exactly 0.
 
     Raises:
-        ValueError: W is no matrix of one of the two types, or b does not fit it.
+        ValueError: W is not a matrix of one of the two types, or the shape of b does not match it.
     """
     if weight.ndim != 2 or weight.dtype not in (np.float32, np.float64):
         raise ValueError(f"the weight must be a float32 or float64 matrix, not {weight.dtype} {list(weight.shape)}")
@@ -78,14 +78,14 @@ def activation_sublayer(
     max_tokens: int = 512,
     omega: float | None = None,
 ) -> onnx.ModelProto:
-    """An activation of every entry as attention: one head per column and per head of the program (Theorem 8).
+    """An elementwise activation as attention: one head per column and per head of the program (Theorem 8).
 
     Args:
         program: the head program of the activation; its self logits must be affine.
         width: columns of x.
         double: compute in float64 instead of float32.
         max_tokens: longest sequence.
-        omega: what forbidden logits are lowered by; default so that their weights are exactly 0.
+        omega: subtracted from forbidden logits; by default large enough that their weights are exactly 0.
 
     Raises:
         ValueError: a self logit is quadratic, so that one-hot positions cannot keep tokens apart.

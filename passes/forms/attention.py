@@ -1,18 +1,17 @@
-"""Attention with square patterns as model-local functions, a few heads and queries at a time.
+"""Attention with square patterns as model-local functions, in chunks of heads and queries.
 
-Comes in: which spelling. Goes out: a `FunctionProto` of domain `attnonly`, written in ONNX's text syntax below.
-The forms `masked`, `maskless` and `staged` call it with
+A function maps
 
     query [batch, heads, tokens, d_head]
     key   [batch, heads or 1, tokens, d_head]
     value [batch, heads or 1, tokens, d_v]
 
-where 1 stands for a projection that all heads share, and get [batch, heads, tokens, d_v]. The pattern of all d_ff heads
-would have batch * d_ff * tokens^2 entries. So a Loop takes as many heads at a time, and where one head is too large
-as many queries, as let the chunk's pattern have at most `pattern_size` entries; both numbers are computed from the
-runtime shapes. Softmax is over one query's row, so chunks change nothing.
+to [batch, heads, tokens, d_v], where 1 stands for a projection that all heads share. The pattern of all d_ff heads
+would have batch * d_ff * tokens^2 entries, so a Loop takes as many heads (or, where even one head is too large, as many
+of its queries) as keep the chunk's pattern within `pattern_size` entries. The sizes are computed from the runtime
+shapes. Softmax acts on one query's row, so chunking does not change the result.
 
-The operators are those of opset 11; `ai.onnx.Attention` needs opset 23.
+Operators are those of opset 11, except `ai.onnx.Attention`, which needs opset 23.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ SMALLEST_OPSET = 11
 """Range, and Slice and Pad with computed bounds, came with opset 10 and 11."""
 
 ATTENTION_OPSET = 23
-"""The operator Attention came with this one."""
+"""The opset that introduced the operator Attention."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which attention function is called.
+    """A variant of the attention function.
 
     Attributes:
-        mask: whether forbidden pairs are masked (Theorems 3, 6) or get scores that are very negative (Theorem 9).
-        operator: whether the chunk is one `ai.onnx.Attention` node instead of MatMul, Where, Softmax, MatMul.
+        mask: whether forbidden pairs are masked (Theorems 3, 6), or have very negative scores (Theorem 9).
+        operator: whether a chunk is one `ai.onnx.Attention` node instead of MatMul, Where, Softmax, MatMul.
     """
 
     mask: bool = True
@@ -56,6 +55,7 @@ class Pattern:
         if not self.mask:
             return (*shared, "position_scores")
         names = (*shared, "tokens", "bias_tokens")
+        # The score of a forbidden pair is an input, since one function serves float32 and float64.
         return names if self.operator else (*names, "forbidden")
 
 
@@ -70,6 +70,15 @@ _DOC_MASK = (
 )
 _DOC_MASKLESS = "No mask: position_scores [batch, 1, keys, keys] are added, the part of query * key made of positions."
 
+# One query row of one head has batch * keys pattern entries; `rows` is how many such rows fit, at least one. If that is
+# enough for whole heads, a chunk is some heads with all their rows, else some rows of one head. `..._rounded`, `..._up`
+# and `..._steps` are the steps of a division rounded up; heads are spread evenly over their steps. An empty batch must
+# not divide by zero (`row_size`).
+#
+# A Loop stacks the outputs of its steps, which must have one shape. The last heads and rows may be fewer, so every part
+# is padded to the size of a chunk, and the padding is cut off after the parts are put together.
+#
+# A projection that all heads share has one head; Slice then starts at 0, and its end is clamped to that head.
 _TEXT = """
 <opset_import: ["" : {opset}], domain: "{domain}">
 {name} ({inputs}) => (output)
@@ -174,6 +183,7 @@ _MASK_OUTSIDE = """
   column = Constant<value = int64[2] {-1, 1}>()
 """
 
+# The chunk's rows of the mask: each query's own key, and all bias tokens.
 _MASK = """
     own = Slice(positions, first_row, end_row)
     own_column = Reshape(own, column)
@@ -202,6 +212,8 @@ _MASKLESS = """
     chunk_output = MatMul(pattern, value_chunk)
 """
 
+# Projections that all heads share are expanded to the heads of the chunk. The scale is 1, since the logits of head
+# programs are not divided by sqrt(d_head).
 _OPERATOR = (
     _MASK
     + """
@@ -217,7 +229,7 @@ _OPERATOR = (
 
 @cache
 def function_of(pattern: Pattern, opset: int) -> onnx.FunctionProto:
-    """The function of domain `attnonly`; callers do not change it."""
+    """The function of domain `attnonly`; it is cached, so callers must not change it."""
     text = _TEXT.format(
         opset=opset,
         domain=DOMAIN,

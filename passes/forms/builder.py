@@ -1,9 +1,7 @@
-"""What the forms with square patterns build with: nodes in the arithmetic of one conversion.
+"""A builder of nodes in the arithmetic of one conversion, for the forms with square patterns.
 
-Comes in: a name, an arithmetic and options. Goes out: `Builder`, with one method per kind of node; `replacement` makes
-what was built take a block's place.
-Shapes are computed at run time, so any batch and any number of tokens pass. Operators are those of opset 11; where a
-later opset moved an attribute to an input, the method knows.
+Shapes are computed at run time, so any batch and any number of tokens work. Operators are those of opset 11; methods
+take care of attributes that later opsets turned into inputs.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ _PATTERN_SIZE = "pattern_size"
 
 
 class Builder:
-    """Nodes under `<name>/heads/`.
+    """Builds nodes named `<name>/heads/...`.
 
     Attributes:
         fragment: the nodes so far.
         functions: the model-local functions that they call.
         compute_type: element type of the arithmetic.
-        dtype: its numpy type.
+        dtype: the numpy type of the arithmetic.
         options: the user's choices.
     """
 
@@ -68,7 +66,7 @@ class Builder:
         return self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
-        """A constant 1-D tensor of integers; the same one for the same values."""
+        """A constant 1-D tensor of integers; equal values share one tensor."""
         if values not in self._integers:
             name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
             self._integers[values] = self.fragment.constant(name, np.asarray(values, dtype=np.int64))
@@ -79,18 +77,18 @@ class Builder:
     def node(
         self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: object
     ) -> Variable:
-        """Any node."""
+        """A node of any operator."""
         return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
-        """An existing tensor, cast to the arithmetic's type where it has another."""
+        """An existing tensor, cast to the arithmetic's type if it has another."""
         existing = self.fragment.tensor(tensor)
         if elem_type == self.compute_type:
             return existing
         return self.node("Cast", [existing], name, to=int(self.compute_type))
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
-        """Give `tensor` an existing name, in the type that it had."""
+        """Write `tensor` to an existing name, cast to the type `elem_type` of that name."""
         if elem_type == self.compute_type:
             self.fragment.node("Identity", [tensor], "result", output=output)
         else:
@@ -107,15 +105,15 @@ class Builder:
         return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
 
     def transpose(self, tensor: Tensor, order: Sequence[int], name: str) -> Variable:
-        """Axes in another order."""
+        """Permute the axes."""
         return self.node("Transpose", [tensor], name, perm=list(order))
 
     def concat(self, tensors: Sequence[Tensor], axis: int, name: str) -> Variable:
-        """Tensors one after the other."""
+        """Concatenate along an axis."""
         return self.node("Concat", tensors, name, axis=axis)
 
     def rows(self, tensor: Tensor, start: Tensor, stop: Tensor, axis: int, name: str) -> Variable:
-        """Part of an axis; the bounds are 1-D tensors of one integer."""
+        """A slice of one axis; the bounds are 1-D tensors of one integer."""
         return self.node("Slice", [tensor, start, stop, self.integers(axis)], name)
 
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
@@ -124,13 +122,16 @@ class Builder:
         return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
 
     def bounded(self, tensor: Tensor, name: str) -> Variable:
-        """A query within +-2^60 (float64: 2^500), far beyond where weights are 0 or 1: so no logit is infinite."""
+        """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
+
+        No logit is infinite then: the difference of two infinite logits would be NaN.
+        """
         limit = 2.0**500 if self.dtype == np.float64 else 2.0**60
         low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
         return self.node("Clip", [tensor, low, high], name)
 
     def _pattern_size(self, size: int) -> Constant:
-        """One constant for all patterns of the block, and for nothing else: the proof tries smaller ones."""
+        """The constant `pattern_size`, one for all patterns of a block; the proof also runs it with smaller values."""
         if self._size is None:
             self._size = self.fragment.constant(_PATTERN_SIZE, np.asarray([size], dtype=np.int64))
         return self._size
@@ -150,12 +151,12 @@ class Builder:
 
 
 def chunk_size_of(block: str) -> str:
-    """The constant that bounds the patterns of a block's attention."""
+    """The name of the constant that bounds the patterns of a block's attention."""
     return f"{block}/heads/{_PATTERN_SIZE}"
 
 
 def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
-    """What was built, in place of what made `output`."""
+    """The built nodes as a replacement for the nodes that compute `output`."""
     block = conversion.block
     how = "W_Q, W_V, W_O" if conversion.projections is not None else f"by reference: {conversion.by_reference}"
     metadata = {
@@ -179,7 +180,7 @@ def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:
-    """Without the nodes that nothing reads: values of heads whose values are constants."""
+    """The nodes on which `output` depends; the values of heads with constant values are built but never read."""
     wanted, kept = {output}, list[onnx.NodeProto]()
     for node in reversed(nodes):
         if wanted.intersection(node.output):
@@ -189,7 +190,7 @@ def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProt
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-    """The shape of the activation, which exporters read, computed from the block's input."""
+    """The shape of the activation, which some exported graphs read, computed from the block's input."""
     made = []
     for number, name in enumerate(projections.shapes):
         part = Fragment(b.fragment.qualified(f"shape_{number}"))

@@ -1,9 +1,8 @@
-"""Attention whose projections are the block's own linear operators, left where they are.
+"""Attention whose projections are the block's own linear operators, kept in place.
 
-Comes in: a builder, a view and a conversion whose weights cannot be read as plain matrices: quantised, convolutions,
-several operators added up. Goes out: a `Replacement` of the activation alone. The first operators' output is the
-query (and value) of the tokens; the bias tokens' projections, constants, are appended to it; the second operator is
-W_O, so the bias tokens' rows are dropped before it.
+For blocks whose weights are not plain matrices (quantised, convolutions, sums of operators) only the activation is
+replaced. The first operators' output is the query (and value) of the tokens, and the bias tokens' projections, which
+are constants, are appended to it. The second operator is W_O, so the bias tokens' rows are dropped before it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,15 @@ def emit_by_reference(
     attend_with: Callable[[Tensor], Attend],
     unused: float | None = None,
 ) -> Replacement:
-    """Emit the attention of one block; `attend_with` makes of N, a 1-D tensor, what keeps tokens apart."""
+    """Emit the attention of one block.
+
+    Args:
+        b: the builder.
+        view: the graph.
+        conversion: the conversion, without plain projections.
+        attend_with: from N, a 1-D tensor, to the attention that keeps tokens apart.
+        unused: added to the self logit for bias tokens that a group does not attend to; None where a mask hides them.
+    """
     block = conversion.block
     groups = groups_of(conversion.program)
     channels_last = _order(view, conversion)
@@ -42,7 +49,7 @@ def emit_by_reference(
     m = max(group.bias_tokens for group in groups)
     dimension = max(group.dimension for group in groups)
     if unused is not None and len({group.bias_tokens for group in groups}) > 1:
-        dimension = 2
+        dimension = 2  # the logits of unused bias tokens have an offset
     query = b.bounded(_appended(b, query_rows, [0.0] * m, "q"), "finite_q")
     if dimension == 2:
         query = _paired(b, query, "q_pair")
@@ -58,7 +65,7 @@ def emit_by_reference(
 
 
 def _order(view: GraphView, conversion: Conversion) -> list[int] | None:
-    """The axes with the channels last, where they are not."""
+    """The permutation that moves the channels last; None where they are last already."""
     axes = {operator.axis for operator in conversion.block.first}
     rank = view.type_of(conversion.block.gate).rank
     if axes == {-1} or len(axes) != 1 or rank is None or rank < 2:
@@ -71,6 +78,8 @@ def _tokens(b: Builder, tensor: Tensor, rank: int | None, order: list[int] | Non
     """Pre-activations of any layout as [batch, heads, tokens, 1]."""
     if order is not None:
         tensor = b.transpose(tensor, order, f"{name}_channels_last")
+    # Leading axes merge into one batch, except for channels first, where all spatial axes merge into the tokens. Each
+    # token attends only to itself, so any grouping into sequences gives the same result.
     if rank is None or rank < 3:
         lead: Tensor = b.integers(1, -1)
     elif order is None:
@@ -84,7 +93,7 @@ def _tokens(b: Builder, tensor: Tensor, rank: int | None, order: list[int] | Non
 
 
 def _appended(b: Builder, rows: Tensor, on_bias: list[float], name: str) -> Tensor:
-    """[batch, heads, N, 1] with the projections of the bias tokens as further rows."""
+    """[batch, heads, N, 1] with the projections of the bias tokens appended as rows."""
     if not on_bias:
         return rows
     shape = b.concat([b.sizes(rows, 0, 2, f"{name}_heads"), b.integers(1, 1)], 0, f"{name}_bias_shape")
@@ -93,7 +102,7 @@ def _appended(b: Builder, rows: Tensor, on_bias: list[float], name: str) -> Tens
 
 
 def _paired(b: Builder, query: Tensor, name: str) -> Variable:
-    """(y, 1)."""
+    """The query (y, 1), whose second entry multiplies the offsets of the keys."""
     ones = b.node("Expand", [b.numbers(f"{name}_one", 1.0), b.node("Shape", [query], f"{name}_shape")], f"{name}_ones")
     return b.concat([query, ones], 3, name)
 
@@ -123,6 +132,7 @@ def _key(b: Builder, rows: Tensor, group: Group, m: int, dimension: int, unused:
 
 
 def _value(b: Builder, rows: Tensor, group: Group, m: int, suffix: str) -> Tensor:
+    """Values [batch, heads, N + m, 1], with one head where they are constants."""
     head, name = group.head, f"v{suffix}"
     on_bias = [*(token.value for token in head.bias_tokens), *[0.0] * (m - group.bias_tokens)]
     if head.c == 0.0:

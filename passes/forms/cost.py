@@ -1,9 +1,8 @@
-"""What a block costs in each form, before the model is built: heads, widths, parameters, peak memory.
+"""The cost of a block in each form, before the model is built: heads, widths, parameters, peak memory.
 
-Comes in: a conversion and a `Setting` (how many tokens, which limits). Goes out: `FormCost`, printed by `rewrite
-inspect`. Pure arithmetic on sizes: no weight is read. Peak memory is that of the block's new tensors alive at one time
-in one run, beside the loaded model and without what an allocator adds. It is measured for form `local`, and an estimate
-for the others that errs on the high side; `python -m benchmarks.forms` measures both again.
+This is arithmetic on sizes; no weight is read. Peak memory counts the block's new tensors alive at one time in a run,
+without the loaded model and without allocator overhead. For form `local` it is measured, for the others an estimate
+that errs on the high side; `python -m benchmarks.forms` measures both.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from passes.programs.program import Program
 from rewriter.graph.view import GraphView
 
 TOKENS = 128
-"""Tokens that costs are stated for unless told otherwise."""
+"""The default number of tokens for which costs are stated."""
 
 _MEGABYTE = 2**20
 _USUAL_HEAD_DIMENSION = 64
@@ -34,11 +33,11 @@ _USUAL_HEAD_DIMENSION = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """What a cost is stated for.
+    """The sizes and limits for which a cost is stated.
 
     Attributes:
         tokens: N, the length of the sequence.
-        batch: sequences at a time.
+        batch: number of sequences.
         max_tokens: one-hot positions of the forms that have them.
         max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes.
         head_dimension: d_head by which form `staged` splits its linear maps; None: unknown.
@@ -59,8 +58,8 @@ class FormCost:
         form: a key of `passes.forms.FORMS`.
         heads: attention heads of each sublayer.
         head_dimension: the larger of the query-key and the value dimension of the neurons' heads.
-        rows: keys that the sublayer's stream holds: N, or N + m with the bias tokens.
-        keys: keys that each query is scored against.
+        rows: rows of the sublayer's stream: N, or N + m with the bias tokens.
+        keys: keys against which each query is scored.
         width: columns of the residual stream inside the sublayer.
         parameters_reused: elements of the block's weights that stay as they are, shared with the original.
         parameters_added: elements of new weights.
@@ -84,7 +83,7 @@ class FormCost:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The numbers that every form's cost is made of. `bytes`: of one element of the heads' arithmetic."""
+    """The sizes that determine a cost in any form; `bytes` is the size of one element of the heads' arithmetic."""
 
     program: Program
     width: int
@@ -108,7 +107,7 @@ class _Sizes:
 
     @property
     def slots(self) -> int:
-        """One-hot position columns, those of the bias tokens included."""
+        """One-hot position columns, including those of the bias tokens."""
         return self.setting.max_tokens + self.bias_tokens
 
     def tensor(self, rows: int, columns: int) -> int:
@@ -118,7 +117,7 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What differs from form to form; the attributes are those of `FormCost`."""
+    """The part of `FormCost` that depends on the form."""
 
     heads: tuple[int, ...]
     head_dimension: int
@@ -131,10 +130,10 @@ class _Shape:
 
 
 def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -> FormCost | Miss | None:
-    """The cost of the block in `form`, or why the form does not take it; None where its sizes are unknown.
+    """The cost of the block in `form`, or why the form cannot be used; None where its sizes are unknown.
 
     Raises:
-        KeyError: `form` is no key of `COSTS`.
+        KeyError: `form` is not a key of `COSTS`.
     """
     block = conversion.block
     width = next((op.in_features for op in block.first if op.in_features), None)
@@ -167,7 +166,7 @@ def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -
 
 
 def _added(view: GraphView, conversion: Conversion) -> int:
-    """Elements of the constants of floats among the nodes that the form emits for the block."""
+    """The number of elements of the floating-point constants that the form emits for the block."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
     made = FORMS[conversion.form].emit(view, conversion).initializers
     total = 0
@@ -180,7 +179,7 @@ def _added(view: GraphView, conversion: Conversion) -> int:
 
 
 def _local(sizes: _Sizes) -> _Shape:
-    """Each query meets its own key and m bias keys: nothing grows with the square of N."""
+    """Form `local`: each query is scored against its own key and m bias keys, so nothing grows with the square of N."""
     program = sizes.program
     groups, _ = sharing.groups_of(program)
     live = max(map(_live_tensors, groups))
@@ -199,10 +198,10 @@ def _local(sizes: _Sizes) -> _Shape:
 
 
 def _live_tensors(group: sharing.Group) -> int:
-    """Tensors [batch, N, d_ff] alive at one time in form `local`, pre-activation included.
+    """The number of tensors [batch, N, d_ff] alive at one time in form `local`, including the pre-activation.
 
-    With the short spelling: query, logit and weight. Where all values are multiples of one, a weight for every key;
-    else as many weighted values, too; and what is made of the pre-activation meanwhile.
+    For the short spelling they are query, logit and weight. Otherwise there is a weight for every key, a weighted value
+    for every key unless all values are multiples of one, and a few tensors computed from the pre-activation.
     """
     if group.keys is not None:
         return len(group.keys) + 4
@@ -211,10 +210,10 @@ def _live_tensors(group: sharing.Group) -> int:
 
 
 def _square(sizes: _Sizes) -> _Shape:
-    """Form `masked`: N + m queries and keys; the pattern in chunks.
+    """Form `masked`: N + m queries and keys, with the pattern in chunks.
 
-    Alive at one time: queries as they are and bounded, the parts so far, what becomes of them, and three patterns
-    (scores, masked scores, weights).
+    Alive at one time are the queries before and after clipping, the parts so far and their concatenation, and three
+    patterns (scores, masked scores, weights).
     """
     dimension = max(group.dimension for group in sizes.groups)
     chunk = _chunk(sizes)
@@ -233,7 +232,7 @@ def _square(sizes: _Sizes) -> _Shape:
 
 
 def _chunk(sizes: _Sizes) -> int:
-    """Bytes of the pattern of one chunk: whole heads as long as one fits, else some queries of one head."""
+    """Bytes of one chunk's pattern: whole heads if at least one fits, else some queries of one head."""
     one_row = sizes.tensor(1, sizes.rows)
     rows = max(1, int(sizes.setting.max_pattern_mb * _MEGABYTE) // one_row)
     if rows < sizes.rows:
@@ -243,7 +242,7 @@ def _chunk(sizes: _Sizes) -> int:
 
 
 def _maskless(sizes: _Sizes) -> _Shape:
-    """As `masked`, with one-hot positions in the stream and their scores beside the heads'."""
+    """Form `maskless`: as `masked`, with one-hot positions in the stream and their scores added to the heads'."""
     shape = _square(sizes)
     width = sizes.width + sizes.slots
     more = 3 * sizes.tensor(sizes.rows, width) + 2 * sizes.tensor(sizes.rows, sizes.rows)
@@ -251,9 +250,9 @@ def _maskless(sizes: _Sizes) -> _Shape:
 
 
 def _staged(sizes: _Sizes) -> _Shape:
-    """Three sublayers on a stream of D + hidden columns + positions: W1, activation, W2 with the clearing.
+    """Form `staged`: three sublayers (W1, activation, W2 with the clearing) on a stream with hidden columns.
 
-    Hidden columns take what W1 makes, and what the activation makes where that cannot take its place.
+    The hidden columns hold the output of W1, and the activation's output where that cannot replace it in place.
     """
     minus = replace(sizes.program, linear=sizes.program.linear - 1.0)
     dtype = np.float64 if sizes.bytes == np.dtype(np.float64).itemsize else np.float32
@@ -275,4 +274,4 @@ COSTS: dict[str, Callable[[_Sizes], _Shape]] = {
     "maskless": _maskless,
     "staged": _staged,
 }
-"""Form name to its cost; the keys of `passes.forms.FORMS` are among these."""
+"""Form name to its cost; it has an entry for every key of `passes.forms.FORMS`."""

@@ -1,14 +1,15 @@
-"""A program as groups of heads: in each group one head per neuron, all with the same constants.
+"""A program as groups of heads: each group is one head per neuron, all with the same constants.
 
-Comes in: a `Program`. Goes out: `Group`s whose outputs add up to it, each a head over {self, bias tokens} and nothing
-else. Terms outside the program's heads become heads too:
+The outputs of the groups add up to the program, and each is a head over {self, bias tokens} and nothing else. Terms
+outside the program's heads become heads too:
 
-- A linear term beside one head whose values are multiples of z is spread over that head's keys. The weights sum to
-  one, so l z = sum over keys of l z p_key; each p_key with a key other than self is the self weight of another head,
-  in which the two have changed places. So y minus something close to y never cancels: Mish becomes the two heads
-  y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). A bias token cannot do this by itself: its
-  value is the same for every query. The sums of coefficients round once more, which `spread_error` bounds.
-- Otherwise `linear z + constant` is a head that attends to itself alone (Theorem 7): no bias tokens, weight 1.
+- A linear term beside a single head whose values are multiples of z is spread over that head's keys. The weights sum to
+  one, so l z is the sum over keys of l z p_key, and the weight p_key of a bias token is the self weight of another
+  head, in which that key and the self key have changed places. This avoids the cancellation of y minus something close
+  to y: Mish becomes the two heads y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). A bias
+  token's own value could not do this, since it is the same for every query. The sums of coefficients round once more,
+  which `spread_error` bounds.
+- Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Group:
 
     Attributes:
         head: logits and values; c is 0 or 1.
-        factor: what its output is multiplied with.
+        factor: factor of its output.
     """
 
     head: Head
@@ -36,7 +37,7 @@ class Group:
 
     @property
     def bias_tokens(self) -> int:
-        """How many bias tokens it attends to."""
+        """The number of bias tokens it attends to."""
         return len(self.head.bias_tokens)
 
     @property
@@ -62,7 +63,7 @@ def spreads(program: Program) -> bool:
 
 
 def spread_error(program: Program, dtype: DTypeLike) -> float:
-    """The largest relative change that rounding the spread coefficients to a type makes."""
+    """The largest relative change from rounding the spread coefficients to a type."""
     if program.linear == 0.0 or not spreads(program):
         return 0.0
     sums = np.asarray([value for value in (program.heads[0].c + program.linear, program.linear) if value != 0.0])
@@ -70,7 +71,7 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
 
 
 def as_written(program: Program, dtype: DTypeLike) -> Program:
-    """The program as groups of heads write it: its linear term spread, its sums and factors rounded to a type."""
+    """The program that the groups compute: its linear term spread, its sums and factors rounded to a type."""
     heads = []
     for group in groups_of(program):
         head = group.head.rounded(dtype, factored=False)
@@ -81,11 +82,12 @@ def as_written(program: Program, dtype: DTypeLike) -> Program:
 
 
 def _multiples(head: Head) -> bool:
-    """Whether all values are multiples of z, and every key could be the self key: its logit is affine."""
+    """Whether all values are multiples of z and all logits affine, so that every key could be the self key."""
     return head.alpha == 0.0 and head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
 def _spread(head: Head, linear: float) -> list[Head]:
+    """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
     own = BiasToken(slope=head.beta, offset=head.gamma)
     heads = [replace(head, c=head.c + linear)] if head.c + linear != 0.0 else []
     for number, token in enumerate(head.bias_tokens):
@@ -95,5 +97,5 @@ def _spread(head: Head, linear: float) -> list[Head]:
 
 
 def _group(head: Head) -> Group:
-    """The factor of a self value is applied last, so that no value is infinite that the softmax weighs with 0."""
+    """The group of a head; a factor of its value is applied last, where it cannot overflow a value of weight 0."""
     return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)

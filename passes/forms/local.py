@@ -1,23 +1,23 @@
 """Form `local`: every query is scored against exactly its own key and the bias keys.
 
-The nodes take the place of the activation region. W1 becomes the stacked query and
-value projection of the d_ff heads, W2 their stacked output projection: both stay in the graph as they are,
-unread, so the linear operators may be anything linear. The pre-activation is the queries, the activation's output is
-what the heads write, each along its row of W2. The tensors at both ends keep their names.
+The nodes replace the activation region. W1 becomes the stacked query and value projection of the d_ff heads, W2 their
+stacked output projection. Both stay in the graph unchanged and are never read, so the linear operators may be anything
+linear. The pre-activations are the queries, the activation's output is the heads' output, each along its row of W2. The
+tensors at both ends keep their names, and the paper's mask is structural.
 
 The attention of a neuron's heads over {self, bias tokens} has three spellings, each a model-local function, or plain
 nodes where it is inlined:
 
-    `NeuronAttention`    Theorem 3: one bias token whose key and value are zero. With logits (q k, 0) the weight of self
-                         is 1 / (1 + exp(-q k)), and the value is divided by that sum directly.
+    `NeuronAttention`    Theorem 3: one bias token with key and value zero. With logits (q k, 0) the weight of self is
+                         1 / (1 + exp(-q k)), and the value is divided by that sum directly.
     `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
     `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
                          `value`: the multiples are averaged first. A linear term is a multiple at every key.
 
-The offset of a logit stands as a factor of the key's weight, e^(a y + b) = e^b e^(a y), where it is small
-(`passes.programs.softmax.FACTORED`): rounding would be proportional to the logit. Steep keys keep theirs (`_steep`).
-The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. The paper's mask
-is structural here. Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
+A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
+e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
+The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Operators are
+those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from rewriter.graph.view import GraphView
 
 
 def prepare_local(_view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """Every block can be converted; what is decided is how the numbers are written."""
+    """Decide how the coefficients are written; every block can be converted."""
     return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
 
 
 def _as_written(program: Program, dtype: DTypeLike) -> Program:
-    """The program with the numbers of its shared keys as the graph holds them, a linear term taken in."""
+    """The program that the graph computes: shared keys as stored, with a linear term absorbed into them."""
     groups, linear = groups_of(program)
     heads: list[Head] = []
     for group in groups:
@@ -57,7 +57,7 @@ def _as_written(program: Program, dtype: DTypeLike) -> Program:
 
 
 def _heads_over(keys: Sequence[Key], own: int, dtype: DTypeLike) -> list[Head]:
-    """One head per own key, over all keys, with the coefficients rounded as constants of a type."""
+    """One head per own key, over all keys, with the coefficients rounded to a type."""
     numbers = [
         Key(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
         for key in keys
@@ -92,6 +92,7 @@ class _Emitter:
         cast = block.elem_type != self._conversion.compute_type
         query = self._read(block.gate, "query", block.gate_type)
         source = query if block.value == block.gate else self._read(block.value, "value", block.value_type)
+        # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         target = self._fragment.qualified("wide_output") if cast else block.output
         self._sum(query, source, target)
         if cast:
@@ -126,6 +127,7 @@ class _Emitter:
         """All heads of the program, its linear term and its constant."""
         program = self._conversion.program
         groups, linear = groups_of(program)
+        # The last node must write the block's output under its own name, so the target is passed down.
         alone = len(groups) == 1
         rest: list[Tensor] = []
         if linear != 0.0:
@@ -148,14 +150,15 @@ class _Emitter:
         (head,) = group.heads
         if head.c in (0.0, 1.0):
             return self._plain_head(prefix, head, query, source, output)
+        # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
         inner = self._fragment.qualified(f"{prefix}unscaled")
         attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
         factor = self._scalar(f"{prefix}factor", head.c)
         return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
-        """One head with values of its own."""
-        plain = head.shifted(0.0, -head.gamma)  # the token's own key needs no offset: softmax sees differences only
+        """A single head with values of its own."""
+        plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         keys = sorted(
             (Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens), key=lambda key: key.slope
         )
@@ -184,7 +187,7 @@ class _Emitter:
     def _arrays(
         self, prefix: str, keys: Sequence[Key], names: tuple[str, str, str, str], *, steep: bool
     ) -> dict[str, Constant]:
-        """The keys' numbers as constants, under the names of slope, weight, part and offset."""
+        """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)
         return {
             name: self._fragment.constant(
@@ -209,7 +212,7 @@ class _Emitter:
         return self._scaled(query, head.alpha, head.beta, f"{prefix}key")
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
-        """`factor * tensor + offset`, with as few nodes as that needs."""
+        """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""
         if factor == 0.0:
             return self._scalar(name, offset)
         result = tensor
@@ -244,10 +247,10 @@ _DOC_SHARED = (
 
 @dataclass(frozen=True)
 class Spelling:
-    """Which function computes the heads.
+    """The function that computes the heads.
 
     Attributes:
-        keys: keys that a head attends to, its own included.
+        keys: number of keys that a head attends to, including its own.
         own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
         steep: whether logits have offsets.
@@ -286,7 +289,7 @@ class Spelling:
 
     @property
     def doc(self) -> str:
-        """What the function computes."""
+        """The function's doc string."""
         if self.zero_bias:
             return _DOC_ONE
         if self.own:
@@ -295,7 +298,7 @@ class Spelling:
 
 
 def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, *, opset: int) -> None:
-    """Add the nodes of the heads to `fragment`, writing the tensor named `output` in full."""
+    """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
     if spelling.zero_bias:
         _emit_one(fragment, spelling, inputs, output)
     elif spelling.own:
@@ -306,13 +309,14 @@ def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], outp
 
 @cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
-    """The spelling as a model-local function of domain `attnonly`; callers do not change it."""
+    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
     body = Fragment("")
     emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output", opset=opset)
     return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
 def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> None:
+    # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
     logit = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
     bias_weight = fragment.node("Exp", [fragment.node("Neg", [logit], "bias_logit")], "bias_weight")
     one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
@@ -329,7 +333,7 @@ def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor]
         _logit(fragment, query, inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=spelling.steep)
         for j in range(count)
     ]
-    # without offsets the largest logit is that of the largest key, the smallest, or the token's own
+    # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
     ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
     shares = _exponentials(fragment, names, logits, ends)
     weights: list[Tensor] = [shares[0]]
@@ -365,7 +369,7 @@ def _emit_shared(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tenso
 def _exponentials(
     fragment: Fragment, names: Sequence[str], logits: Sequence[Tensor], ends: Sequence[Tensor]
 ) -> list[Variable]:
-    """The exponential of every logit, the largest of `ends` subtracted."""
+    """The exponential of every logit less the largest of `ends`."""
     top = fragment.node("Max", list(ends), "largest_logit")
     return [
         fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
@@ -394,12 +398,12 @@ def _logit(
 
 
 def _bounded(fragment: Fragment, spelling: Spelling, query: Tensor, opset: int) -> Variable:
-    """The query within +-2^60 (float32), far beyond where the weights are 0 and 1.
+    """The query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
 
-    No logit can reach infinity then, whose difference to another infinite logit would be NaN.
+    No logit is infinite then: the difference of two infinite logits would be NaN.
     """
     limit = 2.0**500 if spelling.double else 2.0**60
-    if opset < 11:
+    if opset < 11:  # the bounds of Clip were attributes
         return fragment.node("Clip", [query], "finite_query", min=-limit, max=limit)
     bounds = [
         fragment.constant(name, np.asarray(value, dtype=spelling.dtype))

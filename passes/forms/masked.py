@@ -1,10 +1,9 @@
 """Form `masked`: each MLP is one attention sublayer over N tokens and m bias tokens (Theorems 3 and 6).
 
-Comes in: a conversion. Goes out: the sublayer, as the paper writes it. The bias tokens are appended to the sublayer's
-input, whose stream gets indicator columns; W_Q, W_K, W_V of d_ff heads project it; each query attends to itself and to
-the bias tokens, under a mask made from the runtime length; W_O writes the result and the bias tokens' rows are
-dropped. Where the linear operators cannot be read as plain matrices, they serve as the projections where they
-are (`passes.forms.by_reference`).
+The sublayer is that of the paper. The bias tokens and indicator columns are appended to its input; W_Q, W_K and W_V of
+d_ff heads project this stream; each query attends to itself and to the bias tokens, under a mask computed from the
+runtime length; W_O writes the result, and the bias tokens' rows are dropped. Linear operators that are not plain
+matrices stay in place as the projections (`passes.forms.by_reference`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rewriter.graph.view import GraphView
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """Decide how the projections are had; a Miss where the model's opset lacks what the form needs."""
+    """Decide whether the projections are plain matrices; a Miss where the model's opset is too old for the form."""
     opset, output = view.opsets.get("", 1), conversion.block.output
     if opset < SMALLEST_OPSET:
         return Miss(
@@ -39,8 +38,8 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss
         )
     if conversion.options.attention_op and opset < ATTENTION_OPSET:
         return Miss(
-            f"the operator Attention came with opset {ATTENTION_OPSET}, and the model has {opset}; convert the model "
-            "to a newer opset first, or leave --attention-op away",
+            f"the operator Attention needs opset {ATTENTION_OPSET}, and the model has {opset}; convert the model to a "
+            "newer opset first, or omit --attention-op",
             output,
         )
     program = conversion.program
@@ -62,7 +61,7 @@ def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def attend_masked(b: Builder, count: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
-    """One group under its mask: the diagonal, and the columns of its bias tokens. `count` is N."""
+    """Attention of one group under its mask: the diagonal, and the columns of its bias tokens. `count` is N."""
     given = {**inputs, "tokens": count, "bias_tokens": b.integers(group.bias_tokens)}
     return b.attend(Pattern(operator=b.options.attention_op), given, f"z{suffix}")
 
@@ -106,7 +105,10 @@ def with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Variab
 
 
 def carried_stream(b: Builder, conversion: Conversion, data: Tensor, layout: Layout) -> tuple[Variable, Variable]:
-    """The same where the network carries the bias tokens: their indicators are read, and nothing else of their rows."""
+    """The same stream where the network carries the bias tokens (Theorem 6).
+
+    Their rows hold whatever the sublayers before have written there, so only their indicators are used.
+    """
     count, rows, is_token, known = (b.fragment.tensor(name) for name in (COUNT, ROWS, IS_TOKEN, INDICATORS))
     shape = b.concat([b.integers(-1), rows, b.integers(layout.model)], 0, "carried_shape")
     carried = b.reshape(data, shape, "carried")

@@ -1,9 +1,9 @@
 """Form `maskless`: the sublayer of form `masked` without a mask (Theorem 9).
 
-Comes in: a conversion. Goes out: one attention sublayer over N + m tokens whose stream is widened by one-hot position
-columns; W_QK puts -omega on the pairs that a mask would forbid (`passes.forms.positions`). b1 and the constants of self
-keys and values ride on the tokens' position columns. A sequence of more than `max_tokens` tokens ends in a run-time
-error of the node `sequence_longer_than_max_tokens_N`: two tensors that do not fit each other; never in wrong numbers.
+The stream of N + m tokens is widened by one-hot position columns, and W_QK has -omega on the pairs that a mask would
+forbid (`passes.forms.positions`). b1 and the constants of self keys and values ride on the tokens' position columns. A
+sequence of more than `max_tokens` tokens fails at run time, in the node `sequence_longer_than_max_tokens_N` whose
+operands then have different sizes; it never gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _MEGABYTE = 2**20
 
 
 def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `masked`; a Miss where positions cannot do what the mask does, or would not fit."""
+    """As for form `masked`; a Miss where positions cannot replace the mask, or W_QK would be too large."""
     block, options = conversion.block, conversion.options
     groups = groups_of(conversion.program)
     if any(group.head.alpha != 0.0 for group in groups):
         return Miss(
-            f"its program {conversion.program.name} has a quadratic self logit, so that a forbidden score is not the "
-            "self logit less omega; use form masked",
+            f"its program {conversion.program.name} has a quadratic self logit, which positions cannot mask; use form "
+            "masked",
             block.output,
         )
     if options.attention_op:
-        return Miss("--attention-op goes with form masked: the operator adds no scores of positions", block.output)
+        return Miss("--attention-op needs form masked: the operator cannot add the scores of positions", block.output)
     slots = options.max_tokens + max(group.bias_tokens for group in groups)
     size = slots * slots * np.dtype(conversion.dtype).itemsize / _MEGABYTE
     if size > options.max_pattern_mb:
@@ -58,7 +58,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
 
 
 def _too_long(view: GraphView, conversion: Conversion) -> Miss | None:
-    """A model whose number of tokens is fixed, and larger than the slots."""
+    """A Miss for a model whose number of tokens is static and larger than `max_tokens`."""
     data = conversion.projections.query.data if conversion.projections is not None else conversion.block.gate
     shape = view.type_of(data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
@@ -66,7 +66,7 @@ def _too_long(view: GraphView, conversion: Conversion) -> Miss | None:
     if not isinstance(length, int) or length <= limit:
         return None
     return Miss(
-        f"its sequences have {length} tokens; raise --max-tokens, now {limit}, to that", conversion.block.output
+        f"its sequences have {length} tokens; raise --max-tokens from {limit} to {length}", conversion.block.output
     )
 
 
@@ -86,13 +86,13 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def attend_maskless(b: Builder, scores: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
-    """One group; `scores` [1, 1, rows, rows] is the positions' part of query times key."""
-    del group  # its bias tokens are told apart by their keys
+    """Attention of one group; `scores` [1, 1, rows, rows] are those of the positions."""
+    del group  # the keys of bias tokens that it does not use give the self logit less omega
     return b.attend(Pattern(mask=False), {**inputs, "position_scores": scores}, f"z{suffix}")
 
 
 def _scores(b: Builder, positions: Positions, count: Tensor) -> Variable:
-    """Scores of N tokens and the bias tokens, where the stream itself is not at hand."""
+    """The positions' scores of N tokens and the bias tokens, for blocks by reference, which have no stream."""
     one = b.node("Expand", [b.numbers("one", 1.0), b.concat([b.integers(1), count, b.integers(1)], 0, "n")], "ones")
     rows = positions.checked([positions.of_tokens(count), one], 2, "positions")
     columns = b.rows(rows, b.integers(0), b.integers(positions.slots), 2, "token_columns")

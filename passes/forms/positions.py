@@ -1,20 +1,19 @@
-"""One-hot positions in the stream, and the weights that take a mask's place (Theorem 9).
+"""One-hot positions in the stream, and the weights that replace a mask (Theorem 9).
 
-Comes in: a builder, the number of bias tokens, what forbidden pairs are lowered by. Goes out: position columns for
-tokens and bias tokens, and their part of the scores. Slot 0 and up belong to the bias tokens, the slots after them to
-the tokens, so that weights are static while the number of tokens is not.
+The bias tokens have slots 0 to m - 1, and tokens the slots after them, so that the weights are static while the number
+of tokens is not.
 
-Query and key of the positions are p_i W_QK p_j, and W_QK is -omega on pairs that may not attend to each other and 0 on
-all others: nothing is added to an allowed score, which stays exact. (Adding omega to the allowed pairs instead, as the
-post's code does, rounds y to the spacing of floats near omega.) A forbidden score is self - omega, since tokens' keys
-are all the same, so its weight is at most exp(-omega) times the largest. In floating point that is 0, not just small,
+Positions contribute p_i W_QK p_j to a score. W_QK is -omega on forbidden pairs and 0 on allowed ones, so allowed scores
+stay exact. (The post's code adds omega to the allowed pairs instead, which rounds y to the spacing of floats near
+omega.) A forbidden score is self - omega, since all tokens have the same key, so its weight is at most exp(-omega)
+times the largest. In floating point the weight is exactly 0
 
     if omega exceeds -log of the smallest positive number (104 in float32, 746 in float64),
     and if self - omega does not round back to something near self: omega is at least the largest |self|.
 
-`default_omega` takes the power of two above both for every finite pre-activation (the query is clipped to 2^60, in
-float64 2^500). A large omega costs no accuracy: it meets only forbidden scores. `--omega` sets a smaller one, to see
-what the sources' constant does.
+`default_omega` is a power of two above both for every finite pre-activation (queries are clipped to 2^60, in float64
+2^500). A large omega costs no accuracy, since it is added to forbidden scores only. `--omega` sets a smaller one, to
+show the effect of the sources' constant.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Positions:
         self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
 
     def layout(self, model: int) -> Layout:
-        """A stream of `model` columns and the positions."""
+        """The layout of a stream with `model` columns and the positions."""
         return Layout(model, self.bias_tokens, tokens=self._max_tokens, bias_first=True)
 
     def of_tokens(self, count: Tensor) -> Variable:
@@ -75,12 +74,15 @@ class Positions:
         return self._b.numbers("bias_positions", np.eye(self.bias_tokens, self.slots)[None])
 
     def checked(self, tensors: list[Tensor], axis: int, name: str) -> Variable:
-        """Columns beside position columns: fails at run time, with a telling name, where there are too few slots."""
+        """Concatenate with position columns; too long a sequence fails at run time in a node whose name says so."""
         limit = f"sequence_longer_than_max_tokens_{self._max_tokens}"
         return self._b.concat(tensors, axis, f"{name}/{limit}")
 
     def scores(self, positions: Tensor, name: str, *, bias_tokens: bool) -> Variable:
-        """p_i W_QK p_j of rows [1, rows, slots]: [1, 1, rows, rows]; `bias_tokens`: whether all may attend to them."""
+        """The scores p_i W_QK p_j, [1, 1, rows, rows], of positions [1, rows, slots].
+
+        `bias_tokens` says whether every query may attend to the bias tokens; itself it always may.
+        """
         b = self._b
         slots = self._all
         column = b.reshape(slots, (-1, 1), f"{name}_slots")

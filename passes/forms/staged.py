@@ -1,21 +1,19 @@
 """Form `staged`: three attention sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8).
 
-Comes in: a conversion. Goes out: the sublayers on a stream of D + hidden + positions columns and N + m rows:
+They act on a stream of D + hidden + positions columns and N + m rows:
 
-1. linear: heads that attend to themselves alone write x W1 + b1 to the hidden columns; the rank is split over
+1. linear: heads that attend only to themselves write x W1 + b1 to the hidden columns; the rank is split over
    ceil(d_ff / d_head) heads.
 2. activation: d_ff heads read the hidden columns and write f(y) - y to them, so that the skip connection leaves f(y).
-   A gated block has 2 d_ff hidden columns, y and u; heads write f(y) u - u to those of u. This is exact to the last
-   digits where f(y) - y is again an average of multiples of y, as for SiLU, whose heads write -y sigma(-y). Of other
-   programs, such as GELU or tanh, it would lose what y has more digits before the point than f: those write f(y) to
-   d_ff columns of their own.
-3. linear: heads write z W2 + b2 to the model's columns, and minus the hidden columns to the hidden ones, which clears
-   them.
+   A gated block has 2 d_ff hidden columns, y and u; heads write f(y) u - u to those of u. This loses no digits where
+   f(y) - y is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y). For other programs,
+   such as GELU or tanh, f(y) - y + y would lose digits where |y| is larger than |f|, so they write f(y) to d_ff columns
+   of their own.
+3. linear: heads write z W2 + b2 to the model's columns, and clear the hidden columns by writing their negatives.
 
-b1 and b2 ride on the ones of the tokens' positions, and one-hot positions keep tokens apart, as in form `maskless`. The
-skip connection of the third sublayer is the model's own: its normalised input is what the first one reads, and the Add
-that follows the block adds the block's output to the stream before normalisation; so the block's output is what the
-third sublayer's heads write.
+b1 and b2 ride on the tokens' position columns, and one-hot positions keep tokens apart, as in form `maskless`. The skip
+connection of the third sublayer is the model's own Add, because a normalisation stands between the residual stream and
+the block's input; the block's output is what the third sublayer's heads write.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from rewriter.graph.view import GraphView
 def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights.
 
-    Where the linear operators cannot be read as plain matrices, only the second sublayer is made, by reference.
+    Where the linear operators are not plain matrices, only the second sublayer is built, by reference.
     """
     if conversion.projections is None:
         return emit_maskless(view, conversion)
@@ -49,7 +47,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `maskless`; in place, the skip connection adds the program's linear term."""
+    """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
     prepared = prepare_maskless(view, conversion)
     if isinstance(prepared, Miss) or prepared.projections is None or not _in_place(prepared):
         return prepared
@@ -58,20 +56,20 @@ def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss
 
 
 def _in_place(conversion: Conversion) -> bool:
-    """Whether f(y) - z can be written to the hidden columns without losing digits."""
+    """Whether the heads can write f(y) - z to the hidden columns without losing digits."""
     minus = skipped(conversion.program)
     return spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
 
 
 def skipped(program: Program) -> Program:
-    """The program of f(y) - z, which with a skip connection from z gives f."""
+    """The program of f(y) - z, to which the skip connection adds z."""
     return replace(program, linear=program.linear - 1.0)
 
 
 def linear_values(
     b: Builder, source: Tensor, projections: list[Projection], positions: Positions, elem_type: int, name: str
 ) -> Variable:
-    """The values of heads that attend to themselves: x W + b of every row of `source` [batch, rows, in + slots]."""
+    """Values of heads that attend only to themselves: x W + b for each row of `source` [batch, rows, in + slots]."""
     layout = positions.layout(projections[0].in_features)
     made: list[Variable] = []
     for number, projection in enumerate(projections):
@@ -112,6 +110,7 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
     y = stream.columns(b, model, model + neurons, "y_columns")
     z = stream.columns(b, model + neurons, model + made, "u_columns") if projections.gated else y
     ones = stream.ones(b, "activation_positions")
+    # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
     target = model + hidden - neurons
     stream = stream.plus(b, attend_with_activation(b, y, z, ones, scores, groups, positions, omega), target, neurons)
 

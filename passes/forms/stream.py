@@ -1,12 +1,11 @@
 """The widened residual stream of the post: the model's columns, hidden columns, one-hot positions.
 
-Comes in: a builder and positions. Goes out: `Stream`, with its columns by name, and the two kinds of sublayer that act
-on it: a row-wise linear map (Theorem 7) and an activation of every entry (Theorem 8). Each returns what its heads
-write; the skip connection is `Stream.plus`.
+Two kinds of sublayer act on it, a row-wise linear map (Theorem 7) and an elementwise activation (Theorem 8). Each
+returns what its heads write; the skip connection is `Stream.plus`.
 
-Heads read some of the columns only: W_Q, W_K, W_V have zeros in the rows of all others. A product with a matrix that
-selects columns is written as a Slice of the stream, and a product with one that is not zero in some rows only as a
-product of those columns, so that no matrix of zeros is stored.
+Each head reads only some of the columns, so most rows of its W_Q, W_K and W_V are zero. Instead of storing zeros, a
+product with a matrix that selects columns is a Slice of the stream, and a product with a matrix that has few nonzero
+rows is a product with the corresponding columns.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Stream:
         tensor: the stream.
         model: columns of the model's own stream.
         hidden: hidden columns.
-        positions: the position columns, behind those.
+        positions: the position columns, which come last.
         count: N, a 1-D tensor.
-        stage: how many sublayers have written to it; part of names.
+        stage: the number of sublayers that have written to it, for names.
     """
 
     tensor: Tensor
@@ -54,7 +53,7 @@ class Stream:
         return self.columns(b, start, start + self.positions.slots, name)
 
     def plus(self, b: Builder, written: Tensor, start: int, width: int) -> Stream:
-        """The skip connection: the stream plus what heads wrote to `width` columns from `start` on."""
+        """The skip connection: the stream plus the heads' output in the `width` columns from `start`."""
         after = self.model + self.hidden + self.positions.slots - start - width
         shape = b.sizes(written, 0, 2, f"rows_{self.stage}")
         parts: list[Tensor] = [written]
@@ -91,16 +90,16 @@ def open_stream(b: Builder, tokens: Tensor, model: int, hidden: int, positions: 
 
 
 def position_scores(b: Builder, stream: Stream, name: str, *, bias_tokens: bool) -> Variable:
-    """The positions' part of query times key: [1, 1, rows, rows]."""
+    """The scores of the positions, [1, 1, rows, rows]."""
     one_batch = b.rows(stream.ones(b, f"{name}_positions"), b.integers(0), b.integers(1), 0, f"{name}_rows")
     return stream.positions.scores(one_batch, name, bias_tokens=bias_tokens)
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
-    """Theorem 7: heads that attend to themselves alone, over ceil(width / d_head) of which the values are split.
+    """Theorem 7: ceil(width / d_head) heads that attend only to themselves, over which the values are split.
 
-    `values` is [batch, rows, width]. W_Q and W_K are zero but for the positions, so that the pattern is the identity
-    and each head writes its values.
+    `values` is [batch, rows, width]. W_Q and W_K are zero except on positions, so the pattern is the identity and each
+    head writes its values.
     """
     d_head = min(d_head, width)
     heads = ceil(width / d_head)
@@ -171,5 +170,5 @@ def attend_with_activation(
 
 
 def _by_head(b: Builder, columns: Tensor, name: str) -> Variable:
-    """[batch, rows, width] as [batch, width, rows, 1]: a head per column."""
+    """[batch, rows, width] as [batch, width, rows, 1], one head per column."""
     return b.unsqueeze(b.transpose(columns, (0, 2, 1), f"{name}_columns"), 3, name)

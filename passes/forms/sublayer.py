@@ -1,8 +1,7 @@
-"""Steps of an attention sublayer that takes a whole block's place, shared by the forms.
+"""Steps of an attention sublayer that replaces a whole block, shared by the forms.
 
-Comes in: a builder, the block's plain projections, a stream of tokens and bias tokens. Goes out: tensors, step by
-step: X as [batch, tokens, width]; queries, keys and values of all heads; their attention, by whatever keeps tokens
-apart (`Attend`); W_O; the result in the shape that the block's output had.
+They are: X as [batch, tokens, width]; queries, keys and values of all heads; their attention, by whatever keeps tokens
+apart (`Attend`); W_O; and the result in the shape of the block's output.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
 
 
 def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections) -> Tensor:
-    """[batch, tokens, width] in the shape that the second operator's result had."""
+    """[batch, tokens, width] in the shape of the second operator's result."""
     width = projections.output.out_features
     if projections.result_rank == 2:
         return b.reshape(tensor, (-1, width), "one_below_the_other")
@@ -49,15 +48,15 @@ def attend_block(
     attend: Attend,
     unused: float | None = None,
 ) -> Variable:
-    """All heads on the stream [batch, rows, width]: [batch, heads, rows, 1], groups added up.
+    """All heads on the stream [batch, rows, width]: the sum of the groups, [batch, heads, rows, 1].
 
-    `unused` is added to the self logit to make that of bias tokens that a group does not attend to; None where a mask
-    hides them.
+    The logit of bias tokens that a group does not attend to is the self logit plus `unused`; None where a mask hides
+    them.
     """
     neurons = projections.query.out_features
     dimension = max(group.dimension for group in groups)
     if unused is not None and len({group.bias_tokens for group in groups}) > 1:
-        dimension = 2
+        dimension = 2  # the logits of unused bias tokens have an offset
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = (
         weights.functional(projections.value, "W_V" if not _constants(groups) else "W_V_first")
@@ -73,7 +72,7 @@ def attend_block(
         key = weights.project(stream, key_weight, neurons if group.head.alpha else 1, dimension, f"k{suffix}")
         value_weight = weights.value(z, group, f"W_V{suffix}")
         if value_weight is y and dimension == 1:
-            value = unbounded
+            value = unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
         else:
             heads = 1 if group.head.c == 0.0 else neurons
             value = weights.project(stream, value_weight, heads, 1, f"v{suffix}")
@@ -83,12 +82,12 @@ def attend_block(
 
 
 def _constants(groups: tuple[Group, ...]) -> bool:
-    """Whether some W_V is more than the projection of the values."""
+    """Whether some W_V has constants beside the projection of the values."""
     return any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
 
 
 def add_groups(b: Builder, terms: list[Variable], groups: tuple[Group, ...]) -> Variable:
-    """The groups' outputs, each times its factor, added up: the heads of all groups write along the same rows of W2."""
+    """The sum of the groups' outputs, each times its factor; heads of all groups write along the same rows of W2."""
     scaled = [
         term
         if group.factor == 1.0

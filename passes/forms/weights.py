@@ -1,12 +1,11 @@
 """W_Q, W_K, W_V and W_O of a block's heads on a residual stream with indicator columns.
 
-Comes in: a builder, the block's plain projections and a group of heads. Goes out: tensors with the names and shapes of
-TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]), and what they make of the stream.
+Names and shapes are those of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
 
 The stream has `Layout.width` columns: the model's own, then indicators. One column is 1 on every token and 0 on bias
-tokens: on it ride b1 and the constants of self keys and values. Bias token j has a column of its own. W1 and W2 stand
-in the model once: W_Q, W_V and W_O are made of them by nodes whose inputs are constants, which onnxruntime folds
-when it loads the model. Projections that are the same for all heads (keys, constant values) have one head.
+tokens; b1 and the constants of self keys and values ride on it. Bias token j has a column of its own. W1 and W2 are
+stored once: nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads
+the model. Projections that are the same for all heads (keys, constant values) have one head.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Layout:
 
     Attributes:
         model: columns of the model's own residual stream.
-        tokens: columns that are 1 on tokens: one, or one position each.
-        bias_tokens: columns of the bias tokens.
+        tokens: number of columns that are 1 on tokens: one, or one per position.
+        bias_tokens: number of columns of the bias tokens.
         bias_first: whether the bias tokens' columns come before those of the tokens (position slot 0).
     """
 
@@ -39,18 +38,19 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """All columns."""
+        """The number of columns."""
         return self.model + self.tokens + self.bias_tokens
 
     def column(self, on_tokens: float, on_bias: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """A functional of the indicator columns alone, [width]: one value on tokens, one on each bias token."""
+        """A functional of the indicator columns, [width], with one value on tokens and one on each bias token."""
+        # Bias tokens that only other groups attend to have the value 0.
         on_bias = [*on_bias, *[0.0] * (self.bias_tokens - len(on_bias))]
         parts = ([on_bias, [on_tokens] * self.tokens], [[on_tokens] * self.tokens, on_bias])[not self.bias_first]
         return np.asarray([*[0.0] * self.model, *parts[0], *parts[1]], dtype=np.float64)
 
 
 class Weights:
-    """Projections of one block."""
+    """The weights of one block's heads."""
 
     def __init__(self, builder: Builder, layout: Layout, neurons: int, elem_type: int) -> None:
         self._b = builder
@@ -60,8 +60,10 @@ class Weights:
 
     def functional(self, projection: Projection, name: str) -> Tensor:
         """`x W + b` on tokens and 0 on bias tokens, as [neurons, width, 1]."""
+        # Rows of the result: W for the model's columns, b for each column that is 1 on tokens (a token is 1 in exactly
+        # one of them), and 0 for those of the bias tokens.
         b, layout = self._b, self._layout
-        matrix = self._matrix(projection, name, heads_first=True)
+        matrix = self._matrix(projection, name)
         parts: list[Tensor] = [b.unsqueeze(matrix, 2, f"{name}_columns")]
         bias = self.bias(projection, name)
         zero = b.numbers(f"{name}_zero", 0.0)
@@ -81,22 +83,24 @@ class Weights:
     def key(self, functional: Tensor, group: Group, dimension: int, name: str, unused: float = 0.0) -> Tensor:
         """W_K [1, width, d_head], one for all heads; [neurons, ...] where the self logit is quadratic.
 
-        Bias tokens of other groups get the self logit plus `unused`.
+        The logit of bias tokens of other groups is the self logit plus `unused`.
         """
         head, column = group.head, self._layout.column
         others = self._layout.bias_tokens - group.bias_tokens
         slopes = column(head.beta, [*(token.slope for token in head.bias_tokens), *[head.beta] * others])
         offsets = column(head.gamma, [*(token.offset for token in head.bias_tokens), *[head.gamma + unused] * others])
         columns = [slopes, offsets][:dimension]
+        # Logits are affine in y with the same coefficients for every neuron, so all heads share one W_K.
         if head.alpha == 0.0:
             return self._b.numbers(name, np.stack(columns, axis=-1)[None])
+        # alpha y^2 + beta y = y (alpha y + beta): the first entry of the key is itself a projection of the neuron.
         square = self._b.node("Mul", [functional, self._b.numbers(f"{name}_alpha", head.alpha)], f"{name}_square")
         linear = self._b.numbers(f"{name}_slopes", slopes[None, :, None])
         first = self._b.node("Add", [square, linear], f"{name}_first")
         return self._with_column(first, self._b.numbers(f"{name}_offsets", offsets[None, :, None]), name)
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
-        """W_V: z + d on tokens, v_j on bias tokens; [1, width, 1] where z has no part in it."""
+        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1], one for all heads, where z does not occur."""
         head = group.head
         constants = self._layout.column(head.d, [token.value for token in head.bias_tokens])[None, :, None]
         if head.c == 0.0:
@@ -107,7 +111,7 @@ class Weights:
 
     def output(self, projection: Projection) -> Tensor:
         """W_O [neurons, 1, d_model]."""
-        return self._b.unsqueeze(self._matrix(projection, "W_O", heads_first=True, rows_are_heads=True), 1, "W_O")
+        return self._b.unsqueeze(self._matrix(projection, "W_O", rows_are_heads=True), 1, "W_O")
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
@@ -122,7 +126,7 @@ class Weights:
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
         """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, heads, tokens, d_head].
 
-        One product for all heads: their weights stand side by side in it.
+        This is one product for all heads, with their weights side by side.
         """
         b = self._b
         flat = b.reshape(
@@ -136,7 +140,7 @@ class Weights:
         shape = self._b.integers(self._neurons, self._layout.width, 1)
         return self._b.concat([first, self._b.node("Expand", [second, shape], f"{name}_second")], 2, name)
 
-    def _matrix(self, projection: Projection, name: str, *, heads_first: bool, rows_are_heads: bool = False) -> Tensor:
+    def _matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
         b = self._b
         matrix = b.read(projection.weight, self._elem_type, f"{name}_weight")
@@ -144,8 +148,8 @@ class Weights:
             axis = 0 if projection.transposed else 1
             bounds = b.integers(projection.start), b.integers(projection.stop)
             matrix = b.rows(matrix, *bounds, axis, f"{name}_part")
-        first_is_heads = projection.transposed != rows_are_heads
-        if first_is_heads == heads_first:
+        # The neurons are the columns of W1 and the rows of W2; `transposed` exchanges the two.
+        if projection.transposed != rows_are_heads:
             return matrix
         return b.transpose(matrix, (1, 0), f"{name}_by_head")
 

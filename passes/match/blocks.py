@@ -1,8 +1,7 @@
 """Finding the MLP blocks of one graph: linear operator, activation, linear operator.
 
-Comes in: a frozen `GraphView`. Goes out: `Findings`: the blocks, by what they compute, and every candidate that is
-no block with the reason. Nothing is changed. The ends of a block are structural (`passes.match.dataflow`), its middle
-is semantic (`passes.match.identify`).
+The ends of a block are structural (`passes.match.dataflow`), its middle is semantic (`passes.match.identify`). Every
+rejected candidate is reported with its reason. The graph is not changed.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ class Block:
     """One MLP block.
 
     Attributes:
-        name: unique in the model; the module path where the exporter recorded it.
+        name: unique in the model; the module path where the exporter recorded one.
         where: the scope, empty for the main graph.
-        path: how to reach its graph from the main one.
+        path: the path from the main graph to the graph that contains it.
         region: the nodes between the pre-activation and the second operator's input.
         gate: the pre-activation y (of the gate, in a gated block).
-        value: what the activation is multiplied with in a gated block; the gate itself otherwise.
-        first: the linear operators that make the pre-activations.
-        second: the linear operators that read the activation's output.
+        value: the factor of the activation in a gated block; the gate itself otherwise.
+        first: the linear operators that produce the pre-activations.
+        second: the linear operators that consume the activation's output.
         identified: the activation.
         elem_type: TensorProto element type of the activation's output, 0 when unknown.
-        gate_type: that of the gate; casts inside the region make it another one.
+        gate_type: that of the gate, which differs where the region contains casts.
         value_type: that of the value.
-        product: whether this is the activation of a gate whose product with the value stays in the graph.
+        product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
     """
 
     name: str
@@ -59,12 +58,13 @@ class Block:
 
     @property
     def output(self) -> str:
-        """The tensor that the block's activation region ends in."""
+        """The output of the block's activation region."""
         return self.region.output
 
     @property
     def coarsest(self) -> int:
-        """The least precise of the three types: what the block's accuracy is judged by."""
+        """The least precise of the three types, by which the block's accuracy is judged."""
+        # bfloat16 has fewer digits than float16 and comes first.
         order = (_BFLOAT16, _FLOAT16, _FLOAT)
         types = (self.elem_type, self.gate_type, self.value_type)
         return next((elem_type for elem_type in order if elem_type in types), self.elem_type)
@@ -72,13 +72,14 @@ class Block:
     @property
     def neurons(self) -> int | None:
         """d_ff: channels of the activation, None where the weights' shapes do not say."""
+        # W2 first: a W1 that holds gate and value side by side has 2 d_ff columns.
         known = [op.in_features for op in self.second] + [op.out_features for op in self.first]
         return next((size for size in known if size), None)
 
 
 @dataclass(frozen=True)
 class Left:
-    """A candidate that is not an MLP block, or a block that is not converted, and why."""
+    """A rejected candidate, or a block that is not converted, and why."""
 
     name: str
     where: str
@@ -91,27 +92,27 @@ class Left:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found in one graph, in graph order."""
+    """The blocks and rejected candidates of one graph, in graph order."""
 
     blocks: tuple[Block, ...]
     left: tuple[Left, ...]
 
 
 _REFUSED = dict.fromkeys(
-    ("MoE", "QMoE"), "the experts are inside one operator; export them as plain operators to have them converted"
+    ("MoE", "QMoE"), "its experts are inside one operator; export them as plain operators to have them converted"
 )
-"""Operators that hold MLPs which cannot be seen."""
+"""Operators with MLPs inside, which this pass cannot take apart."""
 
 
 def find(view: GraphView, namer: Namer, *, scope: str = "mlp", gate: str = "heads", fit: bool = False) -> Findings:
-    """Find all MLP blocks and all near misses. Time linear in the nodes.
+    """Find all MLP blocks and near misses, in time linear in the number of nodes.
 
     Args:
         view: the graph.
-        namer: gives the blocks their names.
+        namer: names the blocks.
         scope: a member of `passes.options.SCOPES`.
         gate: a member of `passes.options.GATES`.
-        fit: whether a function that no table entry names counts as an activation.
+        fit: whether functions without a table entry count as activations.
     """
     constants = Constants(view)
     flow = analyse(view, constants)
@@ -132,7 +133,6 @@ class _Finder:
         self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, choices: _Choices
     ) -> None:
         self._choices = choices
-        self._all = choices.every
         self._view = view
         self._flow = flow
         self._identifier = identifier
@@ -145,10 +145,13 @@ class _Finder:
             if not fact.nonlinear:
                 continue
             sinks = self._flow.sinks.get(output, [])
-            inner = output in self._flow.extended and not (self._all and self._flow.blocked.get(output))
+            # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
+            # a second operator, so any consumer other than the larger activation makes it a candidate.
+            inner = output in self._flow.extended and not (self._choices.every and self._flow.blocked.get(output))
             if not sinks and inner:
                 continue
             region = self._region(output, fact.leaves)
+            # Inlined heads of an earlier run look like an activation between linear operators.
             if any(made_for(self._view.nodes[index]) is not None for index in region.nodes):
                 continue
             found = self._candidate(region, sinks)
@@ -156,6 +159,7 @@ class _Finder:
                 blocks.append(found)
             else:
                 left.append(found)
+        # Near misses have no region: the data flow stopped at the node that is not elementwise.
         left += [self._near_miss(leaf, miss) for leaf, miss in self._flow.near_misses.items()]
         left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
         return Findings(tuple(blocks), tuple(left))
@@ -177,8 +181,10 @@ class _Finder:
                 gate=leaves[slots[0]],
                 value=leaves[slots[1]],
                 first=first,
-                second=tuple(sink for sink in sinks if sink.rowwise or self._all),
+                # A convolution that reads the same activation is not part of the MLP; it keeps its input.
+                second=tuple(sink for sink in sinks if sink.rowwise or self._choices.every),
                 identified=identified,
+                # Unless the region contains casts, the activation has the type of the gate.
                 elem_type=self._view.type_of(output).elem_type or gate,
                 gate_type=gate,
                 value_type=value,
@@ -201,6 +207,7 @@ class _Finder:
 
     def _without_product(self, block: Block) -> Block | Left:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
+        # Nodes of a region are in topological order, so one sweep finds everything that is computed from the gate only.
         alone: set[str] = {block.gate}
         for index in block.region.nodes:
             node = self._view.nodes[index]
@@ -210,9 +217,11 @@ class _Finder:
         outside = [
             self._view.nodes[index] for index in block.region.nodes if self._view.nodes[index].output[0] not in alone
         ]
+        # The activation is the only tensor that crosses from that part into the product. The gate may cross as well: in
+        # g (sigmoid(g) u) it is one more factor, and stays.
         ends = {name for node in outside for name in node.input if name in alone} - {block.gate}
         if len(ends) != 1:
-            reason = "its activation and the product are not apart in the graph, so --gate product cannot keep it"
+            reason = "the graph does not compute its activation apart from the product; use --gate heads"
             return self._refusal(block, Miss(reason, block.output))
         region = self._region(ends.pop(), (block.gate,))
         identified = self._named(region)
@@ -246,14 +255,15 @@ class _Finder:
         node = label(producer) if producer is not None else output
         if isinstance(identified, Unknown):
             return Miss(identified.reason, node)
-        if self._all:
-            return None
+        if self._choices.every:
+            return None  # Theorem 8 needs an activation, but no second operator
         if not sinks:
             if self._flow.blocked.get(output):
                 return self._flow.blocked[output][0]
             if output in self._view.outputs:
                 return Miss("its output is an output of the graph, and no linear operator reads it", node)
             return Miss("no linear operator reads its output", node)
+        # A convolution with a larger kernel is linear too, but its neurons would read several positions: not an MLP.
         spatial = next((operator for operator in first if not operator.rowwise), None)
         if spatial is not None:
             return Miss(
@@ -285,7 +295,7 @@ class _Finder:
         return () if source is None else source.operators
 
     def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
-        """The nodes between the leaves and `output`, walked backwards from the output."""
+        """The nodes between the leaves and `output`."""
         inside: set[int] = set()
         pending = [output]
         while pending:
@@ -301,7 +311,8 @@ class _Finder:
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf.
 
-        Where inference stopped, it is that of a floating operand of its linear operators (a bias, a scale, the data).
+        Shape inference stops at operators that it does not know (MatMulNBits). Then the type is that of the nearest
+        floating-point operand: a bias, a scale or the data.
         """
         known = self._view.type_of(leaf).elem_type
         source = self._flow.source_of(leaf)
@@ -317,7 +328,7 @@ class _Finder:
 
 
 def kinds(operators: tuple[LinearOperator, ...]) -> str:
-    """The operators as a report prints them: `MatMul 64x256`."""
+    """The operators as reports print them: `MatMul 64x256`."""
     shown = []
     for operator in operators:
         size = f" {operator.in_features}x{operator.out_features}" if operator.in_features else ""

@@ -1,14 +1,13 @@
-"""One pass over a graph that says which tensors are elementwise functions of linear operators' outputs.
+"""Which tensors are elementwise functions of linear operators' outputs: one forward pass over a graph.
 
-Comes in: a `GraphView`. Goes out: `Dataflow`: a `Fact` per tensor, the linear operators, where each activation
-ends, and why others end nowhere. It is abstract interpretation with a small lattice, linear in the graph's size:
+Abstract interpretation over a small lattice, in time linear in the size of the graph. A tensor is one of
 
     opaque    anything
-    leaf      the output of a linear operator, with the per-channel affine and shape-only operators behind it
+    leaf      the output of a linear operator, after any per-channel affine and shape-only operators
     function  an elementwise function, with scalar constants, of one or two leaves
     beyond    a nonlinear function followed by per-channel affine or shape-only operators, on its way to W2
 
-`passes.match.blocks` turns the facts into MLP blocks.
+`passes.match.blocks` turns these facts into MLP blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from passes.match.linear import LinearOperator, Miss, linear_operator
+from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
@@ -27,12 +26,12 @@ from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
 @dataclass(frozen=True)
 class Source:
-    """Where a leaf comes from.
+    """The producers of a leaf.
 
     Attributes:
-        operators: the linear operators added up in it.
-        trailing: the affine and shape-only nodes behind them.
-        miss: why it is, all the same, not what a linear operator gives; activations behind it are left for that.
+        operators: the linear operators whose outputs it sums.
+        trailing: the affine and shape-only nodes after them.
+        miss: why the leaf is not a linear map of the data after all; activations that read it are left for this reason.
     """
 
     operators: tuple[LinearOperator, ...]
@@ -42,11 +41,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of one tensor.
+    """What is known about one tensor.
 
     Attributes:
-        leaves: the tensors that this one is an elementwise function of; itself where it is a leaf or opaque.
-        source: for a leaf, where it comes from; None for functions and for opaque tensors.
+        leaves: the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond
+            an activation.
+        source: the producers of a leaf; None for functions and for tensors beyond an activation.
         nonlinear: whether the function is (syntactically) not affine.
         ends: for a tensor beyond an activation, the activation's output.
         axis: the channel axis counted from the end; None where a shape-only operator lost track of it.
@@ -64,12 +64,12 @@ class Dataflow:
     """The facts of one graph; filled by `analyse`, read-only afterwards.
 
     Attributes:
-        facts: tensor name to fact; a tensor that is not here is opaque or constant.
+        facts: tensor name to fact; a tensor without an entry is opaque or constant.
         operators: node index to linear operator.
-        sinks: activation output to the linear operators that read it.
-        blocked: activation output to why another reader is no linear operator.
-        extended: activation outputs that a larger activation takes up.
-        scales: scalars of dynamic quantisation, data that multiply a quantised product back into floats.
+        sinks: activation output to the linear operators that consume it.
+        blocked: activation output to the reasons why other consumers are not linear operators.
+        extended: activation outputs that are part of a larger activation.
+        scales: scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
         near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
     """
 
@@ -82,7 +82,7 @@ class Dataflow:
     near_misses: dict[str, Miss] = field(default_factory=dict)
 
     def source_of(self, tensor: str) -> Source | None:
-        """Where a leaf comes from, None for other tensors."""
+        """The producers of a leaf, None for other tensors."""
         fact = self.facts.get(tensor)
         return None if fact is None else fact.source
 
@@ -97,8 +97,9 @@ class Dataflow:
 _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 _PARTS = {"Split", "Slice"}
 _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""They round, but stay where they are: what is replaced lies between them."""
-_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+"""They round, but they stay in the graph: only what lies between them is replaced."""
+FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+"""The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
 FLOATS = {
@@ -121,7 +122,9 @@ class _Analysis:
         self._flow = Dataflow()
 
     def run(self) -> Dataflow:
+        # Nodes are in topological order, so that every operand has its fact before its consumers are visited.
         for index, node in enumerate(self._view.nodes):
+            # Weights that are transposed, cast or dequantised by nodes count as constants, not as data.
             if all(name in self._constants for name in node.output if name):
                 continue
             if not self._linear(index, node):
@@ -138,14 +141,16 @@ class _Analysis:
         self._flow.operators[index] = found
         miss = None
         if found.added:
-            # Data are added to the product: a second operator may do so, a pre-activation would be more than a map.
+            # A residual fused into a Gemm is harmless in a second operator, which stays as it is. In a first operator
+            # the pre-activation would depend on more than W1 and b1.
             miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
         self._flow.facts[found.output] = Fact((found.output,), source=Source((found,), miss=miss), axis=found.axis)
         activation = self._flow.activation_behind(found.data)
         if activation is not None:
             axis = self._flow.facts[found.data].axis
+            # W2 must contract the axis of the neurons; along another axis it would mix tokens.
             if axis is not None and axis != found.axis:
-                reason = f"{label(node)} mixes along another axis than the one that the first operator made"
+                reason = f"{label(node)} contracts another axis than the one that the first operator produces"
                 self._block(node, Miss(reason, label(node)))
             else:
                 self._flow.sinks[activation].append(found)
@@ -160,14 +165,13 @@ class _Analysis:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
-        """The node's outputs are opaque; activations that end in it remember why."""
-        foreign = node.domain not in (*ONNX_DOMAINS, "com.microsoft", DOMAIN)
+        """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
+        # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
+        foreign = node.domain not in (*ONNX_DOMAINS, MICROSOFT, DOMAIN)
         for name in dict.fromkeys(node.input):
             fact = self._flow.facts.get(name)
             if foreign and fact is not None and fact.source is not None:
-                self._flow.near_misses.setdefault(
-                    name, Miss(f"{label(node)} is an operator that is not known", label(node))
-                )
+                self._flow.near_misses.setdefault(name, Miss(f"{label(node)} is an unknown operator", label(node)))
             activation = self._flow.activation_behind(name)
             if activation is not None:
                 self._flow.blocked[activation].append(miss)
@@ -179,21 +183,26 @@ class _Analysis:
         fact = self._flow.facts.get(data)
         outputs = list(node.output)
         if node.op_type == "DynamicQuantizeLinear":
+            # Outputs: the quantised data, their scale and their zero point. The scale comes back as a factor of the
+            # integer product (`_rescaled`).
             self._flow.scales.update(outputs[1:])
             outputs = outputs[:1]
-        tied = node.op_type in _QUANTISING  # where parts begin and end does not matter: each is a leaf of its own
+        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
+        # own, whatever its bounds.
+        tied = node.op_type in _QUANTISING
         if fact is None or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
+        # Columns with a stride, as where gate and value are interleaved, cannot be stated as `start:stop`.
         if node.op_type == "Slice" and not self._contiguous(node):
-            self._flow.near_misses.setdefault(data, Miss("the projection is taken apart with a stride", label(node)))
+            self._flow.near_misses.setdefault(data, Miss("the projection is sliced with a stride", label(node)))
             return
         axis = self._axis_after(node, fact.axis)
         for output in outputs:
             self._follow(output, data, fact, index, axis)
 
     def _axis_after(self, node: onnx.NodeProto, axis: int | None) -> int | None:
-        """Where the channel axis of the input lies in the output of a shape-only operator."""
+        """The channel axis in the output of a shape-only operator; None where it is lost."""
         if axis is None or node.op_type in _PARTS | _QUANTISING:
             return axis
         if node.op_type == "Transpose":
@@ -201,6 +210,8 @@ class _Analysis:
             if order is None or axis + len(order) not in order:
                 return None
             return order.index(axis + len(order)) - len(order)
+        # A Reshape that keeps the size of the last axis rearranges tokens only; one that changes it splits or merges
+        # channels. Where a size is unknown, the axis is assumed to survive.
         before, after = (self._view.type_of(name).shape for name in (node.input[0], node.output[0]))
         if axis != -1 or (
             before and after and isinstance(before[-1], int) and isinstance(after[-1], int) and before[-1] != after[-1]
@@ -215,7 +226,11 @@ class _Analysis:
         return steps is not None and bool((steps == 1).all())
 
     def _follow(self, output: str, data: str, fact: Fact, index: int, axis: int | None) -> None:
-        """`output` is an affine or shape-only image of `data`, tensor by tensor rather than entry by entry."""
+        """Record that `output` is an affine or shape-only image of `data`.
+
+        It becomes a leaf of its own (or a tensor beyond the activation), since its entries no longer correspond one to
+        one to those of `data`: the halves of a Split are a gate and a value.
+        """
         if fact.nonlinear or fact.ends is not None:
             self._flow.facts[output] = Fact((output,), ends=fact.ends or data, axis=axis)
         elif (source := self._affine_source(fact)) is not None:
@@ -231,7 +246,7 @@ class _Analysis:
     # -- elementwise operators -----------------------------------------------------------------------------
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
-        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
         data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
         if node.op_type == "Mul" and self._flow.scales.intersection(data):
             self._rescaled(index, node, [name for name in data if name not in self._flow.scales])
@@ -250,7 +265,7 @@ class _Analysis:
         self._combine(index, node, data, [fact for fact in facts if fact is not None])
 
     def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
-        """A product with a scale of dynamic quantisation: another scale, or the quantised product made floats."""
+        """Multiply by a scale of dynamic quantisation: the result is another scale, or the product as floats."""
         if not data:
             self._flow.scales.update(node.output)
         elif len(data) == 1 and (fact := self._flow.facts.get(data[0])) is not None:
@@ -265,11 +280,12 @@ class _Analysis:
         return True
 
     def _is_scalar(self, name: str, data: str) -> bool:
-        """One element, and not of a higher rank than the data (which would add axes)."""
+        """Whether a constant has one element and broadcasts without adding axes to the data."""
         if self._constants.scalar(name) is None:
             return False
         rank = len(self._constants.shape(name) or ())
         data_rank = self._view.type_of(data).rank
+        # Exporters write scalars with shape [] or [1], which are safe for data of unknown rank.
         return rank <= (1 if data_rank is None else max(data_rank, 0))
 
     def _per_channel(self, index: int, node: onnx.NodeProto, data: list[str], wide: list[str]) -> None:
@@ -288,13 +304,14 @@ class _Analysis:
         else:
             miss = Miss(f"{label(node)} has a constant of shape {list(shape)}, not one value per channel", label(node))
             self._block(node, miss)
+            # A bias per token, say. The tensor stays a leaf, with the reason, so that its activation is reported.
             source = self._affine_source(fact)
             if source is not None and source.miss is None:
                 output = node.output[0]
                 self._flow.facts[output] = Fact((output,), source=replace(source, miss=miss), axis=fact.axis)
 
     def _is_biased_sum(self, node: onnx.NodeProto, data: list[str], wide: list[str]) -> bool:
-        """Several projections and per-channel constants added up in one node."""
+        """Whether the node is a Sum of several projections and per-channel constants."""
         facts = [self._flow.facts.get(name) for name in data]
         shapes = [self._constants.shape(name) for name in wide]
         return (
@@ -316,6 +333,8 @@ class _Analysis:
     def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
         output = node.output[0]
         if any(fact.ends is not None for fact in facts):
+            # After a per-channel or shape-only operator a scalar factor may still follow. A nonlinear operator there is
+            # a second activation; directly after the first, the two would be one function.
             affine = len(facts) == 1 and self._is_affine(node, data)
             if affine:
                 self._follow(output, data[0], facts[0], index, facts[0].axis)
@@ -325,6 +344,7 @@ class _Analysis:
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not self._is_affine(node, data)
         if not nonlinear and len(leaves) > 1:
+            # A sum of projections is a projection: x W + (x A) B, for example, is a LoRA adapter beside its weight.
             sources = [source for leaf in leaves if (source := self._flow.source_of(leaf)) is not None]
             operators = tuple(operator for source in sources for operator in source.operators)
             trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
@@ -334,14 +354,17 @@ class _Analysis:
             )
             return
         if len(leaves) > 2:
+            # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
             return
         self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear, axis=facts[0].axis)
+        # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
         self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:
         if node.op_type in _SUMS or node.op_type in _TRANSPARENT:
             return True
+        # Not deduplicated: y * y has two data operands.
         operands = [name for name in node.input if name and name not in self._constants]
         if len(operands) != 1:
             return False

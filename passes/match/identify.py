@@ -1,8 +1,8 @@
-"""Naming the function that an activation region computes.
+"""Which function an activation region computes, whatever its spelling.
 
-Comes in: a region (nodes between leaves and its output) and the constants in it. Goes out: `Identified`, or
-`Unknown` with the nearest miss. The region is evaluated in float64 on a grid, dense near 0 and logarithmic to large
-magnitudes on both sides, and compared with the table of `passes.programs.activations`; how it is spelled plays no part.
+The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to large magnitudes of both signs, and
+compared with the entries of `passes.programs.activations`. Exporters spell one GELU in dozens of ways; its values are
+the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from passes.match.dataflow import FIRST_INPUT_ONLY
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.softmax import Array
 from passes.programs.solve import Function, Parameters
@@ -20,14 +21,13 @@ from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 
-_FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 _SLACK = 8
-"""A spelled-out activation may differ from its name by this many units of its constants' precision."""
+"""A spelled-out activation may differ from the table entry by this many units of its constants' precision."""
 
 
 IDENTICAL = 1e-13
-"""Two functions this close are the same one, evaluated in another order."""
+"""Two functions this close are the same function, evaluated in another order."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Identified:
     Attributes:
         activation: the table entry.
         parameters: its solved parameters.
-        error: largest distance from the region's own values on the grid, relative to max(1, |f|).
+        error: largest difference from the region's own values on the grid, relative to max(1, |f|).
         gated: for two leaves, the positions of gate and value among the region's leaves.
     """
 
@@ -57,18 +57,18 @@ class Identified:
 
     @property
     def label(self) -> str:
-        """The name as reports print it, with the parameters that are not the usual ones."""
+        """The name as reports print it, with any unusual parameters."""
         named = self.activation.label(self.parameters)
         return named if self.gated is None else f"{named}(gate) * value"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """No entry of the table agrees.
+    """A function that no table entry matches.
 
     Attributes:
-        reason: which comes closest, and by how much.
-        function: the function, where heads could be fitted to it: f(y), or h(gate) of h(gate) * value.
+        reason: the nearest entry, and its distance.
+        function: the function, where heads could be fitted to it: f(y), or the h of h(gate) * value.
         gated: the positions of gate and value among the region's leaves, for the latter.
     """
 
@@ -84,7 +84,7 @@ def grid() -> Array:
 
 
 class Identifier:
-    """Identifies regions of one view; regions of the same spelling and constants are evaluated once."""
+    """Identifies regions of one view; regions with the same nodes and constants are evaluated once."""
 
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
@@ -93,6 +93,7 @@ class Identifier:
 
     def identify(self, region: Region) -> Identified | Unknown:
         """Name the function of `region`; for two leaves, as activation(gate) * value."""
+        # All layers of a model share one spelling, and one evaluation serves them all.
         key = self._signature(region)
         if key not in self._known:
             self._known[key] = self._identify(region)
@@ -107,15 +108,17 @@ class Identifier:
         return env[region.output]
 
     def _arguments(self, node: onnx.NodeProto, env: Mapping[str, Array]) -> list[Array]:
-        names = list(node.input[:1] if node.op_type in _FIRST_INPUT_ONLY else node.input)
+        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
+        # Trailing absent inputs are dropped, as `elementwise` expects; those before a given one get a neutral value.
         while names and not names[-1]:
             names.pop()
         return [env[name] if name in env else self._scalar(name, position) for position, name in enumerate(names)]
 
     def _scalar(self, name: str, position: int) -> Array:
-        if not name:  # an absent optional bound, as in Clip(x, '', 6)
+        if not name:  # an absent lower bound, as in Clip(x, '', 6)
             return np.asarray(-np.inf if position == 1 else np.inf, dtype=np.float64)
         value = self._constants.scalar(name)
+        # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
         return np.asarray(np.nan if value is None else value, dtype=np.float64)
 
     def _signature(self, region: Region) -> object:
@@ -134,7 +137,7 @@ class Identifier:
         return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
     def _precision(self, region: Region) -> float:
-        """The relative precision of the region's floating-point constants: float64 where it has none."""
+        """The relative precision of the region's floating-point constants; float64 where it has none."""
         epsilon = _EPSILON["float64"] * 64  # the table itself is computed in float64
         for index in region.nodes:
             node = self._view.nodes[index]
@@ -153,6 +156,8 @@ class Identifier:
         return self._identify_gated(region, tolerance)
 
     def _identify_gated(self, region: Region, tolerance: float) -> Identified | Unknown:
+        # f(g, u) = h(g) u exactly where f(g, u) = f(g, 1) u for all g and u, here at random pairs. Which leaf is the
+        # gate is not known from the graph, so both orders are tried.
         rng = np.random.default_rng(0)
         value = rng.normal(0.0, 3.0, 512)
         gate = rng.normal(0.0, 3.0, 512)
@@ -174,6 +179,7 @@ class Identifier:
                 continue
             found = identify_function(weight, tolerance)
             if isinstance(found, Unknown) and _is_linear(weight, tolerance):
+                # A bilinear layer: its gate is not an activation of the table, but a program exists.
                 found = Identified(LINEAR, (float(weight(np.ones(1))[0]),), 0.0)
             if isinstance(found, Identified):
                 return replace(found, gated=slots)
@@ -183,7 +189,7 @@ class Identifier:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One table entry with solved parameters, and how far it is from the function."""
+    """One table entry with solved parameters, and its distance from the function."""
 
     error: float
     activation: Activation
@@ -193,17 +199,19 @@ class _Attempt:
 def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
     """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
 
-    A coarse dtype (float16) cannot always tell two activations apart; then the closest is the one that was meant,
-    and of those equally close the first in the table.
+    The constants of a coarse type (float16) may fit two activations; then the closest one is chosen, and among equally
+    close ones the first in the table.
     """
     points = grid()
     values = f(points)
     attempts = [attempt for entry in ACTIVATIONS if (attempt := _attempt(entry, f, points, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
+        # Equally close: within a factor of 4, or both within float64's own rounding.
         floor = 4 * min(attempt.error for attempt in agreeing) + 2.0**-46
         best = next(attempt for attempt in agreeing if attempt.error <= floor)
         return Identified(best.activation, best.parameters, best.error)
+    # Only for a better reason: an affine region would be nearest to some entry by accident.
     if _distance(lambda y, p: p[0] + p[1] * y, _line(f), points, values) <= tolerance:
         return Unknown("the function between the operators is affine, so there is no activation")
     nearest = min(attempts, key=lambda attempt: attempt.error, default=None)
@@ -213,7 +221,7 @@ def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
 def _attempt(
     activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
 ) -> _Attempt | None:
-    """Solve for the entry's parameters: plain numbers, or those that float32 stores, where they agree as well."""
+    """Solve for the entry's parameters, and prefer round or float32 numbers where they agree as well."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
     if solved is None:
@@ -224,6 +232,7 @@ def _attempt(
     found = [
         _Attempt(_distance(activation.function, p, points, values), activation, p) for p in (plain, stored, solved)
     ]
+    # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
     for bound in (IDENTICAL, tolerance):
         agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
         if agreeing is not None:
@@ -234,7 +243,7 @@ def _attempt(
 def _distance(
     function: Callable[[Array, Parameters], Array], parameters: Parameters, points: Array, values: Array
 ) -> float:
-    """Largest |values - function| over max(1, |function|); infinite where either is not a number."""
+    """Largest |values - function| / max(1, |function|); infinite where either is NaN."""
     with np.errstate(all="ignore"):
         expected = function(points, parameters)
         error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
@@ -243,13 +252,13 @@ def _distance(
 
 
 def _is_linear(f: Callable[[Array], Array], tolerance: float) -> bool:
-    """Whether f is a line through 0: a bilinear layer, when it is a gate's."""
+    """Whether f is a line through 0, the gate of a bilinear layer."""
     start, slope = _line(f)
     return start == 0.0 and _distance(lambda y, p: p[0] * y, (slope,), grid(), f(grid())) <= tolerance
 
 
 def _is_short(value: float) -> bool:
-    """Whether a constant is exact in every float type that can hold it (0.5, 1, 2, 3): it has no rounding."""
+    """Whether a constant is exact in every float type (0.5, 1, 2, 3), so that its type says nothing about precision."""
     return value * 64.0 == round(value * 64.0) and abs(value) <= 8.0
 
 
@@ -266,4 +275,4 @@ def _explain(nearest: _Attempt | None, points: Array, values: Array) -> str:
     points, values = points[usual], values[usual]
     gap = np.abs(values - nearest.activation.function(points, nearest.parameters)) / np.maximum(1.0, np.abs(values))
     worst, name = int(np.argmax(gap)), nearest.activation.name
-    return f"no known activation; the nearest, {name}, is off by {gap[worst]:.2g} at y = {points[worst]:.3g}"
+    return f"no known activation; the nearest, {name}, differs by {gap[worst]:.2g} at y = {points[worst]:.3g}"

@@ -1,7 +1,7 @@
-"""Linear operators: which nodes apply a constant weight to one data input.
+"""Linear operators: nodes that apply a constant weight to one data input.
 
-A node of a linear kind that does not qualify is a `Miss` with the reason. One table, `LINEAR_OPERATORS`, has an entry
-per operator; adding one is one line and one function.
+`LINEAR_OPERATORS` has an entry per operator; adding one takes one line and one function. A node of a listed type that
+does not qualify gives a `Miss` with the reason.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import onnx
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
 
+MICROSOFT = "com.microsoft"
+"""Domain of onnxruntime's contributed operators."""
+
 
 @dataclass(frozen=True)
 class Miss:
-    """Why something is not what it was tried as.
+    """Why a match failed.
 
     Attributes:
-        reason: words to act on.
+        reason: words that a user can act on.
         node: where it failed.
         kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
     """
@@ -33,21 +36,21 @@ class Miss:
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """A node that maps data linearly with a constant weight.
+    """A node that maps its data linearly by a constant weight.
 
     Attributes:
         node: index of the node in its view.
         kind: the operator as reports print it, for example `MatMul` or `Conv 1x1`.
         data: name of the data input.
-        weight: name of the weight, which is never read.
+        weight: name of the weight, whose values are never read.
         output: name of the output.
-        rowwise: whether the same map is applied to every token alone (false for a convolution with a
-            spatial kernel): only such operators bound an MLP.
+        rowwise: whether the same map is applied to each token separately, as the operators of an MLP do; a convolution
+            with a spatial kernel is not rowwise.
         axis: the axis of data and output that it maps, counted from the end: -1 for X W, -2 for W X and -rank + 1
             for a convolution.
         in_features: size of the input axis, None when unknown.
         out_features: size of the output axis, None when unknown.
-        added: a tensor that is no constant and that the node adds to the product, such as a residual fused into a Gemm.
+        added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
     """
 
     node: int
@@ -66,7 +69,7 @@ Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
 
 
 def linear_operator(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
-    """Recognise the node at `index` as a linear operator; a Miss says which condition failed; None: another kind."""
+    """The node at `index` as a linear operator; a Miss if it fails a condition, None if its type is not listed."""
     node = view.nodes[index]
     domain = "" if node.domain in ONNX_DOMAINS else node.domain
     recognise = LINEAR_OPERATORS.get((domain, node.op_type))
@@ -82,6 +85,7 @@ def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator
         return Miss("neither factor is constant", label(node))
     weight, data = (right, left) if right in constants else (left, right)
     shape = constants.shape(weight)
+    # Leading axes of size 1 broadcast: the same matrix for every token.
     if shape is not None and len(shape) > 2 and any(dim != 1 for dim in shape[:-2]):
         return Miss("the weight differs along a batch axis (grouped or per-expert weights)", label(node))
     features: Features = (shape[-2], shape[-1]) if shape is not None and len(shape) >= 2 else (None, None)
@@ -95,9 +99,9 @@ def _fused_matmul(view: GraphView, constants: Constants, index: int) -> LinearOp
     flags = _integers(node)
     left, right = node.input[0], node.input[1]
     if right not in constants or left in constants:
-        return Miss("the second factor is not the constant one", label(node))
+        return Miss("its second factor must be constant, and its first must not", label(node))
     if flags.get("transA") or flags.get("transBatchA") or flags.get("transBatchB"):
-        return Miss("a transposed data factor, so the product mixes tokens", label(node))
+        return Miss("the data factor is transposed, so the product mixes tokens", label(node))
     return _operator(view, index, "FusedMatMul", left, right, _matrix(constants, right, transposed=flags.get("transB")))
 
 
@@ -111,8 +115,9 @@ def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator |
         return Miss("neither factor is constant", label(node))
     bias = node.input[2] if len(node.input) > 2 else ""
     added = "" if bias in constants else bias
+    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
     if any(attribute.name == "activation" for attribute in node.attribute):
-        return Miss("it is fused with an activation that is not known", label(node))
+        return Miss("it is fused with an unknown activation", label(node))
     if right in constants and not flags.get("transA"):
         features = _matrix(constants, right, transposed=flags.get("transB"))
         return replace(_operator(view, index, node.op_type, left, right, features), added=added)
@@ -152,15 +157,17 @@ class EinsumMap:
 
 
 def einsum_map(equation: str, weight: int) -> EinsumMap | None:
-    """Read `bsd,df->bsf` and the like; `weight` is the operand that holds the matrix. None for anything else."""
+    """Read `bsd,df->bsf` and the like, `weight` being the position of the matrix; None for anything else."""
     left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
     if not arrow or len(operands) != 2:
         return None
     matrix, data = operands[weight], operands[1 - weight]
+    # A letter that occurs twice in a term takes a diagonal.
     known = all(len(set(term)) == len(term) for term in (matrix, data, output))
     if not known or len(matrix) != 2 or "." in matrix or len(data) != len(output):
         return None
+    # One letter of the matrix is contracted, the other takes its place in the output; nothing else may move.
     shared, new = set(matrix) & set(data), set(matrix) - set(data)
     if len(shared) != 1 or len(new) != 1:
         return None
@@ -169,7 +176,7 @@ def einsum_map(equation: str, weight: int) -> EinsumMap | None:
         return None
     axis = data.index(contracted) - len(data)
     if "." in data[axis:]:
-        return None  # how many axes the dots stand for is not known here
+        return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
     return EinsumMap(axis, transposed=matrix[0] == made)
 
 
@@ -180,9 +187,10 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
     if len(node.input) > 2 and node.input[2] and node.input[2] not in constants:
         return Miss("the bias is not constant", label(node))
     if any(attribute.name == "activation" for attribute in node.attribute) or len(node.input) > 3:
-        return Miss("it is fused with an activation or a sum that is not known", label(node))
+        return Miss("it is fused with a sum or an unknown activation", label(node))
     shape = constants.shape(node.input[1])
     group = _integers(node).get("group", 1)
+    # A 1x1 kernel that skips or pads positions does not map every token, and is not rowwise either.
     pointwise = shape is not None and all(size == 1 for size in shape[2:])
     for attribute in node.attribute:
         neutral = {"strides": 1, "pads": 0}.get(attribute.name)
@@ -196,7 +204,7 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
 
 
 def _quantised(weight: int) -> Recognise:
-    """Operators with a quantised constant weight at input `weight`, whose other inputs are scales and zero points."""
+    """Recognise an operator with a quantised constant weight at input `weight`; the rest are scales and zero points."""
 
     def recognise(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
         node = view.nodes[index]
@@ -207,7 +215,7 @@ def _quantised(weight: int) -> Recognise:
             return None
         sizes = _integers(node)
         features: Features = _matrix(constants, name)
-        if "N" in sizes and "K" in sizes:
+        if "N" in sizes and "K" in sizes:  # packed weights, whose dims are not those of the matrix
             features = (sizes["K"], sizes["N"])
         return _operator(view, index, node.op_type, data, name, features)
 
@@ -218,7 +226,7 @@ Features = tuple[int | None, int | None]
 
 
 def _matrix(constants: Constants, weight: str, *, transposed: int | bool | None = False) -> Features:
-    """Input and output features of a weight matrix, as far as they are known."""
+    """Input and output features of a weight matrix, (None, None) where its shape is unknown."""
     shape = constants.shape(weight)
     if shape is None or len(shape) < 2:
         return (None, None)
@@ -252,8 +260,6 @@ def _operator(
         out_features=features[1],
     )
 
-
-MICROSOFT = "com.microsoft"
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "MatMul"): _matmul,

@@ -1,9 +1,8 @@
-"""Lowering: fused operators and local functions taken apart, so that a block's parts can be seen.
+"""Lowering: decomposing fused operators and inlining local functions that hide parts of MLP blocks.
 
-Comes in: a model. Goes out: an equivalent model in which an activation fused with its bias or with its linear operator
-stands as nodes of its own, and local functions that hold parts of blocks are inlined. Only the copy is changed. What no
-converted block needs is put back by lowering again with `keep` (`passes.plan`). One table, `LOWERINGS`, has an entry
-per fused operator.
+The result is an equivalent model in which every activation consists of nodes of its own. The plan lowers a second time
+with `keep`, to leave alone whatever no converted block needs (`passes.plan`). `LOWERINGS` has an entry per fused
+operator.
 """
 
 from __future__ import annotations
@@ -14,27 +13,16 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
+from passes.match.linear import MICROSOFT
 from passes.match.marks import DOMAIN
 from rewriter.graph.view import ONNX_DOMAINS, subgraphs
 
-MICROSOFT = "com.microsoft"
-
 _PARTS_OF_BLOCKS = {
     *("MatMul", "Gemm", "Conv", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus"),
-    *(
-        "HardSwish",
-        "HardSigmoid",
-        "LeakyRelu",
-        "PRelu",
-        "Elu",
-        "Selu",
-        "Celu",
-        "Clip",
-        "QuickGelu",
-        "FastGelu",
-        "BiasGelu",
-    ),
+    *("HardSwish", "HardSigmoid", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Clip"),
+    *("QuickGelu", "FastGelu", "BiasGelu"),
 }
+"""Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +30,8 @@ class Lowered:
     """A lowered model.
 
     Attributes:
-        model: the model; the very object that came in where nothing was to do.
-        fused: names of the outputs of fused operators that were taken apart.
+        model: the lowered model; the original object where there was nothing to lower.
+        fused: names of the outputs of decomposed operators.
         inlined: names of the local functions that were inlined.
     """
 
@@ -56,14 +44,14 @@ Lower = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 
 
 def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> Lowered:
-    """Lower `model`, but for the fused operators whose outputs are named in `keep`."""
+    """Lower `model`, except for fused operators whose outputs are named in `keep`."""
     functions = _relevant_functions(model)
     if functions:
         model = onnx.inliner.inline_selected_functions(model, functions, exclude=False)
     found = [node.output[0] for graph in _graphs(model.graph) for node in graph.node if _lowered(node) is not None]
     wanted = frozenset(found) - keep
     if wanted:
-        if not functions:
+        if not functions:  # the inliner has made a copy already
             original, model = model, onnx.ModelProto()
             model.CopyFrom(original)
         for graph in _graphs(model.graph):
@@ -72,12 +60,13 @@ def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> Lowered
 
 
 def _relevant_functions(model: onnx.ModelProto) -> list[tuple[str, str]]:
-    """Local functions that hold a linear operator or an activation, themselves or in a function they call."""
+    """Local functions that contain a linear operator or an activation, directly or in a function that they call."""
     holding = {
         (function.domain, function.name)
         for function in model.functions
         if function.domain != DOMAIN and any(_is_part(node) for node in _nodes(function))
     }
+    # Up the call graph to a fixed point. ONNX forbids recursion, so it ends after as many rounds as calls are nested.
     grown = True
     while grown:
         callers = {
@@ -118,8 +107,9 @@ def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
     for node in graph.node:
         parts = _lowered(node) if node.output and node.output[0] in wanted else None
         for part in parts or ():
-            part.metadata_props.extend(node.metadata_props)
+            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
         result.extend(parts or [_copied(node)])
+    # Deleting frees the nodes of the repeated field, so the result holds copies.
     del graph.node[:]
     graph.node.extend(result)
 
@@ -141,7 +131,7 @@ def _lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 def _step(
     node: onnx.NodeProto, operator: str, inputs: list[str], last: bool, domain: str = "", part: str = ""
 ) -> onnx.NodeProto:
-    """One node of the lowered form; the last writes what the fused operator wrote."""
+    """One node of the decomposition; the last one has the output of the fused operator."""
     suffix = part or operator.lower()
     output = node.output[0] if last else f"{node.output[0]}/{suffix}"
     return onnx.helper.make_node(operator, inputs, [output], f"{node.name or node.output[0]}/{suffix}", domain=domain)
@@ -154,7 +144,7 @@ def _bias_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 def _fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     if len(node.input) < 2 or not node.input[1]:
-        return None
+        return None  # without a bias it is a plain activation
     bias = _step(node, "Add", list(node.input), last=False, part="bias")
     return [bias, _step(node, "FastGelu", [bias.output[0]], last=True, domain=MICROSOFT)]
 
@@ -171,6 +161,7 @@ def _fused_linear(operator: str) -> Lower:
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         attributes = {attribute.name: attribute for attribute in node.attribute}
+        # The fourth input of FusedConv is a tensor that is added before the activation.
         if "activation" not in attributes or len(node.input) > 3:
             return None
         activation = attributes["activation"].s.decode("utf-8", "replace")
@@ -185,6 +176,8 @@ def _fused_linear(operator: str) -> Lower:
     return lowered
 
 
+# onnxruntime's graph optimiser writes FusedGemm and FusedConv. Their activations are named like ONNX operators, and
+# these are the attributes that the operators take, in the order of `activation_params`.
 _ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
     "Relu": (),
     "Sigmoid": (),

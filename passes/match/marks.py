@@ -1,7 +1,7 @@
-"""How this pass marks what it made, and knows it again.
+"""Marks on the nodes that this pass emits, by which a later run recognises them.
 
-Comes in: a node. Goes out: the block that an earlier run made it for. Marks are the operator domain of the model-local
-functions and node metadata; the metadata also holds what the block was made from.
+A mark is the operator domain of a model-local function or an entry in the node's metadata, which also records the head
+program.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ PROGRAM_KEY = f"{DOMAIN}.program"
 
 
 def made_for(node: onnx.NodeProto) -> str | None:
-    """The name of the block that an earlier run of this pass made the node for; None for any other node."""
+    """The name of the block for which an earlier run emitted the node; None for any other node."""
     for entry in node.metadata_props:
         if entry.key == BLOCK_KEY:
             return str(entry.value)
+    # Tools may drop metadata on a round trip; a call of a model-local function is known by its domain and name.
     return node.name.partition("/heads")[0] if node.domain == DOMAIN else None
 
 
 def program_of(node: onnx.NodeProto) -> str | None:
-    """The name of the head program that an earlier run of this pass made the node for."""
+    """The name of the head program for which an earlier run emitted the node; None for any other node."""
     return next((str(entry.value) for entry in node.metadata_props if entry.key == PROGRAM_KEY), None)

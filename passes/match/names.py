@@ -1,8 +1,7 @@
-"""Names of blocks: the module path that the exporter left in the graph.
+"""Names of blocks, such as `model.layers.0.mlp`: the module path that the exporter left in the graph.
 
-Comes in: the operators of a block. Goes out: a unique name such as `model.layers.0.mlp`. Sources, best first: the
-dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node names, the names of
-the weights; else `mlp_<n>`.
+Sources, best first: the dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node
+names, the names of the weights, the nodes of the activation. A block without any of these is called `mlp`, `mlp_2`, ...
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from rewriter.graph.view import GraphView
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
-_TRAILING_OPERATOR = re.compile(r"_\d+$")
+_TRAILING_NUMBER = re.compile(r"_\d+$")
 
 
 class Namer:
-    """Gives each block of a model a name once; a name that is taken gets a number.
+    """Gives each block of a model a unique name; a name that is taken gets a number.
 
-    `reserved` holds names that the model uses already in `<name>/heads/...`, so that new tensors never meet old ones.
+    `reserved` holds names for which the model already has tensors `<name>/heads/...`, so that new tensors never collide
+    with existing ones.
     """
 
     def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
@@ -41,6 +41,7 @@ class Namer:
         operators = [*(op.node for op in first), *(op.node for op in second[:1])]
         paths = [path for index in operators if (path := _module_path(view.nodes[index]))]
         if len(paths) < len(operators) or not paths:
+            # A partial list would name a block after one operator (`mlp.fc1`), so weights replace it altogether.
             paths = [path for op in (*first, *second[:1]) if (path := _weight_path(op.weight))]
         common = _common(paths)
         if not common and region:
@@ -73,6 +74,7 @@ def _dynamo_path(value: str) -> list[str]:
         return []
     if not isinstance(scopes, list) or len(scopes) < 2:
         return []
+    # Scopes run from the root module down to the operator itself; the last but one is the operator's own module.
     return [part for part in str(scopes[-2]).split(".") if part]
 
 
@@ -80,11 +82,12 @@ def _weight_path(weight: str) -> list[str]:
     if "." not in weight:
         return []
     parts = weight.split(".")[:-1]
-    return [_TRAILING_OPERATOR.sub("", part) if part.startswith("onnx::") else part for part in parts]
+    # TorchScript numbers folded weights, as in `onnx::MatMul_1234`; the numbers differ within a block.
+    return [_TRAILING_NUMBER.sub("", part) if part.startswith("onnx::") else part for part in parts]
 
 
 def _common(paths: list[list[str]]) -> str:
-    """The longest common path, joined with dots and free of characters that would confuse a reader or a glob."""
+    """The longest common prefix, joined with dots and free of characters that are special in a glob."""
     if not paths:
         return ""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]

@@ -1,8 +1,8 @@
 """The constant operands of a block's linear operators, as arrays with a neuron axis.
 
-Comes in: a block whose linear operators are plain MatMul or Gemm, with biases, and a way to read weights. Goes out:
-`Layer`: every operand that has an entry per neuron, and where a constant can be added behind the second operators;
-or the reason why the block is no such block. Used by `passes.neurons.merge`. Nothing is changed.
+A `Layer` holds every operand with an entry per neuron, and the biases of the second operators, to which constants can
+be added. It exists for blocks whose linear operators are plain MatMul or Gemm nodes with biases; others raise
+`NotPlainError`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.blocks import Block
+from passes.match.dataflow import FLOATS
 from passes.match.linear import LinearOperator
 from rewriter.graph.view import GraphView, label
 
@@ -23,16 +24,11 @@ AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Gives the values of a tensor, inline or external, in its own element type."""
 
-_FLOATS = frozenset(
-    (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-)
-
-
 NO_AXIS = -1
 
 
 class NotPlainError(Exception):
-    """Why a block's neurons cannot be told apart; the message is the reason."""
+    """A block whose operands cannot be split by neuron; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Projection:
-    """What makes one pre-activation: weight and biases (at most one inside a Gemm and one behind it)."""
+    """The operands of one pre-activation: weight and biases (at most one inside a Gemm and one in an Add after it)."""
 
     leaf: str
     data: str
@@ -75,13 +71,14 @@ class Projection:
 
 @dataclass(frozen=True)
 class Output:
-    """A second operator, and the bias that a constant can be added to; None where one must be made.
+    """A second operator with its bias.
 
     Attributes:
         operator: the operator.
         weight: its weight.
-        bias: bias inside a Gemm, or of an Add that alone reads the operator's output.
-        biased: the tensor behind the bias.
+        bias: the bias inside a Gemm, or of an Add that is the only consumer of the operator's output; None where a
+            constant needs an Add of its own.
+        biased: the tensor after the bias.
     """
 
     operator: LinearOperator
@@ -96,9 +93,9 @@ class Layer:
 
     Attributes:
         gate: the projection that the activation reads.
-        value: the other one of a gated block; None in a plain one.
+        value: the other projection of a gated block; None in a plain block.
         outputs: the second operators.
-        hidden: the tensors that have a channel per neuron.
+        hidden: the tensors with a channel per neuron.
     """
 
     gate: Projection
@@ -108,7 +105,7 @@ class Layer:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Everything with a neuron axis."""
+        """All operands with a neuron axis."""
         first = [self.gate] + ([self.value] if self.value is not None else [])
         found = [operand for projection in first for operand in (projection.weight, *projection.biases)]
         return (*(operand for operand in found if operand.axis != NO_AXIS), *(out.weight for out in self.outputs))
@@ -118,10 +115,10 @@ def read_layer(view: GraphView, block: Block, read: Read) -> Layer:
     """The operands of `block`.
 
     Raises:
-        NotPlainError: with the reason why its neurons cannot be told apart, or cannot be removed.
+        NotPlainError: its operands cannot be split by neuron, or its neurons cannot be removed.
     """
     if not block.second:
-        raise NotPlainError("no second operator reads its neurons")
+        raise NotPlainError("no linear operator reads its neurons")
     gate = read_projection(view, block, block.gate, read)
     value = None if block.value == block.gate else read_projection(view, block, block.value, read)
     outputs = tuple(_output(view, operator, read) for operator in block.second)
@@ -129,35 +126,38 @@ def read_layer(view: GraphView, block: Block, read: Read) -> Layer:
     sizes = {operand.array.shape[operand.axis] for operand in layer.operands}
     if len(sizes) != 1:
         raise NotPlainError(f"its weights disagree about the number of neurons: {sorted(sizes)}")
+    # Neurons are compared bit for bit, and rows added, in one type.
     if len({operand.elem_type for operand in layer.operands}) != 1:
-        raise NotPlainError("its weights are of several element types")
+        raise NotPlainError("its weights have different element types")
     return layer
 
 
 def constant_operand(view: GraphView, node: int, slot: int, read: Read) -> Operand:
-    """A constant input of a node, looked up through Identity and matrix transposition; its axis is left open.
+    """A constant input of a node, followed through Identity and matrix transposition; its neuron axis is not set.
 
     Raises:
-        NotPlainError: it is computed in another way, may be replaced by a caller, or holds no floating-point numbers.
+        NotPlainError: it is computed in another way, a caller may override it, or its type is not floating-point.
     """
     name = wanted = view.nodes[node].input[slot]
     transposed = False
     while name not in view.initializers or name in view.overridable:
         if name in view.overridable:
-            raise NotPlainError(f"its weight '{name}' is a graph input too, which a caller may replace")
+            raise NotPlainError(f"its weight '{name}' is also a graph input, which a caller may override")
         maker = view.made_by(name)
         if maker is None or not view.is_onnx(maker) or maker.op_type not in ("Constant", "Identity", "Transpose"):
-            raise NotPlainError(f"its weight is computed by {label(maker)}" if maker is not None else "no weight")
+            raise NotPlainError(
+                f"its weight is computed by {label(maker)}" if maker is not None else "it has no weight"
+            )
         if maker.op_type == "Constant":
             tensor = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
             if tensor is None:
-                raise NotPlainError(f"its weight {label(maker)} is no tensor")
+                raise NotPlainError(f"its weight {label(maker)} is not a tensor")
             break
         transposed ^= maker.op_type == "Transpose" and _turns_matrix(maker)
         name = maker.input[0]
     else:
         tensor = view.initializers[name]
-    if tensor.data_type not in _FLOATS:
+    if tensor.data_type not in FLOATS:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise NotPlainError(f"its weight '{wanted}' holds {kind}, not floating-point numbers")
     array = read(tensor)
@@ -172,11 +172,12 @@ def _turns_matrix(node: onnx.NodeProto) -> bool:
 
 
 def read_projection(view: GraphView, block: Block, leaf: str, read: Read) -> Projection:
-    """The weight and the biases that make one pre-activation.
+    """The weight and the biases of one pre-activation.
 
     Raises:
-        NotPlainError: it is made in another way than by MatMul or Gemm on a constant weight.
+        NotPlainError: its producer is not a MatMul or Gemm with a constant weight.
     """
+    # The pre-activation comes from a Gemm or MatMul itself, or from one Add of a bias after it.
     index = view.producer[leaf]
     outer: list[Operand] = []
     nodes = [index]
@@ -193,29 +194,30 @@ def read_projection(view: GraphView, block: Block, leaf: str, read: Read) -> Pro
 
 
 def _added(view: GraphView, index: int, operators: frozenset[int], read: Read) -> tuple[Operand, str]:
-    """The constant that an Add adds to the output of one of the operators, and that output."""
+    """The constant that an Add adds to the output of one of the operators, and the name of that output."""
     node = view.nodes[index]
     if not view.is_onnx(node) or node.op_type != "Add":
         raise NotPlainError(f"{label(node)} stands between the first operator and the activation")
     data = [slot for slot in (0, 1) if view.producer.get(node.input[slot]) in operators]
     if len(data) != 1:
-        raise NotPlainError(f"{label(node)} adds something else than a bias to one projection")
+        raise NotPlainError(f"{label(node)} does not add a bias to one projection")
     return constant_operand(view, index, 1 - data[0], read), node.input[data[0]]
 
 
 def _weight(
     view: GraphView, operator: LinearOperator, read: Read, *, neurons_last: bool
 ) -> tuple[Operand, tuple[Operand, ...]]:
-    """Weight and inner bias of a MatMul or Gemm; neurons are columns of W1, and rows of W2."""
+    """Weight and inner bias of a MatMul or Gemm; neurons are the columns of W1 and the rows of W2."""
     node = view.nodes[operator.node]
     if not view.is_onnx(node) or operator.kind not in ("MatMul", "Gemm"):
-        raise NotPlainError(f"{label(node)} is no plain MatMul or Gemm")
+        raise NotPlainError(f"{label(node)} is not a plain MatMul or Gemm")
     flags = {attribute.name: attribute for attribute in node.attribute}
     if any(name in flags and flags[name].f != 1.0 for name in ("alpha", "beta")):
         raise NotPlainError(f"{label(node)} scales its operands")
     weight = constant_operand(view, operator.node, 1, read)
     if weight.array.ndim != 2:
-        raise NotPlainError(f"the weight of {label(node)} is no matrix")
+        raise NotPlainError(f"the weight of {label(node)} is not a matrix")
+    # [in, out], or [out, in] with transB: the neurons are outputs of W1 and inputs of W2.
     turned = "transB" in flags and flags["transB"].i != 0
     weight = Operand(weight.node, 1, weight.name, weight.array, weight.elem_type, int(neurons_last != turned))
     has_bias = operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]
@@ -223,12 +225,12 @@ def _weight(
 
 
 def _along_channels(bias: Operand, weight: Operand) -> Operand:
-    """A bias with its neuron axis found: the last, or none where one value serves all neurons."""
+    """A bias with its neuron axis: the last one, or none where all neurons share one value."""
     neurons = weight.array.shape[weight.axis]
     if bias.array.size == 1:
         return bias
     if bias.array.size != neurons or bias.array.shape[-1] != neurons:
-        raise NotPlainError(f"its bias '{bias.name}' has the shape {list(bias.array.shape)}, not one value per neuron")
+        raise NotPlainError(f"its bias '{bias.name}' has shape {list(bias.array.shape)}, not one value per neuron")
     axis = bias.array.ndim - 1
     return Operand(bias.node, bias.slot, bias.name, bias.array, bias.elem_type, axis)
 
@@ -237,6 +239,7 @@ def _output(view: GraphView, operator: LinearOperator, read: Read) -> Output:
     weight, inner = _weight(view, operator, read, neurons_last=False)
     channels = weight.array.shape[1 - weight.axis]
     if inner:
+        # A scalar bias cannot take up one constant per channel.
         return Output(operator, weight, inner[0] if _one_each(inner[0], channels) else None, operator.output)
     readers = view.consumers.get(operator.output, ())
     if len(readers) == 1 and operator.output not in view.outputs and view.nodes[readers[0]].op_type == "Add":
@@ -254,11 +257,12 @@ def _one_each(bias: Operand, channels: int) -> bool:
 
 
 def _hidden(view: GraphView, block: Block, gate: Projection, value: Projection | None) -> tuple[str, ...]:
-    """The tensors with a channel per neuron; nothing but the block itself may read them."""
+    """The tensors with a channel per neuron, which nothing but the block itself may read."""
     projections = (gate,) if value is None else (gate, value)
     inside = {*block.region.nodes, *(index for projection in projections for index in projection.nodes)}
     readers = {operator.node for operator in block.second}
     names = [name for index in sorted(inside) for name in view.nodes[index].output if name]
+    # A consumer outside the block would read fewer channels than before.
     for name in names:
         if name in view.outputs:
             raise NotPlainError(f"its hidden tensor '{name}' is an output of the graph")

@@ -1,9 +1,8 @@
-"""A block's linear operators as plain projections: y = x W1 + b1 and W2, by the names of their constants.
+"""A block's linear operators as plain matrices, y = x W1 + b1 and W2, by the names of their constants.
 
-Comes in: a block and the view it was found in. Goes out: `Projections`, or the `Miss` that stands in the way. No weight
-is read. The forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) write their W_Q, W_V
-and W_O in terms of these names, so that no weight is stored twice. Where weights cannot be had so (quantised, a
-convolution, several operators added up) those forms leave the operators where they are, and use them as projections.
+Forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) express W_Q, W_V and W_O in terms
+of these names, so weights are neither read nor stored twice. For blocks whose weights are not plain matrices
+(quantised, convolutions, sums of operators) those forms keep the operators in place and use them as projections.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
 _LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
-"""Operators that keep all entries in order. So between two tensors with the same last axis they move no token."""
+"""Operators that keep all entries in order: between two tensors with the same last axis they do not move tokens."""
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A constant with one value per channel, or one for all.
+    """A constant with one value per channel, or one for all; only channels `start:stop` are used.
 
     Attributes:
         name: the constant.
-        size: its elements.
-        start: first of the channels that are taken.
-        stop: end of those; None: all.
+        size: the number of its elements.
+        start: the first channel.
+        stop: the end of the channels; None for all.
     """
 
     name: str
@@ -48,10 +47,10 @@ class Projection:
         weight: the constant matrix, [in, out], or [out, in] if `transposed`.
         transposed: its layout.
         in_features: rows of the matrix (as [in, out]).
-        out_features: columns that are taken.
+        out_features: columns in `start:stop`.
         biases: constants added to the output.
-        start: first of the columns that are taken.
-        stop: end of those; None: all of them.
+        start: the first column.
+        stop: the end of the columns; None for all.
     """
 
     data: str
@@ -64,7 +63,7 @@ class Projection:
     stop: int | None = None
 
     def part(self, start: int, stop: int) -> Projection:
-        """The same with some of the output channels."""
+        """The projection restricted to some of its output channels."""
         biases = tuple(
             bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
             for bias in self.biases
@@ -77,13 +76,14 @@ class Projections:
     """A whole MLP block in plain matrices.
 
     Attributes:
-        query: makes the pre-activation y.
-        value: makes what the activation is multiplied with; `query` itself where that is y.
+        query: gives the pre-activation y.
+        value: gives the factor of the activation in a gated block; `query` itself in a plain one.
         output: W2, with the bias that its operator adds; `data` is the activation's output.
-        result: the output of the second operator.
-        rank: axes of the block's input.
-        result_rank: axes of its result: the same, or 2 where the operator works on tokens one below the other.
-        shapes: tensors that hold the shape of a tensor between the operators; it is computed from the input instead.
+        result: the output of the second operator, after its bias.
+        rank: number of axes of the block's input.
+        result_rank: that of its result: the same, or 2 where batch and tokens are one axis.
+        shapes: outputs of Shape nodes that read a tensor between the operators; they are computed from the input
+            instead, since that tensor goes.
     """
 
     query: Projection
@@ -96,12 +96,12 @@ class Projections:
 
     @property
     def gated(self) -> bool:
-        """Whether values are another projection than queries."""
+        """Whether values and queries are different projections."""
         return self.value != self.query
 
 
 def projections_of(view: GraphView, block: Block) -> Projections | Miss:
-    """Read the linear operators of `block` as plain matrices."""
+    """The linear operators of `block` as plain matrices, or a Miss where they are something else."""
     return _Reader(view).read(block)
 
 
@@ -111,6 +111,7 @@ class _Reader:
         self._constants = Constants(view)
 
     def read(self, block: Block) -> Projections | Miss:
+        # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
         if len(block.second) != 1:
             reason = "several linear operators read" if block.second else "no linear operator reads"
             return Miss(f"{reason} the activation's output", block.output)
@@ -131,8 +132,9 @@ class _Reader:
         types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
         types |= {block.elem_type, block.gate_type, block.value_type}
         if len(types) != 1:
-            return Miss("its tensors have several element types", block.output)
+            return Miss("its tensors have different element types", block.output)
         result, output = self._with_bias(block.second[0].output, output)
+        # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
         rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
@@ -141,7 +143,7 @@ class _Reader:
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
     def _leaf(self, block: Block, leaf: str) -> Projection | Miss:
-        """The operator and the steps behind it that make a leaf, followed backwards and then read forwards."""
+        """The projection that produces a leaf: its operator, then the bias, layout and split nodes after it."""
         chain: list[tuple[onnx.NodeProto, str]] = []
         tensor = leaf
         made = {operator.output: operator for operator in block.first}
@@ -149,7 +151,7 @@ class _Reader:
             node = self._view.made_by(tensor)
             data = [] if node is None else self._data_of(node)
             if node is None or len(data) != 1:
-                return Miss("a projection is not one linear operator alone", leaf)
+                return Miss("a projection is not a single linear operator", leaf)
             chain.append((node, tensor))
             tensor = data[0]
         projection = self._matrix(made[tensor])
@@ -160,7 +162,7 @@ class _Reader:
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
-        """Inputs that are data: neither constants nor the shape of a Reshape."""
+        """The inputs that are data, neither constants nor the shape of a Reshape."""
         names = node.input[:1] if node.op_type in _LAYOUT_ONLY else node.input
         return [name for name in names if name and name not in self._constants]
 
@@ -171,7 +173,7 @@ class _Reader:
             if len(found) == len(vectors):
                 return replace(projection, biases=(*projection.biases, *found))
         elif node.op_type in _LAYOUT_ONLY:
-            if self._width(output) in (None, projection.out_features):
+            if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
         elif node.op_type in ("Split", "Slice"):
             bounds = self._split(node, output, projection.out_features) if node.op_type == "Split" else None
@@ -204,7 +206,7 @@ class _Reader:
             sizes = [int(size) for size in given.reshape(-1)]
         if sizes is None:
             count = len(node.output)
-            if channels % count:
+            if channels % count:  # opset 18 allows a smaller last part; earlier ones do not
                 return None
             sizes = [channels // count] * count
         number = list(node.output).index(output)
@@ -256,7 +258,7 @@ class _Reader:
         )
 
     def _with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
-        """The sum of the second operator's output and a bias, where nothing else reads the former."""
+        """The second operator with the bias of a following Add, if that Add is the only consumer of its output."""
         readers = self._view.consumers.get(result, ())
         node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
         if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
@@ -267,12 +269,12 @@ class _Reader:
         return node.output[0], step
 
     def _same_rank(self, block: Block, tensor: str) -> bool:
-        """Whether a tensor surely has the leading axes of the block's input."""
+        """Whether a tensor is known to have the rank of the block's input, and so its leading axes."""
         ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
         return len(ranks) == 1 and None not in ranks
 
     def _shape_nodes(self, tensor: str) -> set[int]:
-        """Nodes that read nothing of a tensor but its whole shape."""
+        """Nodes that read only the shape of a tensor, all of it."""
         readers = self._view.consumers.get(tensor, ())
         nodes = self._view.nodes
         return {index for index in readers if nodes[index].op_type == "Shape" and not nodes[index].attribute}
@@ -288,7 +290,9 @@ class _Reader:
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _quantised(self, weight: str) -> bool:
-        """Whether a constant is more than an initializer in another layout: it is better left to its own operators."""
+        """Whether a weight is computed by more than layout nodes and casts, as by DequantizeLinear."""
+        # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
+        # quantisation.
         while (node := self._view.made_by(weight)) is not None:
             if node.op_type == "Constant":
                 return False
@@ -298,7 +302,7 @@ class _Reader:
         return False
 
     def _unflattened(self, data: str) -> str:
-        """Where tokens of several sequences were laid one below the other for an operator, the tensor before that."""
+        """The tensor before a Reshape that merges batch and tokens into one axis for a Gemm; `data` where none does."""
         node = self._view.made_by(data)
         if node is None or node.op_type not in ("Reshape", "Flatten"):
             return data
@@ -307,7 +311,7 @@ class _Reader:
         return node.input[0] if (before.rank or 0) > 2 and len(widths) == 1 and None not in widths else data
 
     def _way_out(self, block: Block) -> Miss | None:
-        """Between the activation's output and the second operator only the layout may change, and nobody else reads."""
+        """Why the second operator is not the activation's only consumer, through layout nodes; None where it is."""
         tensor = block.second[0].data
         while True:
             own = tensor == block.output and self._same_rank(block, tensor)

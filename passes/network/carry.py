@@ -1,9 +1,8 @@
-"""Carrying it out: the graph with m more rows in its residual stream.
+"""Emitting a graph whose residual stream has m more rows, the bias tokens (Theorem 6).
 
-Comes in: a model, the view of its main graph and a `Route`. Goes out: a new model that computes the same outputs; every
-tensor on the route has N + m rows, the last m of which are bias tokens. They are appended once (`bias_token/stream`),
-kept apart from the tokens in every softmax, and cut off where a node that is not on the route reads a carried tensor.
-Blocks that read the bias tokens know them by the tensors of `passes.network.names`.
+Every tensor on the route has N + m rows, the last m of which are bias tokens. They are appended once
+(`bias_token/stream`), kept apart from the tokens in every softmax, and cut off where a node outside the route reads a
+carried tensor. The outputs stay the same. Blocks find the bias tokens by the tensors of `passes.network.names`.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ def carry(model: onnx.ModelProto, view: GraphView, route: Route, bias_tokens: in
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     result.graph.initializer.extend(carrier.constants())
+    # Declared shapes of carried tensors say N where there are now N + m rows.
     kept = [value for value in result.graph.value_info if value.name not in route.sizes]
     del result.graph.value_info[:]
     result.graph.value_info.extend(kept)
@@ -61,6 +61,7 @@ class _Carrier:
                 self._on_route(node, step)
             if entry in node.output:
                 self._get_on()
+            # A carried graph output keeps its name for the tokens alone; the wide tensor gets another one.
             for name in node.output:
                 if name in self._view.outputs and name in self._route.sizes and name != entry:
                     self._nodes[-1].output[list(node.output).index(name)] = _wide(name)
@@ -74,11 +75,12 @@ class _Carrier:
     # -- the nodes of the graph ------------------------------------------------------------------------------
 
     def _off_route(self, node: onnx.NodeProto) -> None:
-        """A node that sees the tokens alone."""
+        """Copy a node outside the route, which reads the tokens only."""
         inputs = [self._cut(name) if name in self._route.sizes else name for name in node.input]
         self._copy(node, inputs)
 
     def _on_route(self, node: onnx.NodeProto, step: Step) -> None:
+        """Copy a node on the route with the edits of its step."""
         inputs = [self._name(name) for name in node.input]
         for pad in step.pads:
             inputs = [self._pad(pad) if name == pad.tensor else name for name in inputs]
@@ -99,7 +101,7 @@ class _Carrier:
         return copy
 
     def _name(self, tensor: str) -> str:
-        """What a carried tensor is called with its further rows; every other tensor as it is."""
+        """The name of the tensor on the route; tensors off the route keep theirs."""
         if tensor == self._route.entry:
             return STREAM
         return _wide(tensor) if tensor in self._route.sizes and tensor in self._view.outputs else tensor
@@ -107,7 +109,8 @@ class _Carrier:
     # -- getting on and off ----------------------------------------------------------------------------------
 
     def _get_on(self) -> None:
-        """Append the bias tokens: rows of zeros, which every sublayer knows by their place."""
+        """Append the bias tokens, rows of zeros, and compute the tensors that identify them."""
+        # Zeros suffice: sublayers recognise bias tokens by the indicators, which depend on the row's position only.
         shape = self._node("Shape", [self._route.entry], "entry_shape")
         batch = self._node("Gather", [shape, self._integers(0)], "batch", axis=0)
         self._node("Gather", [shape, self._integers(1)], "tokens", axis=0)
@@ -131,9 +134,9 @@ class _Carrier:
         self._node("Equal", [which, self._integers(*range(1 + self._m))], "indicators")
 
     def _cut(self, tensor: str, output: str | None = None) -> str:
-        """The tokens' rows of a carried tensor alone."""
+        """The rows of a carried tensor that belong to tokens."""
         if tensor == self._route.entry:
-            return tensor
+            return tensor  # under its own name the entry has no bias tokens; with them it is `STREAM`
         if tensor in self._view.outputs and output is None:
             return tensor
         key = ("cut", tensor)
@@ -152,7 +155,8 @@ class _Carrier:
                     "Slice", [name, zero, COUNT, self._integers(axis)], f"{label}_{axis}", output if last else None
                 )
             return name
-        # batch and tokens are one axis, the first
+        # Batch and tokens are merged into the first axis, so the bias tokens are not at its end but after every
+        # sequence: split it as [batch, N + m], cut, and merge again.
         shape = self._node("Shape", [name], f"{label}_shape")
         rest = self._node("Slice", [shape, self._integers(1), self._integers(_LAST), zero], f"{label}_rest")
         apart = self._node("Concat", [self._integers(-1), ROWS, rest], f"{label}_apart_shape", axis=0)
@@ -164,7 +168,8 @@ class _Carrier:
     # -- edits -----------------------------------------------------------------------------------------------
 
     def _pad(self, pad: Pad) -> str:
-        """Append m rows at the axes where the operand does not broadcast; what they hold is never used."""
+        """Append m rows along the axes where the operand does not broadcast; their values do not affect any token."""
+        # Whether an axis has size 1 and broadcasts may depend on the input, so it is decided at run time.
         key = ("pad", pad.tensor, pad.axes)
         if key not in self._made:
             name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
@@ -179,7 +184,8 @@ class _Carrier:
         return self._made[key]
 
     def _retarget(self, output: str, shape: str, target: Target) -> str:
-        """The shape of a Reshape or Expand, with N + m for N."""
+        """The shape operand of a Reshape or Expand, with N + m for N."""
+        # Shapes themselves are not carried and still say N, so it is replaced at the positions known to hold tokens.
         result = shape
         if target.rows:
             here = np.zeros(target.length, np.bool_)
@@ -196,7 +202,8 @@ class _Carrier:
         return result
 
     def _floored(self, output: str, scores: str, elem_type: int) -> str:
-        """Scores [..., N + m, N + m] in which tokens see tokens only, and a bias token itself only."""
+        """Scores [..., N + m, N + m] in which tokens attend to tokens only, and each bias token to itself only."""
+        # A bias token keeps one allowed key: a row of -inf alone would be NaN after the softmax.
         key = ("floor", elem_type)
         if key not in self._made:
             dtype = helper.tensor_dtype_to_np_dtype(elem_type)
@@ -206,7 +213,7 @@ class _Carrier:
         return self._node("Where", [f"{PREFIX}/tokens_alone", scores, self._made[key]], f"{output}/scores_apart")
 
     def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
-        """Take m off again, so that what is computed from shapes is what it was."""
+        """Subtract m from a shape, so that everything computed from shapes keeps its value."""
         shape = node.output[0]
         node.output[0] = raw_shape(shape)
         more = self._constant(f"{shape}/more", self._m * np.asarray(places, np.int64))
@@ -238,7 +245,7 @@ def _node(operator: str, inputs: Sequence[str], output: str, name: str, given: d
 
 
 def raw_shape(tensor: str) -> str:
-    """What a shape is called before m is taken off it."""
+    """The name of a shape before m is subtracted from it."""
     return f"{PREFIX}/{tensor}/rows"
 
 

@@ -1,7 +1,6 @@
-"""Rules for the operators that move axes about: where the token axis is behind them.
+"""Rules for operators that rearrange axes: where the token axis is afterwards.
 
-Comes in: a node that reads carried tensors. Goes out: a `Step`, or the `Miss` that says why the bias token cannot go
-through. The rules are entries of the table in `passes.network.rules`.
+They are entries of the table in `passes.network.rules`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rewriter.graph.view import label
 
 
 def transpose(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Axes in another order."""
+    """Permute the axes."""
     sizes = known.carried(node.input[0]) or ()
     perm = attributes(node).get("perm") or list(range(len(sizes)))[::-1]
     return (
@@ -31,7 +30,7 @@ def _axes(known: Known, node: onnx.NodeProto, rank: int) -> list[int] | None:
 
 
 def unsqueeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """New axes of size 1."""
+    """Insert axes of size 1."""
     sizes = list(known.carried(node.input[0]) or ())
     count = len(known.shapes.integers(node.input[1]) or ()) if len(node.input) > 1 else 1
     axes = _axes(known, node, len(sizes) + count)
@@ -43,7 +42,7 @@ def unsqueeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def squeeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Axes of size 1 go."""
+    """Remove axes of size 1."""
     sizes = known.carried(node.input[0]) or ()
     axes = _axes(known, node, len(sizes))
     if axes is None:
@@ -52,16 +51,18 @@ def squeeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def reshape(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Sizes by number of elements; a size of N becomes N + m, one of several factors is left to the rest."""
+    """Find the token axis by the number of elements; a size of N becomes N + m, a merged axis becomes -1."""
     sizes = known.carried(node.input[0])
     total = None if sizes is None else product(sizes)
     elements = known.shapes.elements(node.input[1])
-    unknown = Miss(f"{label(node)}: where tokens are in its shape cannot be told", label(node))
+    unknown = Miss(f"{label(node)}: which axis of its shape holds the tokens is unknown", label(node))
     if sizes is None or total is None or elements is None:
         return unknown
+    # 0 copies the size of the input. A single unknown size follows from the number of elements, as -1 does.
     copied = [sizes[i] if element == 0 and i < len(sizes) else element for i, element in enumerate(elements)]
     if copied.count(None) == 1 and REST not in copied:
         copied[copied.index(None)] = REST
+    # With a static sequence length, exporters write N as a number; it means the tokens only if that fits the product.
     out = _filled(total, copied) or _filled(total, _with_tokens(copied, known.static_tokens))
     target = None if out is None else _target(out)
     if out is None or target is None:
@@ -70,7 +71,7 @@ def reshape(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def _filled(total: Size, elements: list[Size | int | None]) -> tuple[Size, ...] | None:
-    """The sizes, with the rest worked out; None where they do not multiply to `total`."""
+    """The sizes, with `REST` resolved; None where they do not multiply to `total`."""
     sizes = [element for element in elements if isinstance(element, Size)]
     given = product(tuple(sizes))
     rest = None if given is None else total.over(given)
@@ -82,12 +83,14 @@ def _filled(total: Size, elements: list[Size | int | None]) -> tuple[Size, ...] 
 
 
 def _with_tokens(elements: list[Size | int | None], static: int | None) -> list[Size | int | None]:
-    """The elements with the number of tokens, where it is fixed, taken for what it is."""
+    """The elements, with numbers equal to the static sequence length read as the tokens."""
     return [TOKENS if isinstance(element, Size) and element == Size(static or 0) else element for element in elements]
 
 
 def _target(out: tuple[Size, ...]) -> Target | None:
-    """How the shape changes: what is batch stays as it was computed."""
+    """How the shape operand changes; elements that contain the batch only stay as computed."""
+    # An axis that merges tokens with others becomes the one -1 that a Reshape allows. A batch size stays as computed
+    # and may be a -1 itself, so the two do not go together.
     rows = tuple(i for i, size in enumerate(out) if size == TOKENS)
     mixed = [i for i, size in enumerate(out) if size.tokens and size != TOKENS]
     if len(mixed) > 1 or (mixed and any(size.batch and not size.tokens for size in out)):
@@ -97,10 +100,10 @@ def _target(out: tuple[Size, ...]) -> Target | None:
 
 
 def expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Axes of size 1 grow; N becomes N + m."""
+    """Broadcast axes of size 1; N becomes N + m."""
     sizes, elements = known.carried(node.input[0]), known.shapes.elements(node.input[1])
     if sizes is None or elements is None or len(elements) < len(sizes):
-        return Miss(f"{label(node)}: where tokens are in its shape cannot be told", label(node))
+        return Miss(f"{label(node)}: which axis of its shape holds the tokens is unknown", label(node))
     lead = len(elements) - len(sizes)
     rows = tuple(lead + axis for axis, size in enumerate(sizes) if size is not None and size.tokens)
     out = [element if isinstance(element, Size) else None for element in elements]
@@ -110,7 +113,7 @@ def expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def split(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Parts of an axis that holds no tokens."""
+    """Split an axis without tokens."""
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", 0)
     if sizes is None or not isinstance(axis, int) or axis % len(sizes) - len(sizes) in token_axes(sizes):
@@ -126,14 +129,14 @@ def split(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def part(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Part of axes that hold no tokens."""
+    """Slice axes without tokens."""
     sizes = known.carried(node.input[0])
     axes = known.shapes.integers(node.input[3]) if len(node.input) > 3 and node.input[3] else None
     if sizes is None or axes is None:
         return Miss(f"{label(node)}: the axes that it slices are unknown", label(node))
     places = {axis % len(sizes) for axis in axes}
     if places & {axis % len(sizes) for axis in token_axes(sizes)}:
-        return Miss(f"{label(node)}: it picks tokens before the last converted block", label(node))
+        return Miss(f"{label(node)}: it selects tokens before the last converted block", label(node))
     out = list(sizes)
     for number, axis in enumerate(axes):
         out[axis % len(sizes)] = _part(known, node, number, sizes[axis])
@@ -153,37 +156,39 @@ def _part(known: Known, node: onnx.NodeProto, number: int, size: Size | None) ->
 
 
 def gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """One entry of an axis that holds no tokens (the query of a stacked projection)."""
+    """Select along an axis without tokens, such as the query of a stacked projection."""
     sizes, axis = known.carried(node.input[0]), attributes(node).get("axis", 0)
     rows = known.constants.shape(node.input[1]) if node.input[1] in known.constants else None
     if sizes is None or rows is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: the residual stream is not what it gathers from", label(node))
+        return Miss(f"{label(node)}: it does not gather from the residual stream", label(node))
+    # Behind the last converted block a pooler may select tokens; there the bias tokens have been cut off.
     if axis % len(sizes) - len(sizes) in token_axes(sizes):
-        return Miss(f"{label(node)}: it picks tokens before the last converted block", label(node))
+        return Miss(f"{label(node)}: it selects tokens before the last converted block", label(node))
     place = axis % len(sizes)
     return Step(((*sizes[:place], *(Size(row) for row in rows), *sizes[place + 1 :]),))
 
 
 def concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Carried tensors side by side."""
+    """Concatenate carried tensors along an axis without tokens."""
     parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
     known_parts = [part for part in parts if part is not None]
     first = known_parts[0]
+    # Keys and values of a decoder's cache are graph inputs, which have no row for the bias token.
     if not isinstance(axis, int) or axis % len(first) - len(first) in token_axes(first):
         return Miss(f"{label(node)}: it appends tokens (a cache of keys and values)", label(node))
     if len(known_parts) < len(parts):
-        return Miss(f"{label(node)}: it joins the stream with something else", label(node))
+        return Miss(f"{label(node)}: it concatenates the stream with another tensor", label(node))
     numbers = [part[axis].number if part[axis] and part[axis].constant else None for part in known_parts]  # type: ignore[union-attr]
     total = None if None in numbers else Size(sum(number or 0 for number in numbers))
     return Step(((*first[: axis % len(first)], total, *first[axis % len(first) + 1 :]),))
 
 
 def shape(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """A shape keeps its original value: m is taken off again."""
+    """Keep the original value of a shape by subtracting m."""
     sizes = known.carried(node.input[0]) or ()
     given = attributes(node)
     start, end = given.get("start", 0), given.get("end", len(sizes))
     part = sizes[start:end] if isinstance(start, int) and isinstance(end, int) else sizes
     if any(size is not None and size.tokens and size != TOKENS for size in part):
-        return Miss(f"{label(node)}: batch and tokens are one axis there", label(node))
+        return Miss(f"{label(node)}: it reads the size of an axis that merges batch and tokens", label(node))
     return Step((), correct=tuple(size == TOKENS for size in part))

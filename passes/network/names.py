@@ -1,11 +1,11 @@
-"""Names of the tensors by which blocks know the bias tokens of a network that carries them."""
+"""Names of the tensors by which blocks find the bias tokens that a network carries."""
 
 from __future__ import annotations
 
 PREFIX = "bias_token"
 
 STREAM = f"{PREFIX}/stream"
-"""The residual stream behind the embeddings, with the bias tokens: [batch, N + m, d_model]."""
+"""The residual stream after the embeddings, with the bias tokens: [batch, N + m, d_model]."""
 
 COUNT = f"{PREFIX}/tokens"
 """N, as int64 [1]."""
@@ -17,5 +17,5 @@ IS_TOKEN = f"{PREFIX}/is_token"
 """Boolean [N + m, 1]: whether a row is a token."""
 
 INDICATORS = f"{PREFIX}/indicators"
-"""Boolean [N + m, 1 + m], the indicator columns: is a token, is bias token j. No sublayer writes to them, so that they
-stand beside the stream once instead of in it everywhere."""
+"""Boolean [N + m, 1 + m], the indicator columns: is a token, is bias token j. No sublayer writes to them, so one tensor
+beside the stream serves every sublayer."""

@@ -1,8 +1,7 @@
 """Planning with a bias token that is carried through the network (`--bias-token network`).
 
-Comes in: what was planned for bias tokens of the sublayers' own. Goes out: the conversions that can read a carried
-one and the `Route`, or the reason why none can; and, to carry it out, the graph with the longer stream and the
-conversions as they lie in it.
+Which conversions can read a carried bias token, along which `Route`, and the same conversions in the graph that
+carries it.
 """
 
 from __future__ import annotations
@@ -34,23 +33,19 @@ def unfit(conversion: Conversion) -> Miss | None:
     """Why a block cannot read a carried bias token; None where it can."""
     block, projections = conversion.block, conversion.projections
     if block.path:
-        return Miss(
-            "it lies in the body of control flow, where the bias token of the network does not come", block.output
-        )
+        return Miss("it is in a subgraph of control flow, which the network's bias token does not enter", block.output)
     if projections is None:
         return Miss(
-            f"it cannot read the bias token of the network, since {conversion.by_reference}; use --bias-token sublayer",
+            f"it cannot read the network's bias token, since {conversion.by_reference}; use --bias-token sublayer",
             block.output,
         )
     if max(projections.rank, projections.result_rank) > _MOST_AXES:
-        return Miss(
-            "its input has more than the axes batch, tokens and channels; use --bias-token sublayer", block.output
-        )
+        return Miss("its input has more axes than batch, tokens and channels; use --bias-token sublayer", block.output)
     return None
 
 
 def route_for(view: GraphView, conversions: Sequence[Conversion]) -> Route | Miss:
-    """The route of the bias token, or why there is none, with what to do."""
+    """The route of the bias token, or why there is none and what to do instead."""
     found = find_route(view, [conversion.block for conversion in conversions])
     if isinstance(found, Miss):
         return Miss(
@@ -61,7 +56,8 @@ def route_for(view: GraphView, conversions: Sequence[Conversion]) -> Route | Mis
 
 
 def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions: Sequence[Conversion]) -> Carried:
-    """The graph with the bias tokens that the conversions need, and the conversions in it."""
+    """The graph that carries as many bias tokens as the conversions need, and the conversions in it."""
+    # One stream serves all blocks, so it has as many bias tokens as the largest program; others mask the rest.
     m = max(conversion.program.bias_tokens for conversion in conversions)
     longer = carry(model, view, route, m)
     views = all_views(longer)
@@ -70,11 +66,11 @@ def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions
 
 
 def _moved(conversion: Conversion, old: GraphView, new: GraphView) -> Conversion:
-    """The conversion with the nodes of its region where they are now."""
+    """The conversion with its region's nodes as indices of the new view."""
     block = conversion.block
     projections = conversion.projections
     if projections is not None:
-        # Shapes were given another name where m is taken off them again (`passes.network.carry`).
+        # `carry` renamed the Shape outputs from which it subtracts m.
         shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
         projections = replace(projections, shapes=tuple(shapes))
     nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))

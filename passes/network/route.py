@@ -1,9 +1,7 @@
-"""The way of the bias token through a graph: where it gets on, what it passes, where it gets off.
+"""The route of the bias token through a graph: where it enters, which nodes it passes, where it leaves.
 
-Comes in: the view of a graph and the blocks that will read the token. Goes out: `Route`, with a `Step` for every node
-on the way, or the `Miss` that stands in it. Nothing is changed. The token gets on at the last tensor [batch, N, D]
-through which everything goes that the first attention and the first block read: the residual stream behind the
-embeddings. It gets off behind the residual addition of the last converted block.
+It enters at the residual stream after the embeddings: the last tensor [batch, N, D] that dominates everything that the
+first attention and the blocks read. It leaves after the residual addition of the last converted block.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names, label
 
 SMALLEST_OPSET = 13
-"""From here on Pad takes booleans, and Softmax and Squeeze mean what the rules say."""
+"""From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""
 
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
 _RANK = 3
@@ -31,14 +29,14 @@ _RANK = 3
 
 @dataclass(frozen=True)
 class Route:
-    """The way.
+    """The nodes that a bias token passes.
 
     Attributes:
-        entry: the residual stream behind the embeddings, [batch, N, width].
+        entry: the residual stream after the embeddings, [batch, N, width].
         width: d_model.
-        elem_type: its element type.
-        steps: node index to what becomes of it.
-        sizes: sizes of every carried tensor, the entry among them.
+        elem_type: element type of the entry.
+        steps: node index to the edits of that node.
+        sizes: sizes of every carried tensor, including the entry.
     """
 
     entry: str
@@ -49,7 +47,7 @@ class Route:
 
 
 def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
-    """The route that all `blocks`, which lie in `view`, can read the bias token on."""
+    """The route on which all `blocks` of `view` can read the bias token, or why there is none."""
     if view.opsets.get("", 1) < SMALLEST_OPSET:
         return Miss(
             f"opset {view.opsets.get('', 1)} is older than {SMALLEST_OPSET}; convert the model to a newer opset first",
@@ -64,7 +62,7 @@ def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
     entry = _entry(view, constants, needed, blocks, width)
     if entry is None or width is None:
         return Miss(
-            "no tensor [batch, tokens, d_model] was found through which the token embeddings go to every attention "
+            "no tensor [batch, tokens, d_model] was found through which the token embeddings reach every attention "
             "and every block",
             blocks[0].output,
         )
@@ -80,7 +78,9 @@ def _walk(view: GraphView, constants: Constants, entry: str, width: int, needed:
     for index, node in enumerate(view.nodes):
         carried = [name for name in node.input if name in known.shapes.carried]
         if any(name in known.shapes.carried for name in captured_names(node)):
-            return Miss(f"{label(node)}: the body of control flow reads the residual stream", label(node))
+            return Miss(f"{label(node)}: a subgraph of control flow reads the residual stream", label(node))
+        # The route consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A Shape
+        # needs no cut, since m can be subtracted from it; the shape of the entry itself is right as it is.
         through = index in needed or (node.op_type == "Shape" and carried != [entry])
         if not carried or not through:
             continue
@@ -96,7 +96,8 @@ def _walk(view: GraphView, constants: Constants, entry: str, width: int, needed:
 
 
 def _symbols(view: GraphView, entry: str) -> dict[str, Size]:
-    """What the names of dimensions stand for: those of the entry, and of inputs [batch, tokens] of integers."""
+    """The sizes that symbolic dimensions stand for, by the entry and by integer inputs [batch, tokens]."""
+    # Masks and position ids may name the dimensions otherwise than the embeddings. The entry comes last, so it wins.
     shape = view.type_of(entry).shape or ()
     integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
     shapes = [view.type_of(name).shape for name in view.inputs if view.type_of(name).elem_type in integers]
@@ -107,7 +108,7 @@ def _symbols(view: GraphView, entry: str) -> dict[str, Size]:
 
 
 def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
-    """The sum of a block's output and the residual stream; the block's output where there is none."""
+    """The sum of a block's output and the residual stream; the block's output if no Add follows."""
     start = block.second[0].output
     tensor = start
     while len(readers := view.consumers.get(tensor, ())) == 1:
@@ -115,7 +116,7 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
         free = [name for name in node.input if name not in constants]
         output = str(node.output[0])
         if node.op_type == "Add" and len(free) > 1:
-            return output
+            return output  # an Add with one constant operand is b2 instead
         if node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
             break
         tensor = output
@@ -129,11 +130,13 @@ def _entry(
     blocks: Sequence[Block],
     width: int | None,
 ) -> str | None:
-    """The last candidate that no other stream goes past on its way to a sublayer."""
+    """The last candidate that no other stream bypasses on its way to a sublayer."""
+    # The bias token must be there before the first sublayer: the first softmax or the first block.
     first = min(min(block.region.nodes) for block in blocks)
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index in needed]
     stop = min([first, *softmaxes])
     candidates = [name for name in view.inputs if _is_stream(view, name, width)]
+    # Constants are position embeddings of shape [1, N, d_model], for example, and not a stream.
     candidates += [
         name
         for index in sorted(needed)
@@ -141,6 +144,7 @@ def _entry(
         for name in view.nodes[index].output
         if name not in constants and _is_stream(view, name, width)
     ]
+    # The last one, so that as few operators as possible need a rule: embeddings and their norm stay before it.
     for name in reversed(candidates):
         below = _descendants(view, name) & needed
         if all(block.region.nodes[0] in below for block in blocks) and not _passed(view, constants, below, name, width):
@@ -149,7 +153,8 @@ def _entry(
 
 
 def _passed(view: GraphView, constants: Constants, below: frozenset[int], entry: str, width: int | None) -> bool:
-    """Whether a stream that does not come from `entry` reaches what lies below it."""
+    """Whether a stream that does not come from `entry` reaches one of its descendants."""
+    # Another stream that joins after the entry would have N rows where the carried one has N + m.
     made = {name for index in below for name in view.nodes[index].output} | {entry}
     return any(
         name not in made and name not in constants and _is_stream(view, name, width)
@@ -165,12 +170,12 @@ def _is_stream(view: GraphView, name: str, width: int | None) -> bool:
 
 
 def _ancestors(view: GraphView, tensors: Sequence[str]) -> frozenset[int]:
-    """The nodes that `tensors` are made by."""
+    """The nodes from which `tensors` are computed."""
     return _closure([view.producer[name] for name in tensors], lambda index: _makers(view, index))
 
 
 def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
-    """The nodes that read `tensor`, or what is made of it."""
+    """The nodes that read `tensor`, directly or indirectly."""
     return _closure(
         list(view.consumers.get(tensor, ())),
         lambda index: (reader for name in view.nodes[index].output for reader in view.consumers.get(name, ())),

@@ -1,9 +1,8 @@
-"""What each operator does to a stream with a further row: the token axis of its outputs, and what must change.
+"""How each operator carries a bias token: the sizes of its outputs, and the edits that it needs.
 
-Comes in: a node that reads carried tensors, which have N + m rows where the original has N. Goes out: `Step`: the sizes
-of its outputs and the edits, or the `Miss` that says why the bias token cannot go through. One table, `RULES`. Two
-invariants make the rules local: tensors that are not carried, shapes among them, keep the values that they have in the
-original, and a row of a carried tensor other than the last m is what it is in the original.
+A carried tensor has N + m rows where the original has N. A rule gives a `Step`, or a `Miss` with the reason why the
+bias token cannot pass. Two invariants make the rules local: tensors that are not carried, shapes included, keep their
+original values, and so do all rows of a carried tensor except the last m.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
     """The rule for `node`."""
     rule = RULES.get(node.op_type) if known.view.is_onnx(node) else None
     if rule is None:
-        return Miss(f"{label(node)}: it is not known what it does to a further row of the residual stream", label(node))
+        return Miss(f"{label(node)}: no rule says how it treats an extra row of the residual stream", label(node))
     return rule(known, node)
 
 
 def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """Operands broadcast; those that are not carried are padded at the token axes, unless they broadcast there."""
+    """Operands broadcast; those that are not carried are padded along the token axes unless they broadcast there."""
     operands = [name for name in node.input if name]
     carried = [sizes for name in operands if (sizes := known.carried(name)) is not None]
     rank = max(len(sizes) for sizes in carried)
@@ -44,22 +43,23 @@ def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
             pads.append(Pad(name, long, len(sizes)))
     out = tuple(_broadcast([_at(sizes, axis) for sizes in carried]) for axis in range(-rank, 0))
     if any(size is not None and size.tokens > 1 for size in out):
-        return Miss(f"{label(node)}: two axes of tokens in one", label(node))
+        return Miss(f"{label(node)}: it multiplies two token axes into one", label(node))
     wide = _others(known, operands, out)
     if wide is None:
-        return Miss(f"{label(node)}: an operand that is no part of the stream brings an axis of tokens in", label(node))
+        return Miss(f"{label(node)}: an operand outside the stream adds a token axis", label(node))
+    # Exporters select 0 where all scores are masked and the softmax is NaN. What they select from is still a pattern.
     kept = node.op_type == "Where" and _pattern_or_zero(known, operands[-2:])
     return Step((wide,), tuple(pads), pattern=kept)
 
 
 def _pattern_or_zero(known: Known, operands: list[str]) -> bool:
-    """Whether a choice between them is an attention pattern still (exporters put 0 where softmax gives NaN)."""
+    """Whether a choice between the operands is still an attention pattern: one of them is, and the others are 0."""
     patterns = [name for name in operands if name in known.patterns]
     return bool(patterns) and all(name in patterns or known.constants.scalar(name) == 0.0 for name in operands)
 
 
 def _others(known: Known, operands: list[str], out: Sizes) -> Sizes | None:
-    """The sizes where carried operands have 1 and another operand has more; None where that would be tokens."""
+    """The sizes after broadcasting with operands off the route; None where one of them would add a token axis."""
     sizes = list(out)
     for name in operands:
         other = None if known.carried(name) is not None else known.shapes.sizes_of(name)
@@ -77,7 +77,8 @@ def _at(sizes: Sizes, axis: int) -> Size | None:
 
 
 def _broadcast(sizes: list[Size | None]) -> Size | None:
-    """The size that sizes which fit each other broadcast to; one that is unknown is 1 or the same as another."""
+    """The size to which compatible sizes broadcast."""
+    # The model is valid, so an unknown size is 1 or equal to the known ones.
     known = {size for size in sizes if size != Size(1)}
     with_tokens = [size for size in known if size is not None and size.tokens]
     if with_tokens:
@@ -95,11 +96,11 @@ def _unary(known: Known, node: onnx.NodeProto) -> Step | Miss:
 
 
 def _normalised(known: Known, node: onnx.NodeProto) -> Step | Miss:
-    """A normalisation over features: rows do not see each other."""
+    """A normalisation over features, which treats rows separately."""
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", -1)
     if sizes is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: the residual stream is not what it normalises", label(node))
+        return Miss(f"{label(node)}: it does not normalise the residual stream", label(node))
     first = axis % len(sizes) - len(sizes)
     if any(place >= first for place in token_axes(sizes)):
         return Miss(f"{label(node)}: it normalises over tokens", label(node))
@@ -110,11 +111,13 @@ def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", -1)
     if sizes is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: the residual stream is not what it reads", label(node))
+        return Miss(f"{label(node)}: it does not read the residual stream", label(node))
+    # Over features (routing weights, say) a softmax treats rows separately. Over tokens it must be an attention, whose
+    # scores can be masked.
     if axis % len(sizes) - len(sizes) not in token_axes(sizes):
         return Step((sizes,))
     if axis % len(sizes) != len(sizes) - 1 or token_axes(sizes)[-2:] != (-2, -1) or sizes[-2:] != (TOKENS, TOKENS):
-        return Miss(f"{label(node)}: its scores are not tokens by tokens, so its mask cannot be extended", label(node))
+        return Miss(f"{label(node)}: its scores are not [tokens, tokens], so its mask cannot be extended", label(node))
     return Step((sizes,), floor=True, pattern=True)
 
 
@@ -123,6 +126,7 @@ def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
     axes = given.get("axes") or (known.shapes.integers(node.input[1]) if len(node.input) > 1 else None)
     if sizes is None or not isinstance(axes, list):
         return Miss(f"{label(node)}: the axes that it reduces are unknown", label(node))
+    # A mean over tokens (a pooler's, say) would include the bias tokens.
     places = {axis % len(sizes) - len(sizes) for axis in axes}
     if places & set(token_axes(sizes)):
         return Miss(f"{label(node)}: it reduces over tokens", label(node))
@@ -138,11 +142,15 @@ def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
         return Miss(f"{label(node)}: its first factor is not part of the residual stream", label(node))
     if right is None:
         if node.input[1] not in known.constants:
-            return Miss(f"{label(node)}: its second factor is neither constant nor made of the stream", label(node))
+            return Miss(
+                f"{label(node)}: its second factor is neither constant nor computed from the stream", label(node)
+            )
         weight = known.constants.shape(node.input[1])
         if -1 in token_axes(left) or weight is None or len(weight) != 2:
             return flat
         return Step(((*left[:-1], Size(weight[-1])),))
+    # A sum over tokens must not include the bias tokens' rows. In an attention pattern their weights are 0 for every
+    # token; in any other tensor they need not be.
     contracted = -1 in token_axes(left)
     if contracted != (-2 in token_axes(right)) or (contracted and node.input[0] not in known.patterns):
         return flat
@@ -156,7 +164,7 @@ def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
     weight = known.constants.shape(node.input[1])
     others = [name for name in node.input[1:] if name]
     if sizes is None or given.get("transA") or -1 in token_axes(sizes) or weight is None:
-        return Miss(f"{label(node)}: it is no linear map of rows", label(node))
+        return Miss(f"{label(node)}: it is not a linear map of rows", label(node))
     if any(name not in known.constants for name in others):
         return Miss(f"{label(node)}: its weight or bias is not constant", label(node))
     return Step(((sizes[0], Size(weight[0] if given.get("transB") else weight[1])),))
@@ -169,22 +177,9 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            *(
-                "Cast",
-                "Identity",
-                "Dropout",
-                "Neg",
-                "Abs",
-                "Sqrt",
-                "Reciprocal",
-                "Exp",
-                "Log",
-                "Erf",
-                "Tanh",
-                "Sigmoid",
-            ),
-            *("Relu", "LeakyRelu", "Elu", "Selu", "Gelu", "Swish", "Mish", "Softplus", "HardSigmoid", "HardSwish"),
-            *("IsNaN", "Not", "Clip", "Sin", "Cos"),
+            *("Cast", "Identity", "Dropout", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Erf", "Tanh"),
+            *("Sigmoid", "Relu", "LeakyRelu", "Elu", "Selu", "Gelu", "Swish", "Mish", "Softplus", "HardSigmoid"),
+            *("HardSwish", "IsNaN", "Not", "Clip", "Sin", "Cos"),
         ),
         _unary,
     ),
@@ -204,4 +199,4 @@ RULES: dict[str, Rule] = {
     "Concat": layout.concat,
     "Shape": layout.shape,
 }
-"""Operator to what it does to a carried tensor."""
+"""Operator type to its rule."""

@@ -1,7 +1,7 @@
-"""Sizes in terms of batch and tokens, and the shapes that a graph computes from them.
+"""Symbolic sizes in terms of batch and tokens, and the shapes that a graph computes from them.
 
-Comes in: tensors that hold shapes. Goes out: their elements as `Size`, where they can be told. Used by
-`passes.network.rules` to see where the token axis is after a Reshape.
+Exporters compute the shape operand of a Reshape from other shapes; reading it symbolically tells which axis holds the
+tokens afterwards.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 
 _DEPTH = 40
+"""Longest chain of shape arithmetic that is followed."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Size:
         return Size(self.number * other.number, self.batch + other.batch, self.tokens + other.tokens)
 
     def over(self, other: Size) -> Size | None:
-        """The quotient, None where it is none."""
+        """The quotient, None where `other` does not divide it."""
+        # Sizes are monomials, so that one divides another exactly if its number and both exponents do.
         if other.number == 0 or self.number % other.number or self.batch < other.batch or self.tokens < other.tokens:
             return None
         return Size(self.number // other.number, self.batch - other.batch, self.tokens - other.tokens)
@@ -43,11 +45,11 @@ class Size:
 
 BATCH, TOKENS = Size(batch=1), Size(tokens=1)
 REST = -1
-"""What a Reshape gives the size of by what is left."""
+"""The size that a Reshape infers from the number of elements."""
 
 Sizes = tuple[Size | None, ...]
 Element = Size | int | None
-"""A size, `REST` or 0 of a Reshape, or unknown."""
+"""A size, a Reshape's `REST` or 0, or None for unknown."""
 
 
 def product(sizes: Sizes) -> Size | None:
@@ -62,11 +64,11 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
 
 
 class ShapeReader:
-    """Reads tensors that hold shapes.
+    """Reads shapes, and tensors that hold them, symbolically.
 
     Attributes:
         view: the graph.
-        carried: sizes of the tensors that the bias token goes through; the rules add to it.
+        carried: sizes of the carried tensors so far; the walk along the route adds to it.
     """
 
     def __init__(self, view: GraphView, constants: Constants, symbols: Mapping[str, Size]) -> None:
@@ -76,7 +78,7 @@ class ShapeReader:
         self.carried: dict[str, Sizes] = {}
 
     def sizes_of(self, tensor: str) -> Sizes | None:
-        """The shape of a tensor of the graph, None where its rank is unknown."""
+        """The symbolic shape of a tensor, None where its rank is unknown."""
         if tensor in self.carried:
             return self.carried[tensor]
         shape = self.view.type_of(tensor).shape
@@ -90,13 +92,15 @@ class ShapeReader:
         return None if value is None else [int(number) for number in value.reshape(-1)]
 
     def elements(self, tensor: str, depth: int = 0) -> list[Element] | None:
-        """The elements of a tensor of integers, each as a size where that can be told; None: not even how many."""
+        """The elements of a tensor of integers as symbolic sizes; None where not even their number is known."""
         known = self.integers(tensor)
         if known is not None:
+            # 0 and -1 have a meaning of their own in a Reshape, and are kept as numbers.
             return [Size(number) if number > 0 else number for number in known]
         node = self.view.made_by(tensor)
         if node is None or depth > _DEPTH:
             return None
+        # Unsqueeze and Squeeze of a scalar size do not change its elements, so shapes are read as flat lists.
         read = _READERS.get(node.op_type)
         return None if read is None else read(self, node, depth + 1)
 
@@ -141,7 +145,7 @@ def _slice(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Elemen
 
 
 def _arithmetic(combine: Callable[[Size, Size], Size | None]) -> Reader:
-    """Element by element, where both are sizes."""
+    """A reader for elementwise arithmetic; elements that are not sizes give None."""
 
     def read(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
         left, right = (reader.elements(name, depth) for name in node.input)
@@ -154,11 +158,12 @@ def _arithmetic(combine: Callable[[Size, Size], Size | None]) -> Reader:
 
 
 def _sum(left: Size, right: Size) -> Size | None:
+    # N + 1 has no place in `Size`; shapes that a residual stream is given do not contain it.
     return Size(left.number + right.number) if left.constant and right.constant else None
 
 
 def _quotient(left: Size, right: Size) -> Size | None:
-    """Of integers, so rounded down."""
+    """The integer quotient, rounded down for plain numbers."""
     if left.constant and right.constant and right.number > 0:
         return Size(left.number // right.number)
     return left.over(right)
@@ -166,6 +171,7 @@ def _quotient(left: Size, right: Size) -> Size | None:
 
 def _where(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
     """`Where(s == -1, ones, s)`, which exporters put in front of Expand: s, where it holds no -1."""
+    # -1 in an Expand of PyTorch means: keep this size. A symbolic size is never -1, whatever the test says.
     test = reader.view.made_by(node.input[0])
     elements = reader.elements(node.input[2], depth)
     if test is None or test.op_type != "Equal" or node.input[2] not in test.input or elements is None:
@@ -184,4 +190,4 @@ _READERS: dict[str, Reader] = {
     "Where": _where,
     **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"), _same),
 }
-"""Operators of shape arithmetic."""
+"""Operator type to its reader; exporters compute shapes with these."""

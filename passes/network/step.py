@@ -1,8 +1,4 @@
-"""What becomes of a node that the bias token passes, as data.
-
-Comes in: nothing; the rules fill it. Goes out: `Step` and its edits, which `passes.network.carry` carries out, and
-`Known`, what the rules read.
-"""
+"""The edits of a node on the route, as data that the rules produce and `passes.network.carry` applies."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from rewriter.graph.view import GraphView
 
 @dataclass(frozen=True)
 class Pad:
-    """Rows to add to an operand that is not carried, at axes (counted from the end) where its size is not 1."""
+    """Rows to append to an operand that is not carried, along axes (counted from the end) where its size is not 1."""
 
     tensor: str
     axes: tuple[int, ...]
@@ -28,7 +24,7 @@ class Pad:
 
 @dataclass(frozen=True)
 class Target:
-    """The shape of a Reshape or Expand: `rows` at these positions become N + m, `fixed` are set."""
+    """The edits of a shape operand: elements at `rows` become N + m, `fixed` gives (position, value) pairs to set."""
 
     rows: tuple[int, ...]
     fixed: tuple[tuple[int, int], ...]
@@ -37,15 +33,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one node.
+    """The edits of one node.
 
     Attributes:
-        outputs: sizes of its outputs; empty where they are no longer carried (a Shape).
+        outputs: sizes of its outputs; empty where they are not carried (a Shape).
         pads: operands to pad.
         target: how its shape operand changes.
-        floor: whether scores are masked in front of it: the softmax of an attention.
-        pattern: whether its output is an attention pattern, in which no token sees a bias token.
-        correct: for a Shape, which elements of its output m is taken off again from.
+        floor: whether to mask the scores that it reads: it is the softmax of an attention.
+        pattern: whether its output is an attention pattern, in which no token attends to a bias token.
+        correct: for a Shape, the elements of its output from which m is subtracted.
     """
 
     outputs: tuple[Sizes, ...]
@@ -58,7 +54,7 @@ class Step:
 
 @dataclass
 class Known:
-    """What the rules read: the graph, and what is carried so far."""
+    """What the rules read: the graph, and the tensors carried so far."""
 
     view: GraphView
     constants: Constants
@@ -67,7 +63,7 @@ class Known:
     static_tokens: int | None = None
 
     def carried(self, tensor: str) -> Sizes | None:
-        """Sizes of a carried tensor, None for another."""
+        """Sizes of a carried tensor, None for other tensors."""
         return self.shapes.carried.get(tensor)
 
 

@@ -1,1 +1,1 @@
-"""Neurons that are proved not to be needed, and blocks without them."""
+"""Removing neurons that are proved not to be needed."""

@@ -1,13 +1,13 @@
-"""Proven bounds on pre-activations, from what stands in front of a projection.
+"""Proven bounds on pre-activations, from the normalisation or embedding table before a projection.
 
-An interval per neuron holds for every input, where the data are normalised or rows of a table. With x = g * n + c
-(g, c the normalisation's scale and bias) and D channels,
+The bounds are an interval per neuron that holds for every input. For normalised data x = g * n + c (g, c the
+normalisation's scale and bias) with D channels,
 
     y = w.x + b = (g * w).n + c.w + b,    |n| <= sqrt(D),
 
-because the mean of n^2 is var / (var + epsilon) <= 1. LayerNormalization also makes the sum of n zero, so that
-g * w may be replaced by its difference from its mean (Cauchy and Schwarz do the rest). Rows of an embedding table
-reach as far as the longest of them does: |w.x| <= |w| max |row|.
+because the mean of n^2 is var / (var + epsilon) <= 1; the bound on y follows by Cauchy-Schwarz. LayerNormalization also
+makes the sum of n zero, so g * w may be replaced by its difference from its mean. For rows of an embedding table,
+|w.x| <= |w| max |row|.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import numpy as np
 import onnx
 
 from passes.match.blocks import Block
+from passes.match.linear import MICROSOFT
 from passes.match.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView
 
-MICROSOFT = "com.microsoft"
-
 
 @dataclass(frozen=True)
 class _Norm:
-    """Where an operator that normalises has its scale and bias, and whether it subtracts the mean."""
+    """The input positions of a normalisation's scale and bias, and whether it subtracts the mean."""
 
     scale: int
     bias: int | None
@@ -47,10 +46,11 @@ NORMS: dict[tuple[str, str], _Norm] = {
 
 
 def preactivation_bounds(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
-    """Smallest and largest value that each neuron's pre-activation can take, widened by what rounding may do.
+    """Smallest and largest value that each neuron's pre-activation can take, rounding included.
 
     Returns:
-        Two arrays of shape [d_ff], or None where the projection's data are not normalised by a known operator.
+        Two arrays of shape [d_ff], or None where the projection's data are neither normalised by a known operator nor
+        rows of a table.
     """
     found = _scale_and_bias(view, projection.data, read) or _written_out(view, projection.data, read)
     if found is None:
@@ -62,16 +62,18 @@ def preactivation_bounds(view: GraphView, projection: Projection, read: Read) ->
     bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
     steered = weight * scale
     if norm.centred:
+        # n sums to zero, so a constant may be subtracted from every weight; the mean makes the norm smallest.
         steered -= steered.mean(axis=1, keepdims=True)
     reach = np.sqrt((steered**2).sum(axis=1)) * sqrt(weight.shape[1])
     middle = bias if shift is None else weight @ shift + bias
+    # The bound holds for exact arithmetic; the model computes y with rounding, in proportion to the terms of the sum.
     size = reach + np.abs(bias) + (0.0 if shift is None else np.abs(weight) @ np.abs(shift))
     slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * size
     return middle - reach - slack, middle + reach + slack
 
 
 def reach(view: GraphView, block: Block, read: Read) -> float | None:
-    """The largest |pre-activation| that any input can cause in a block; None where the weights do not bound it."""
+    """The largest |pre-activation| of a block over all inputs; None where its weights do not bound it."""
     try:
         found = preactivation_bounds(view, read_projection(view, block, block.gate, read), read)
     except NotPlainError:
@@ -86,17 +88,18 @@ def _of_rows(view: GraphView, projection: Projection, read: Read) -> tuple[Array
         return None
     weight = projection.weight.per_neuron.astype(np.float64)
     bias = sum((_spread(operand.array, len(weight)) for operand in projection.biases), np.zeros(len(weight)))
+    # |w.x| <= |w| |x|, with nothing known about the direction of a row.
     far = np.sqrt((weight**2).sum(axis=1)) * longest
     slack = _rounding(projection.weight.array.dtype, weight.shape[1]) * (far + np.abs(bias))
     return bias - far - slack, bias + far + slack
 
 
 def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
-    """The largest norm of a row of `tensor`, a sum of rows of tables; None where it is something else."""
+    """A bound on the norm of any row of `tensor`, a sum of table rows; None where it is something else."""
     node = view.made_by(tensor)
     if node is None or not view.is_onnx(node):
         return None
-    if node.op_type == "Add":
+    if node.op_type == "Add":  # word, position and segment embeddings: norms add up at most
         parts = [_longest_row(view, name, read) for name in node.input]
         return None if None in parts else sum(part for part in parts if part is not None)
     if node.op_type != "Gather" or any(item.name == "axis" and item.i != 0 for item in node.attribute):
@@ -110,6 +113,8 @@ def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
 
 def _written_out(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array, Array | None] | None:
     """Scale and bias of a normalisation in plain operators: g x / sqrt(mean(x^2) + epsilon) + c."""
+    # Exporters decompose RMSNorm in this way, with casts to float32 around it. A LayerNorm in plain operators matches
+    # too, with x less its mean; that its n sums to zero is not used then.
     tensor, shift = _past_constant(view, tensor, "Add", read)
     tensor, scale = _past_constant(view, tensor, "Mul", read)
     if scale is None or not _divides_by_root(view, _past_casts(view, tensor)):
@@ -118,7 +123,7 @@ def _written_out(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Array
 
 
 def _past_constant(view: GraphView, tensor: str, operator: str, read: Read) -> tuple[str, Array | None]:
-    """The other operand of an Add or Mul with a constant, and that constant; the tensor itself and None elsewhere."""
+    """The data operand and the constant of an Add or Mul; the tensor itself and None for anything else."""
     tensor = _past_casts(view, tensor)
     index = view.producer.get(tensor)
     if index is None or view.nodes[index].op_type != operator:
@@ -139,10 +144,11 @@ def _past_casts(view: GraphView, tensor: str) -> str:
 
 
 def _divides_by_root(view: GraphView, tensor: str) -> bool:
-    """Whether a tensor is x / sqrt(mean of x^2 along the last axis + something positive), for some x."""
+    """Whether a tensor is x / sqrt(mean of x^2 along the last axis + epsilon), for some x and epsilon >= 0."""
     node = view.made_by(tensor)
     if node is None or node.op_type not in ("Mul", "Div"):
         return False
+    # x / sqrt(...) or x * (1 / sqrt(...)), and a product has its factors in either order.
     pairs = [tuple(node.input), tuple(node.input)[::-1]] if node.op_type == "Mul" else [tuple(node.input)]
     return any(_is_root(view, root, data, inverse=node.op_type == "Mul") for data, root in pairs)
 
@@ -175,6 +181,7 @@ def _is_mean_of_squares(view: GraphView, tensor: str, data: str) -> bool:
     square = view.made_by(node.input[0])
     if square is None:
         return False
+    # The squares may be of a cast of the data, as where the norm is computed in float32.
     same = {_past_casts(view, name) for name in square.input[:1]} == {_past_casts(view, data)}
     if square.op_type == "Pow":
         return same and Constants(view).scalar(square.input[1]) == 2.0
@@ -208,7 +215,7 @@ def _scale_and_bias(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Ar
 
 
 def _usual(view: GraphView, index: int) -> bool:
-    """Along the last axis, and with an epsilon that makes nothing larger."""
+    """Whether it normalises along the last axis only, with epsilon >= 0: |n| <= sqrt(D) needs both."""
     node = view.nodes[index]
     given = {attribute.name: attribute for attribute in node.attribute}
     rank = view.type_of(node.input[0]).rank
@@ -221,6 +228,6 @@ def _spread(bias: AnyArray, count: int) -> Array:
 
 
 def _rounding(dtype: np.dtype[np.generic], terms: int) -> float:
-    """What rounding may add to a sum of so many products of rounded numbers, over the sum of their sizes; generous."""
+    """A generous bound on the rounding of a sum of `terms` products, relative to the sum of their magnitudes."""
     digits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}.get(dtype.name, 7)
     return 4.0 * (terms + 8) * 2.0**-digits

@@ -1,9 +1,8 @@
-"""Merging: MLP blocks with fewer neurons, where it is proved that some are not needed.
+"""Merging: MLP blocks with fewer neurons, where some are proved not to be needed.
 
-Comes in: a model, its blocks, and a way to read weights. Goes out: `Merged`: a copy in which these blocks have smaller
-weights, as new initializers, and a record of each block. Tensors keep their names, also the pre-activations
-and the outputs, so that the proof can compare block by block; a weight that something else reads stays as it is. Why
-a neuron can go is in `passes.neurons.reduce`.
+The result is a copy in which these blocks have smaller weights, as new initializers. Tensors keep their names,
+pre-activations and outputs included, so that the proof can compare block by block; a weight with other consumers stays.
+`passes.neurons.reduce` says when a neuron can be removed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL, Identifier
 from passes.match.operands import AnyArray, Layer, NotPlainError, Projection, Read, read_layer
 from passes.neurons.bounds import preactivation_bounds
-from passes.neurons.reduce import Nature, Neurons, reduce_neurons, stacked
+from passes.neurons.reduce import Nature, Neurons, reduce_neurons
 from passes.neurons.shrink import Shrinker
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
@@ -28,23 +27,23 @@ HOMOGENEOUS = {"relu": 1, "leaky_relu": 1, "relu_squared": 2, "square": 2}
 """Activations with f(t y) = t^n f(y) for every t > 0, and their n."""
 
 _KINKED = ("relu", "leaky_relu")
-"""Activations that are linear on either side of 0."""
+"""Activations that are linear on each side of 0."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What happened to one block.
+    """The outcome for one block.
 
     Attributes:
         block: its name.
-        before: its neurons, None where unknown.
-        after: its neurons now.
-        dead: removed, because nothing reads them or their activation is always 0.
-        constant: removed, because no input moves them; their constant is in the output's bias.
-        duplicate: merged with an equal one.
-        proportional: merged with one that is a power of two times larger.
-        affine: neurons that are proved to compute an affine function; they stay.
-        reason: why nothing was tried; None where it was.
+        before: its number of neurons, None where unknown.
+        after: its number of neurons afterwards.
+        dead: neurons removed because their row of W2 is zero or their activation is always 0.
+        constant: neurons removed because no input changes them; their constant is in the output's bias.
+        duplicate: neurons merged with an equal one.
+        proportional: neurons merged with one that is a power of two times larger.
+        affine: remaining neurons that are proved to compute an affine function.
+        reason: why the block was not examined; None where it was.
     """
 
     block: str
@@ -59,12 +58,12 @@ class Record:
 
     @property
     def removed(self) -> int:
-        """Neurons that are gone."""
+        """The number of removed neurons."""
         return self.dead + self.constant + self.duplicate + self.proportional
 
     @property
     def text(self) -> str:
-        """The record as a report prints it."""
+        """The record as reports print it."""
         if self.reason is not None:
             return f"merge: {self.block} keeps its neurons: {self.reason}"
         kinds = ("dead", "constant", "duplicate", "proportional")
@@ -77,12 +76,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result.
+    """The merged model.
 
     Attributes:
-        model: the copy; the very object that came in where nothing could be merged.
+        model: the copy; the original object where nothing could be merged.
         records: one per block, in the order of the blocks.
-        ends: outputs of second operators that a constant is added behind, to the tensor that is again what it was.
+        ends: maps a second operator's output to the tensor that restores its original value, after a constant is added.
     """
 
     model: onnx.ModelProto
@@ -94,10 +93,10 @@ def merge(model: onnx.ModelProto, views: Sequence[GraphView], blocks: Sequence[B
     """Merge the neurons of `blocks`.
 
     Args:
-        model: the model; it stays as it is.
-        views: the indices of its graphs.
-        blocks: the blocks to look at.
-        read: gives the values of a tensor; asked for weights of these blocks and of normalisations in front of them.
+        model: the model, which is not changed.
+        views: the views of its graphs.
+        blocks: the blocks to examine.
+        read: reads the values of a tensor: the weights of these blocks and of the normalisations before them.
     """
     shrinker = Shrinker(model)
     by_path = {view.path: view for view in views}
@@ -108,7 +107,7 @@ def merge(model: onnx.ModelProto, views: Sequence[GraphView], blocks: Sequence[B
 
 def _merge_block(shrinker: Shrinker, view: GraphView, identifier: Identifier, block: Block, read: Read) -> Record:
     try:
-        shrinker.require_room()
+        shrinker.require_room()  # first, before any weight is read
         layer = read_layer(view, block, read)
         reduction = reduce_neurons(_neurons(layer), _nature(view, identifier, block, layer, read))
         if reduction.removed:
@@ -135,20 +134,24 @@ def _neurons(layer: Layer) -> Neurons:
 
 
 def _columns(projection: Projection) -> tuple[AnyArray, int]:
+    """Columns of W1 followed by the biases, one row per neuron, and the number of columns of W1."""
     weight = projection.weight.per_neuron
     biases = [np.broadcast_to(bias.array.reshape(-1, 1), (len(weight), 1)) for bias in projection.biases]
-    return stacked([weight, *biases]), weight.shape[1]
+    return np.concatenate([weight, *biases], axis=1) if biases else weight, weight.shape[1]
 
 
 def _nature(view: GraphView, identifier: Identifier, block: Block, layer: Layer, read: Read) -> Nature:
-    """The activation's values, as the graph's own nodes give them, and what is proved of its pre-activations."""
+    """The activation's values, by the graph's own nodes, and what is proved about its pre-activations."""
 
     def function(gate: Array, value: Array) -> Array:
         given = {block.gate: gate, block.value: value} if layer.value is not None else {block.gate: gate}
         return identifier.evaluate(block.region, [given[leaf] for leaf in block.region.leaves])
 
+    # The values come from the graph itself, but homogeneity and the kink are properties of the named function. They
+    # hold for the region only if the two are the same function, not merely close.
     name = block.identified.activation.name
     named_exactly = block.identified.error <= IDENTICAL
+    # Bounds only help where the sign of y decides: left of its kink ReLU is 0, leaky ReLU is another line.
     bounds = preactivation_bounds(view, layer.gate, read) if name in _KINKED and named_exactly else None
     never = np.zeros(len(layer.gate.weight.per_neuron), dtype=bool)
     above, below = (never, never) if bounds is None else (bounds[0] > 0.0, bounds[1] < 0.0)

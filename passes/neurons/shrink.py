@@ -1,8 +1,6 @@
 """Putting smaller weights into a copy of a model.
 
-Comes in: the layers of blocks and what is left of their neurons. Goes out: a copy with the smaller weights as new
-initializers, named for the old ones. A weight that something else reads stays; one that nothing reads any more goes.
-Used by `passes.neurons.merge`.
+They are new initializers, named after the old ones. An old weight is removed once it has no consumers.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from rewriter.graph.edit import LOOSE_INITIALIZERS, drop_dead_constants
 from rewriter.graph.view import GraphView, Path, graph_at, subgraphs
 
 _MOST_BYTES = 2**31 - 2**26
-"""Protobuf ends at 2 GB, and new weights stand inside the model file; some room for the rest."""
+"""Protobuf's limit of 2 GB, less some room for the rest: new weights are stored inside the model file."""
 
 
 class Shrinker:
-    """The copy and what was changed in it. Indices of nodes hold until `finish`, which puts new nodes in.
+    """Edits a copy of a model. Node indices stay valid until `finish`, which inserts the new nodes.
 
     Attributes:
-        ends: outputs of second operators that a constant is added behind, to the tensor that is again what it was.
+        ends: maps a second operator's output to the tensor that restores its original value, after a constant is added.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -40,10 +38,10 @@ class Shrinker:
         self._bytes: int | None = None
 
     def require_room(self, size: int = 0) -> None:
-        """Check that new weights can stand in this model, and so many bytes of them.
+        """Check that the model can take new initializers of `size` bytes.
 
         Raises:
-            NotPlainError: they cannot.
+            NotPlainError: it cannot, because of its IR version or protobuf's size limit.
         """
         if self._original.ir_version < LOOSE_INITIALIZERS:
             raise NotPlainError(
@@ -51,20 +49,21 @@ class Shrinker:
                 f"version {LOOSE_INITIALIZERS} or newer first"
             )
         if size and self._size() + size > _MOST_BYTES:
-            raise NotPlainError("its smaller weights would take the model file past the 2 GB that protobuf allows")
+            raise NotPlainError("its smaller weights would make the model file larger than protobuf's limit of 2 GB")
 
     def _size(self) -> int:
-        """Bytes inside the model file so far; weights that will go are not taken off."""
+        """Bytes of initializers inside the model file so far, including weights that `finish` will remove."""
         if self._bytes is None:
             self._bytes = sum(tensor.ByteSize() for tensor in self._original.graph.initializer)
         return self._bytes
 
     def replace(self, view: GraphView, layer: Layer, reduction: Reduction) -> None:
-        """Put the smaller weights in the place of a block's weights.
+        """Replace a block's weights by smaller ones.
 
         Raises:
-            NotPlainError: there is no room for them, or a bias would become infinite; nothing is changed then.
+            NotPlainError: they exceed the size limit, or a bias would become infinite; the copy is then unchanged.
         """
+        # All that can fail comes before the first edit.
         size = sum(operand.array.nbytes for operand in layer.operands)
         self.require_room(size)
         shifted = [
@@ -83,7 +82,7 @@ class Shrinker:
         _narrow(graph, frozenset(layer.hidden), len(reduction.kept))
 
     def finish(self) -> onnx.ModelProto:
-        """The changed copy, or the original where nothing changed."""
+        """The edited copy, or the original object where nothing changed."""
         if self._copy is None:
             return self._original
         for path, added in self._added.items():
@@ -91,6 +90,7 @@ class Shrinker:
             nodes = list(_with(graph.node, added))
             del graph.node[:]
             graph.node.extend(nodes)
+        # Only now is it known which old weights nothing reads: blocks may share them, and each block is edited alone.
         for path, names in self._retired.items():
             for depth in range(len(path), -1, -1):  # a body may read weights of the graphs around it
                 drop_dead_constants(graph_at(self._copy, path[:depth]), frozenset(names))
@@ -105,13 +105,14 @@ class Shrinker:
         return self._copy
 
     def _rebind(self, graph: onnx.GraphProto, view: GraphView, operand: Operand, values: AnyArray) -> None:
-        """Give a node a new constant instead of one of its inputs."""
+        """Replace a constant input of a node, and leave the old one to `finish`: other nodes may read it."""
         name = self._initializer(graph, view.path, f"{operand.name}_merged", values)
         graph.node[operand.node].input[operand.slot] = name
         self._retired[view.path].add(operand.name)
 
     def _initializer(self, graph: onnx.GraphProto, path: Path, wanted: str, values: AnyArray) -> str:
-        """The name of a new initializer; blocks that share a weight and lose the same neurons go on sharing."""
+        """The name of a new initializer; blocks that share a weight and lose the same neurons still share one."""
+        # Keyed by the contents: equal weights of two blocks stay one tensor, as they were.
         tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values))
         key = (path, tensor.data_type, tuple(tensor.dims), tensor.raw_data)
         if key not in self._known:
@@ -120,12 +121,14 @@ class Shrinker:
         return self._known[key]
 
     def _shift(self, graph: onnx.GraphProto, view: GraphView, output: Output, values: AnyArray) -> None:
-        """Add a constant to the output of a second operator: in its bias, or in an Add of its own."""
+        """Add a constant to the output of a second operator: in its bias, or by an Add of its own."""
         if output.bias is not None:
             self._rebind(graph, view, output.bias, values)
+            # The bias is in a separate Add: between the two the output lacks the constant that the neurons gave.
             if output.biased != output.operator.output:
                 self.ends[output.operator.output] = output.biased
             return
+        # The Add takes over the output's name, so that consumers and graph outputs need no edit.
         node = graph.node[output.operator.node]
         after = node.output[0]
         before = node.output[0] = self._unique(f"{after}_unshifted")
@@ -145,7 +148,7 @@ class Shrinker:
 
 
 def _smaller(operand: Operand, reduction: Reduction, rows: Mapping[int, Array]) -> AnyArray:
-    """The operand with the kept neurons only, and the changed rows (of a second operator) in their places."""
+    """The operand restricted to the kept neurons, with the changed rows of a second operator in place."""
     result = np.take(operand.array, reduction.kept, axis=operand.axis)
     by_neuron = np.moveaxis(result, operand.axis, 0)  # a view of it
     for position in np.flatnonzero(np.isin(reduction.kept, list(rows))):
@@ -154,17 +157,21 @@ def _smaller(operand: Operand, reduction: Reduction, rows: Mapping[int, Array]) 
 
 
 def _shifted(output: Output, shift: Array) -> AnyArray:
-    """The bias of a second operator with the constant in it, rounded once."""
+    """The bias of a second operator plus the constant, rounded once.
+
+    Raises:
+        NotPlainError: the sum is not finite in the output's type.
+    """
     old = np.zeros_like(shift) if output.bias is None else output.bias.array.astype(np.float64)
     with np.errstate(all="ignore"):
         values = (old + shift).astype(output.weight.array.dtype)
     if not np.isfinite(values).all():
-        raise NotPlainError("the constant of its constant neurons is too large for the output's bias")
+        raise NotPlainError("the sum of its constant neurons is too large for the output's bias")
     return values
 
 
 def _with(nodes: Iterable[onnx.NodeProto], added: Mapping[int, onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Copies of the nodes, each followed by the node to add behind it."""
+    """Copies of the nodes, each followed by the node to insert after it."""
     for index, node in enumerate(nodes):
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
@@ -174,7 +181,7 @@ def _with(nodes: Iterable[onnx.NodeProto], added: Mapping[int, onnx.NodeProto]) 
 
 
 def _narrow(graph: onnx.GraphProto, tensors: frozenset[str], width: int) -> None:
-    """Correct the stated width of tensors, where one is stated."""
+    """Correct the declared width of the hidden tensors, where one is declared."""
     for value in graph.value_info:
         if value.name in tensors and value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[-1].Clear()
@@ -182,7 +189,7 @@ def _narrow(graph: onnx.GraphProto, tensors: frozenset[str], width: int) -> None
 
 
 def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Names of the tensors of a graph and of the graphs inside it."""
+    """Names of all tensors of a graph and its subgraphs."""
     pending = [graph]
     while pending:
         current = pending.pop()

@@ -1,9 +1,9 @@
 """The table of activations: how each is recognised from its values, and its head program.
 
-Comes in: a function given by its values, and the arithmetic of the block. Goes out: an `Activation` with its
-parameters, or None. Matching is semantic: however a graph spells GELU, its values are GELU's. Parameters (SiLU's beta,
-a leaky slope, an outer factor) are solved for (`passes.programs.solve`), then checked on the whole grid. Programs are
-in closed form (`passes.programs.closed_forms`), fitted (`passes.programs.fitted`), or gates (`passes.programs.gates`).
+Matching is semantic: however a graph spells GELU, its values are GELU's. Parameters (SiLU's beta, a leaky slope, an
+outer factor) are solved for (`passes.programs.solve`), then checked on the whole grid (`passes.match.identify`).
+Programs are in closed form (`passes.programs.closed_forms`), fitted (`passes.programs.fitted`), or gates
+(`passes.programs.gates`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Activation:
         parameters: names of the solved parameters.
         function: values of the activation, given points and parameters.
         solve: parameters from the values of an unknown function; None when it cannot be this activation.
-        program: the head program; None where there is none.
-        usual: the parameters of the plain activation, which reports do not print.
+        program: makes the head program; None where none is known.
+        usual: the parameters of the plain activation, which reports omit.
         gate: the program of h(g) u; None where it follows from `program` by `passes.programs.gates.gate`.
     """
 
@@ -51,7 +51,7 @@ class Activation:
     gate: Make | None = None
 
     def label(self, parameters: Parameters) -> str:
-        """The name as reports print it, with the parameters that are not the usual ones."""
+        """The name as reports print it, with any unusual parameters."""
         rounded = tuple(round(value, 4) for value in parameters)
         if self.name == "silu" and rounded == (1.702, 1.0):
             return "quick_gelu"
@@ -59,7 +59,7 @@ class Activation:
         return self.name if rounded == self.usual else f"{self.name}({stated})"
 
     def program_for(self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False) -> Program | None:
-        """The program of h(y), or of h(g) u, whose self values read u; None where there is none."""
+        """The program of h(y), or of h(g) u, whose self values read u; None where none is known."""
         if gated and self.gate is not None:
             return self.gate(parameters, arithmetic)
         program = None if self.program is None else self.program(parameters, arithmetic)
@@ -134,7 +134,7 @@ def _relu_squared(y: Array) -> Array:
     return np.maximum(y, 0.0) ** 2
 
 
-# -- programs that are neither in closed form nor a single entry of a table --------------------------------------
+# -- programs that are derived from others ------------------------------------------------------------------------
 
 
 def _gelu_program(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -146,7 +146,7 @@ def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 _GATE = 1.1
-"""A tenth more error is worth a head less."""
+"""A gate may have a tenth more error if that saves a head."""
 
 
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -260,4 +260,4 @@ LINEAR = Activation(
     None,
     gate=lambda p, a: line(p[0], a, "bilinear"),
 )
-"""The gate of a bilinear layer, g u; by itself it is no activation."""
+"""The gate of a bilinear layer, g u. It is not in the table, since alone it is not an activation."""

@@ -1,7 +1,4 @@
-"""The arithmetic that heads are evaluated in, by element type.
-
-Comes in: a TensorProto element type. Goes out: `Arithmetic`: how steep a limit may be, and how exact is exact enough.
-"""
+"""The arithmetic in which heads are evaluated, by element type: steepness of limits, and negligible errors."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ import onnx
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic that a block's heads are evaluated in.
+    """The arithmetic in which a block's heads are evaluated.
 
     Attributes:
         steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
-        tolerance: error of a program that this arithmetic cannot tell from 0.
+        tolerance: error of a program that this arithmetic cannot distinguish from 0.
         small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
         limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
     """
@@ -35,9 +32,9 @@ ARITHMETIC: dict[int, Arithmetic] = {
 }
 """Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
 
-steepness: SiLU(k y) / k is ReLU to 0.28 / k everywhere, and bit for bit once |k y| > 104, where the exponential is
-0 or infinite: k = 2^40 makes that |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16 takes
-float16's, since one more bias token costs little and its own leaves GELU at 1.5e-3. small: balances the error of
-the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64) and beyond every float16, against the
-rounding of float64 over e: 2e-9 and 2e-8.
+steepness: SiLU(k y) / k is within 0.28 / k of ReLU everywhere, and equal bit for bit once |k y| > 104, where the
+exponential is 0 or infinite: with k = 2^40, for |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16
+uses float16's, since one more bias token costs little, and its own would leave GELU at 1.5e-3. small: balances the
+error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64) and beyond every float16, against
+float64's rounding over e, 2e-9 and 2e-8.
 """

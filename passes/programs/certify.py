@@ -1,7 +1,6 @@
-"""Certificates: how far a head program is from its activation, proved.
+"""Certificates: a proved bound on the distance of a head program from its activation.
 
-Comes in: a program and the name of a curve. Goes out: `Certificate`, a bound on the largest |program - f| over all
-reals or a domain, in exact arithmetic for the given coefficients.
+The bound is on the largest |program - f| over all reals or a domain, in exact arithmetic for the given coefficients.
 
 Cells. On a cell of centre c and half-width r, Taylor's theorem gives |e| <= |e(c)| + r |e'(c)| + r^2/2 |e''(c)| +
 r^3/6 max |e'''|, e = program - f. The derivatives of a head are joint cumulants of slopes a and values v under its
@@ -9,11 +8,13 @@ softmax weights p: with v' the slope of the values,
 
     o' = E[v'] + cov(a, v),   o'' = 2 cov(a, v') + k(a, a, v),   o''' = 3 k(a, a, v') + k(a, a, a, v),
 
-and over a cell |log p_j| moves by at most r (max a - min a), which bounds o''' by sums of absolute values. Cells whose
-bound is well above the largest error seen are split. Tails. Beyond the outermost cells one key outweighs the others
-by factors exp(-difference of slopes * |y|); the head is its value to within a sum of terms that decrease. The rounding
-of the evaluations is bounded (`Head.float64_rounding`) and added. Used by the fitter, which states `max_error` so, and
-by the tests.
+and over a cell log p_j changes by at most r (max a - min a), which bounds o''' by sums of absolute values. Cells whose
+bound is well above the largest error seen are split.
+
+Tails. Beyond the outermost cells one key outweighs each other key by a factor exp(difference of slopes * |y|), and the
+head equals its value up to a sum of decreasing terms.
+
+The rounding of the evaluations is bounded (`Head.float64_rounding`) and added.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TIGHT = 1.02
 """Cells are split until no bound exceeds the largest error seen by more than this."""
 _MOST_CELLS = 4_000_000
 _ROUNDING = 1e-12
-"""No cell is split whose bound is below this: what is left is the rounding of the evaluations."""
+"""Cells with a bound below this are not split, since the rounding of the evaluations dominates there."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Certificate:
     """A proved bound.
 
     Attributes:
-        bound: the largest |program - f|, at most; infinite where none could be proved.
-        seen: the largest |program - f| met, rounding taken off: `bound` cannot be smaller.
-        cells: cells on which it was bounded.
+        bound: an upper bound on |program - f|; infinite where none could be proved.
+        seen: the largest |program - f| met, less its rounding: a lower bound.
+        cells: number of cells.
         tail: bound beyond the cells; 0 where the domain ends with them.
         reach: the cells cover |y| <= reach.
-        method: how, in one line.
+        method: how it was proved, in one line.
     """
 
     bound: float
@@ -86,6 +87,7 @@ def certify(program: Program, activation: str, *, domain: float = math.inf) -> C
 
 def _tail(program: Program, curve: Curve) -> tuple[float, float]:
     """(reach, bound beyond it): the nearest reach where the tails are small, else the farthest."""
+    # Tails below half the error that a sample shows cannot determine the certificate.
     y = np.linspace(-12.0, 12.0, 4801)
     error = float(np.max(np.abs(program.evaluate(y) - curve.jet(y)[0])))
     reach, bound = 0.0, math.inf
@@ -98,7 +100,7 @@ def _tail(program: Program, curve: Curve) -> tuple[float, float]:
 
 
 def _one_tail(program: Program, end: End | None, start: float) -> float:
-    """Bound for y beyond `start`, away from 0; infinite where the program does not tend to the curve's line."""
+    """Bound for y beyond `start`, away from 0; infinite where the program does not approach the curve's line."""
     if end is None:
         return math.inf
     slope, constant, total = program.linear - end.slope, program.constant - end.constant, end.excess(abs(start))
@@ -109,10 +111,10 @@ def _one_tail(program: Program, end: End | None, start: float) -> float:
 
 
 def _head_tail(head: Head, start: float) -> tuple[tuple[float, float], float]:
-    """The line (slope, constant) that a head tends to beyond `start`, and how far from it the head is there.
+    """The line (slope, constant) that a head approaches beyond `start`, and a bound on its distance from it there.
 
-    With k the key that wins, |o - v_k| <= sum over j of exp(l_j - l_k) |v_j - v_k|, and |A + B y| exp(-d |y|)
-    decreases once d |y| > 1.
+    With k the key of the largest slope, |o - v_k| <= sum over j of exp(l_j - l_k) |v_j - v_k|, and
+    |A + B y| exp(-d |y|) decreases once d |y| > 1.
     """
     sign, distance = math.copysign(1.0, start), abs(start)
     keys = [(head.beta, head.gamma, head.c, head.d)]
@@ -120,7 +122,7 @@ def _head_tail(head: Head, start: float) -> tuple[tuple[float, float], float]:
     winner = max(keys, key=lambda key: sign * key[0])
     total = 0.0
     for key in keys:
-        if key is winner or key[2:] == winner[2:]:
+        if key is winner or key[2:] == winner[2:]:  # equal values: its weight does not matter
             continue
         fall = sign * (winner[0] - key[0])
         if fall * distance <= 1.0:
@@ -148,6 +150,8 @@ def _cells(program: Program, curve: Curve, reach: float) -> tuple[float, float, 
 
 def _bounds(program: Program, curve: Curve, low: Array, high: Array) -> tuple[Array, Array]:
     """(upper bound of |e|, |e| at the centre less rounding) per cell."""
+    # c is rounded, so r is the distance to the farther end. The factors just above 1 below cover the rounding of the
+    # bounds themselves.
     c = (low + high) / 2.0
     r = np.maximum(high - c, c - low) * (1.0 + 4.0 * _ULP)
     f = curve.jet(c)
@@ -172,6 +176,8 @@ def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], A
     """(o, o', o'') at the centres, a bound on |o'''| over the cells, and the rounding of o and of its derivatives."""
     slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)])[:, None]
     offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])[:, None]
+    # da, dv and dw are deviations from the weighted means of slopes, values and the values' slopes: the cumulants of
+    # the module's formulas are sums of their products.
     values = np.tile(np.array([0.0, *(token.value for token in head.bias_tokens)])[:, None], (1, c.size))
     values[0] = head.c * c + head.d
     own = np.zeros_like(slopes)
@@ -188,7 +194,8 @@ def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], A
     sizes = np.sum(p * np.abs(dv) * (1.0 + np.abs(da)) ** 2, axis=0) + abs(head.c) * (1.0 + span)
     relative = 16.0 * _ULP * (np.max(np.abs(slopes), axis=0) * np.abs(c) + np.max(np.abs(offsets)) + len(slopes))
     rough = relative * (sizes + np.abs(mean_v))
-    # over the cell: weights grow by exp(r span) at most, the means move by r times bounds of their derivatives
+    # Over the cell weights grow by at most exp(r span), and the means move by at most r times their derivatives, whose
+    # covariances are at most a quarter of the product of the ranges (Popoviciu, Grüss).
     grown = p * np.exp(np.minimum(r * span, 700.0))
     reach_v = np.max(values, axis=0) - np.min(values, axis=0) + 2.0 * abs(head.c) * r
     wide_a = np.abs(da) + r * span**2 / 4.0

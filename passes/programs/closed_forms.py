@@ -1,10 +1,10 @@
-"""Head programs in closed form: exact ones, and limits that are below the arithmetic's rounding everywhere.
+"""Head programs in closed form: exact ones, and limits whose error is below the arithmetic's rounding everywhere.
 
-Comes in: an activation's parameters and the arithmetic. Goes out: a `Program` with its certified error, which counts
-that its coefficients are float64 numbers. Two limits are used. *Steep keys*: a logit k (y - a) with a huge k picks one
-key on either side of a. Between a key with value v(y) and one with value w(y), both continuous and equal at a, the
-error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at most 0.2785 |v' - w'| / k. *A far
-normaliser*: one key at logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
+The certified errors include the rounding of the coefficients to float64. There are two kinds of limits. *Steep keys*: a
+logit k (y - a) with a huge k selects one key on either side of a. Between a key with value v(y) and one with value
+w(y), both continuous and equal at a, the error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at
+most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L give
+e^y (1 - e^(y - L) + ...).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FAR_LOGIT = 36.0
 """e^-36 is below half a unit in the last place of 1 in float64."""
 
 _SHARE = 2.0**16
-"""1 / (6 e) of a limit that is needed for |y| <= 3 only: error 3e-11, rounding 2e-11."""
+"""1 / (6 e) of a limit that is needed only for |y| <= 3: error 3e-11, rounding 2e-11."""
 
 _RISE = 1.25
-"""No less than the steepest slope of SiLU (1.10) and of the programs of GELU (1.13)."""
+"""An upper bound on the slopes of SiLU (1.10) and of the programs of GELU (1.13)."""
 
 _LARGEST = 700.0
-"""e^700 is a float64 number."""
+"""e^700 is finite in float64."""
 
 
 def silu(p: Parameters, _: Arithmetic) -> Program:
@@ -50,7 +50,7 @@ def mish(p: Parameters, _: Arithmetic) -> Program:
 
 
 def logistic(p: Parameters, _: Arithmetic) -> Program:
-    """Low + height sigmoid(k y): the value is a constant."""
+    """`low + height sigmoid(k y)`: the self value is a constant."""
     k, height, low = p
     name = "sigmoid" if low == 0.0 else "tanh"
     return Program(name, (Head(beta=k, c=0.0, d=height),), constant=low)
@@ -61,13 +61,13 @@ def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
     right, left = p
     k, c = arithmetic.steepness, right - left
     name = "relu" if left == 0.0 else "leaky_relu"
-    missing = abs(Fraction(c) + Fraction(left) - Fraction(right))  # of the slope on the right
+    missing = abs(Fraction(c) + Fraction(left) - Fraction(right))  # rounding of c in the slope on the right
     error = abs(c) * KINK / k + (float(missing / abs(Fraction(right))) if missing else 0.0)
     return Program(name, (Head(beta=k, c=c),), linear=left, max_error=error, certificate=_steep(k))
 
 
 def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Slope y + offset between two kinks: self at logit 0, and beyond each kink a bias token with the value there."""
+    """`slope y + offset` between two kinks: self at logit 0, and for each side a bias token with the value there."""
     slope, offset, left, right = p
     k, error = arithmetic.steepness, 0.0
     tokens = []
@@ -90,9 +90,10 @@ def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """The gate of ELU: that of its ReLU, and beside it the bounded part as it is, whose values are constants.
+    """The gate of ELU: the gate of its ReLU plus the bounded part, whose values are constants.
 
-    Centred on the steep key, the two keys below it would differ by a slope of rate - k, which has lost the rate.
+    The gate of ELU's own head would not work: relative to the steep key, the two others have slopes -k and rate - k,
+    and rounding loses the rate.
     """
     right, depth, rate = p
     bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
@@ -104,7 +105,7 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
-    """The head of ELU and how far off it is: at the kink by the difference of its slopes, and by its curvature."""
+    """The head of ELU and its error: at the kink, by the difference of the slopes and by the curvature on the left."""
     tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
     slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
     kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2
@@ -112,7 +113,7 @@ def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, floa
 
 
 def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """e^(rate y): weight e^(rate y - L), value e^L. L lies beyond what the type can hold."""
+    """e^(rate y): weight e^(rate y - L), value e^L, where e^L is beyond the range of the type."""
     rate, factor = p
     far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
     far = min(far, math.floor(_LARGEST - math.log(abs(factor))))
@@ -130,7 +131,8 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """The weight of y: between the kinks 1/2 + tanh(e y) / (6 e), beyond them 0 and 1.
 
     Keys +e y and -e y with the values (1/2 +- 1/(6 e)) y, a steep key with value y above 3, one with value 0 below -3.
-    The first two share the weight 1, so that the kinks are at 3 and -3. 1/(6 e) is a power of two: 1/2 more is exact.
+    The first two share the weight 1, so that the kinks are at 3 and -3. 1/(6 e) is a power of two, to which 1/2 adds
+    exactly.
     """
     k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
     keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
@@ -147,10 +149,10 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:
     """The program of h(clip(y, low, high)): beyond each kink a steep bias token with the value there.
 
-    At the kink its logit is the logarithm of all other weights together: there the two sides weigh the same.
+    At the kink its logit equals the log-sum-exp of all others, so that the two sides have equal weights there.
     """
     (head,) = program.heads
-    if program.linear != 0.0:  # it would go on beyond the kinks
+    if program.linear != 0.0:  # outside the softmax, it would continue beyond the kinks
         raise ValueError(f"{program.name} has a linear term, which a bias token cannot stop")
     k = arithmetic.steepness
     apart = k - float(np.max(np.abs(head.keys.slopes)))

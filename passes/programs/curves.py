@@ -1,8 +1,8 @@
-"""Activations as certificates need them: values, two derivatives, a bound on the third, and the ends.
+"""Activations as certificates need them: values, two derivatives, a bound on the third, and asymptotes.
 
-Comes in: points, or cells of the axis. Goes out: what `certify` compares a program with. A curve is smooth but for
-its `breaks`; where it tends to straight lines it says how fast. One table, `CURVES`, by the names of the table of
-activations. Values are good to a few units in the last place (glibc's erfc and exp, numpy's exp).
+A curve is smooth except at its `breaks`, and states how fast it approaches its asymptotes. `CURVES` is keyed by the
+names of the table of activations. Values are accurate to a few units in the last place (glibc's erfc and exp, numpy's
+exp).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Jet = tuple[Array, Array, Array]
 
 @dataclass(frozen=True)
 class End:
-    """What a curve tends to: the line `slope y + constant`, to within `excess(Y)` wherever |y| >= Y >= 2."""
+    """An asymptote: the curve is within `excess(Y)` of the line `slope y + constant` wherever |y| >= Y >= 2."""
 
     slope: float
     constant: float
@@ -35,9 +35,9 @@ class Curve:
     Attributes:
         jet: f, f' and f'' at points.
         third: a bound on |f'''| over cells, given the least and the largest |y| in each cell and the sign of y.
-        left: what it tends to as y falls; None where it tends to no line, or too slowly.
-        right: the same as y grows.
-        breaks: where a derivative up to the third jumps. Cells end there.
+        left: the asymptote as y falls; None where there is none, or it is approached too slowly.
+        right: the asymptote as y grows.
+        breaks: points at which a derivative up to the third jumps; cells end there.
     """
 
     jet: Callable[[Array], Jet]

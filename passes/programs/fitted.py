@@ -1,7 +1,6 @@
 """The fitted head programs, read from `programs.json` beside this file.
 
-Comes in: an activation's name and the error that is small enough. Goes out: the cheapest `Program` that reaches it.
-`python -m benchmarks.fit` made the entries; `passes.programs.certify` proves every stated error again in the tests.
+`python -m benchmarks.fit` writes the entries; the tests prove every stated error again by `passes.programs.certify`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Entry = dict[str, object]
 def fitted_programs() -> tuple[tuple[str, Program], ...]:
     """The fitted programs that hold for all reals, as (activation, program), in the order of the table.
 
-    Those made for gates are left out: `gate_programs`.
+    Programs made for gates are in `gate_programs`.
     """
     return tuple(row for row in _table(gate=False) if math.isinf(row[1].domain))
 
@@ -35,14 +34,14 @@ def bounded_programs() -> tuple[tuple[str, Program], ...]:
 
 @cache
 def gate_programs() -> tuple[tuple[str, Program], ...]:
-    """One-head programs with few values other than zero: as a gate each of those costs a head, and self costs two."""
+    """One-head programs with few nonzero values: in a gate each nonzero value costs a head, and self costs two."""
     return _table(gate=True)
 
 
 def cheapest(activation: str, tolerance: float) -> Program:
     """The program of `activation` with the fewest keys whose `max_error` is at most `tolerance`.
 
-    Of several with as many keys it is the one that float32 adds least to; where none is that close, the closest one.
+    Ties go to the smallest float32 rounding; if no program reaches the tolerance, the closest one is returned.
     `tolerance` is absolute, in units of the activation's output.
     """
     known = [program for name, program in fitted_programs() if name == activation]
@@ -53,9 +52,9 @@ def cheapest(activation: str, tolerance: float) -> Program:
 
 
 def cheapest_gate(activation: str, tolerance: float) -> Program:
-    """The program of `activation` that makes the cheapest gate with `max_error` at most `tolerance`.
+    """The program of `activation` that gives the cheapest gate with `max_error` at most `tolerance`.
 
-    That is the one with the fewest values other than zero, then the fewest keys; where none is that close, the closest.
+    It has the fewest nonzero values, then the fewest keys; if none reaches the tolerance, the closest is returned.
     """
     known = [program for name, program in (*gate_programs(), *fitted_programs()) if name == activation]
     known = [program for program in known if len(program.heads) == 1]
@@ -66,7 +65,7 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
 
 
 def values(program: Program) -> int:
-    """Bias tokens with a value other than zero."""
+    """The number of bias tokens with a nonzero value."""
     return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
 
 
@@ -80,7 +79,7 @@ def _table(*, gate: bool) -> tuple[tuple[str, Program], ...]:
 def _program(entry: Entry) -> Program:
     rows = entry.get("heads", [entry])
     heads = tuple(_head(row) for row in rows) if isinstance(rows, list) else ()
-    if not entry.get("float32"):  # coefficients on the float32 grid stay as they are: a shift would leave it
+    if not entry.get("float32"):  # a shift would move coefficients off the float32 grid
         heads = tuple(head.conditioned() for head in heads)
     program = Program(
         name=str(entry["name"]),

@@ -1,21 +1,20 @@
-"""Gates: from the program of h(y) to one of h(g) u, in one attention sublayer.
+"""Gates: from a one-head program of h(y) to a program of h(g) u, whose self values read u.
 
-Comes in: a program of one head. Goes out: a program whose self values read u. Softmax weights are bounded and h is not,
-so h(g) becomes a small difference of weights divided by a small number e. With the one head's numerator
-(c g + d) e^(s g) + sum_j v_j e^(t_j g) over the denominator e^(s g) + sum_j e^(t_j g), the self key is split in two,
+Softmax weights are bounded and h is not, so h(g) becomes a small difference of weights divided by a small number e. The
+head computes (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
 
     e^(s g)  ->  (e^((s + e) g) + e^((s - e) g)) / 2  =  e^(s g) cosh(e g)
     c g + d  ->  c/e + d for the first, -c/e + d for the second
 
-and every key whose value is not zero is the self key of one head with value u; all heads see the same keys. For SiLU
+and every key with a nonzero value becomes the self key of a head with value u; all heads have the same keys. For SiLU
 that is two heads and the weight sinh(e g) / e / (cosh(e g) + e^-g). A linear term l g becomes l tanh(e g) / e, in two
 more heads. With x = e g, weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1,
 T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
-about x^2/3 of h where p is 0 or 1, which `limit_error` bounds over max(1, |h|). Rounding costs the arithmetic's
-precision over e, so these programs want float64.
+about x^2/3 of h where p is 0 or 1; `limit_error` bounds it over max(1, |h|). Rounding errors are the arithmetic's
+precision over e, so these programs need float64.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from passes.programs.softmax import FACTORED, UNIT, Array
 
 _TIGHT = 1.1
 _ENOUGH = 2.0**-8
-"""A share of the limit's error that needs no sharper bound."""
+"""Bounds below this share of the limit's error need not be sharper."""
 _MOST_CELLS = 200_000
 _HALVED = UNIT
-"""What the rounding of ln(1/2), the offset of the two self keys, changes in their weights."""
+"""Relative error in the weights of the two self keys from the rounding of ln(1/2), their offset."""
 
 
 @cache
@@ -47,8 +46,8 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     """The program of h(g) u, given that of h.
 
     Args:
-        program: one head, without a quadratic self logit.
-        arithmetic: gives the number e.
+        program: a program of one head with an affine self logit.
+        arithmetic: provides e and the error up to which the limit counts as reached.
 
     Raises:
         ValueError: the program has several heads or a quadratic self logit.
@@ -56,12 +55,15 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     if len(program.heads) != 1 or program.heads[0].alpha != 0.0:
         raise ValueError(f"{program.name} is not a program of one head with an affine self logit")
     (head,) = program.heads
+    # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
+    # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
     if head.c == 0.0 and program.linear == 0.0:
         return replace(made, heads=_constants(head))
     line = _line(program.linear, arithmetic.small) if program.linear != 0.0 else ()
     if head.c == 0.0:
         return _limit(replace(made, heads=(*_constants(head), *line)), head, program.linear, arithmetic)
+    # The split below assumes the self key at logit 0; its two halves +-e g are then exact, e being a power of two.
     centred = _centred(program, arithmetic.limit * _ENOUGH)
     (head,) = centred.heads
     heads = (*_split(head, arithmetic.small), *line)
@@ -70,14 +72,15 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
     """The program of factor g u: two heads, each the other's bias token."""
+    # The limit's error depends on the linear term only, so the head in `_limit` is an empty one.
     made = Program(name, _line(factor, arithmetic.small))
     return _limit(made, Head(beta=0.0, bias_tokens=(), c=0.0), factor, arithmetic)
 
 
 def limit_error(head: Head, linear: float, small: float, domain: float, *, enough: float) -> float:
-    """A bound on what the limit changes in h(g), over max(1, |h|), for |g| <= domain <= 1 / (2 small).
+    """A bound on the limit's error in h(g), over max(1, |h|), for |g| <= domain <= 1 / (2 small).
 
-    Where all values are multiples of g it is one over max(1, |h g|) / |g| too, so that it holds for h(g) g: squares.
+    Where all values are multiples of g it also holds over max(1, |h g|) / |g|, as squares h(g) g need.
     """
 
     def bounds(low: Array, high: Array) -> tuple[Array, Array]:
@@ -93,14 +96,15 @@ def limit_error(head: Head, linear: float, small: float, domain: float, *, enoug
 def _change(head: Head, linear: float, small: float, g: Interval) -> Array:
     """The largest change over cells, over max(1, |h|) or max(1, |h g|) / |g|.
 
-    The first term is also c g T + (1 - p) c g R with R = (B (1 + p) + p B^2 - A) / (1 + p B) / (1 + B). One way of
-    writing it loses no digits where p is 0, the other where it is 1.
+    The first term equals c g T + (1 - p) c g R with R = (B (1 + p) + p B^2 - A) / (1 + p B) / (1 + B). One form loses
+    no digits where p is 0, the other none where p is 1; both bounds hold, so they are intersected.
     """
     least, most = head.keys.enclosed(*g)
     own, others = (least[0], most[0]), (least[1:], most[1:])
     values = np.array([token.value for token in head.bias_tokens]).reshape(-1, 1)
     rest, outside = summed(weighted(others, (values, values))), summed(others)
-    near, far = (small * least_size(g)) ** 2, (small * size(g)) ** 2  # x^2; the series are cut off for x <= 1/2
+    # Bounds on A, B and T from the first terms of their series in x^2; the factors cover the rest for x <= 1/2.
+    near, far = (small * least_size(g)) ** 2, (small * size(g)) ** 2
     a = near / 6.0 - _HALVED, far / 6.0 * 1.02 + _HALVED
     b = near / 2.0 - _HALVED, far / 2.0 * 1.03 + _HALVED
     t = -far / 3.0, -near / 3.0 * (1.0 - 0.4 * far)
@@ -111,19 +115,21 @@ def _change(head: Head, linear: float, small: float, g: Interval) -> Array:
     right = product(affine(head.c + linear, 0.0, g), t), product(weighted(outside, scaled), r)
     first = _both(total(left, product(straight, t)), total(*right))
     inner = total(affine(head.d, 0.0, product(outside, b)), affine(-1.0, 0.0, product(b, rest)))
+    # Squares multiply h by g once more. Their error is over max(1, |h g|), hence the floor 1 / |g| for |h|.
     output = total(weighted(own, affine(head.c, head.d, g)), rest, straight)
     floor = 1.0 if np.any(values) or head.d != 0.0 else 1.0 / np.maximum(1.0, size(g))
     return size(total(first, weighted(after, inner))) / np.maximum(floor, least_size(output))
 
 
 def _both(a: Interval, b: Interval) -> Interval:
-    """What lies in both of two intervals."""
+    """The intersection of two intervals."""
     return np.maximum(a[0], b[0]), np.minimum(a[1], b[1])
 
 
 def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) -> Program:
-    """The program with what the limit and its coefficients cost, on the domain where it is reached."""
+    """The program with the limit's error added, on the domain where the limit is reached."""
     small = arithmetic.small
+    # x^2 / 3 <= limit; and x <= 1/2, as the series in `_change` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
     cost = limit_error(head, linear, small, domain, enough=arithmetic.limit * _ENOUGH) + _values(head, small)
     made = replace(
@@ -136,15 +142,16 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
 
 
 def _values(head: Head, small: float) -> float:
-    """How far the largest of the two split values is from c/e + d or -c/e + d: rounding."""
+    """The rounding error of the two split values c/e + d and -c/e + d."""
+    # c/e is exact, e being a power of two; adding d to it rounds.
     exact = Fraction(head.c) / Fraction(small), Fraction(head.d)
     return float(max(abs(Fraction(s * head.c / small + head.d) - s * exact[0] - exact[1]) for s in (1, -1)))
 
 
 def _centred(program: Program, enough: float) -> Program:
-    """The same with the self key at logit 0, and steep keys of slopes that are powers of two.
+    """The same program with the self key at logit 0, and steep keys with slopes that are powers of two.
 
-    Then products with y are exact, and a kink stays in its place in float64. What it changes is proved and counted.
+    Then products with y are exact, and a kink stays in place in float64. The change is proved and added to the error.
     """
     (head,) = program.heads
     tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
@@ -159,6 +166,7 @@ def _snapped(head: Head, token: BiasToken) -> BiasToken:
     if abs(offset) <= FACTORED or slope == 0:
         return replace(token, slope=float(slope), offset=float(offset))
     power = math.copysign(2.0 ** round(math.log2(abs(slope))), slope)
+    # A steep slope may change by a factor of up to sqrt(2) as long as slope and offset keep the place of the kink.
     return replace(token, slope=power, offset=float(power * offset / slope))
 
 
@@ -171,17 +179,18 @@ def _split(head: Head, small: float) -> tuple[Head, ...]:
 
 
 def _constants(head: Head) -> tuple[Head, ...]:
-    """The heads of a head whose values are constants: each is a multiple of u."""
+    """The heads of a head with constant values, each of which becomes a multiple of u."""
     keys = [(head.beta, head.gamma, head.d)]
     return _each([*keys, *((token.slope, token.offset, token.value) for token in head.bias_tokens)])
 
 
 def _line(factor: float, small: float) -> tuple[Head, ...]:
+    """The heads of factor tanh(small g) / small."""
     return _each([(small, 0.0, factor / small), (-small, 0.0, -factor / small)])
 
 
 def _each(keys: list[tuple[float, float, float]]) -> tuple[Head, ...]:
-    """A head for every key (slope, offset, multiple of u) whose multiple is not zero, the others its bias tokens."""
+    """A head for every key (slope, offset, multiple of u) with a nonzero multiple; other keys are its bias tokens."""
     heads = []
     for place, (slope, offset, factor) in enumerate(keys):
         others = tuple(BiasToken(a, b) for other, (a, b, _) in enumerate(keys) if other != place)

@@ -6,9 +6,9 @@ pre-activation,
     self logit        alpha y^2 + beta y + gamma      self value        c z + d
     bias-token logit  a_j y + b_j                     bias-token value  v_j
 
-where z is y, or for a gated block the other projection. The head returns the softmax-weighted sum of the values.
-Theorem 3 of Huben and Morris (arXiv 2309.08593) is one bias token with logit and value 0, self logit y and self value
-y: SiLU.
+where z is y, or in a gated block the other projection. The head returns the softmax-weighted sum of the values.
+Theorem 3 of Huben and Morris (arXiv 2309.08593) is SiLU: one bias token with logit and value 0, self logit y and self
+value y.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FACTORED", "Array", "BiasToken", "Head"]
 
 @dataclass(frozen=True)
 class BiasToken:
-    """A constant token as one head sees it: logit `slope y + offset`, value `value`."""
+    """A constant token in one head: logit `slope y + offset`, value `value`."""
 
     slope: float = 0.0
     offset: float = 0.0
@@ -50,15 +50,16 @@ class Head:
         return np.asarray(z * multiple + constant)
 
     def mean(self, y: Array) -> tuple[Array, Array]:
-        """(multiple, constant): the head's output is `z multiple + constant`, each a number of the values' size."""
+        """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.keys.weights(y)
         values = [token.value for token in self.bias_tokens]
         constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
         return self.c * own, np.asarray(constant)
 
     def float64_rounding(self, y: Array, z: Array, *, shifted: bool, steps: int) -> Array:
-        """As `Program.float64_rounding`, of this head; y and z of one shape, the options as in `Keys.rounding`."""
-        unit = np.where(np.abs(z) > 2.0**900, 2.0**200, 1.0)  # no value overflows that a weight makes small
+        """As `Program.float64_rounding`, for this head; y and z have one shape, options are as in `Keys.rounding`."""
+        # Scaled down, since a huge value may have a tiny weight: their product is finite, the value alone would not be.
+        unit = np.where(np.abs(z) > 2.0**900, 2.0**200, 1.0)
         own = self.c * (z / unit) + self.d / unit
         others = np.array([token.value for token in self.bias_tokens]).reshape(-1, *[1] * y.ndim)
         values = np.concatenate([own[None], others / unit])
@@ -71,42 +72,42 @@ class Head:
 
     @property
     def keys(self) -> Keys:
-        """The logits, its own first."""
+        """The keys, its own first."""
         slopes, offsets = zip((self.beta, self.gamma), *((t.slope, t.offset) for t in self.bias_tokens), strict=True)
         return Keys(np.array(slopes), np.array(offsets), self.alpha)
 
     @property
     def multiples(self) -> tuple[tuple[float, float], ...] | None:
-        """All keys (slope, offset) in order, where all values are multiples of z and logits are affine; else None."""
+        """All keys (slope, offset) in order, if all values are multiples of z and all logits affine; else None."""
         if self.alpha != 0.0 or self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
             return None
         return tuple(sorted([(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]))
 
     @property
     def zero_bias(self) -> bool:
-        """Whether there is one bias token, with key and value zero: Theorem 3 as it stands."""
+        """Whether there is a single bias token, with key and value zero, as in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     def shifted(self, slope: float, offset: float) -> Head:
-        """The same head with `slope y + offset` added to every logit, which softmax does not see."""
+        """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
     def unscaled(self) -> Head:
         """The head with self value z + d / c, whose output times c is this head's.
 
-        A factor that is applied last cannot make a value infinite that the softmax then weighs with 0.
+        Applied last, the factor cannot overflow a value to which the softmax gives weight 0.
         """
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Head:
-        """The head as it stands in a graph of a type.
+        """The head with coefficients rounded as a graph of type `dtype` stores them.
 
-        Not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise an offset of
-        at most `FACTORED` stands there as the factor e^offset of the bias token's weight, and the value
-        multiplied by it; these two are rounded. The self logit has no offset there: all logits are shifted by it. The
-        factor c stands behind the softmax (`unscaled`).
+        If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
+        stores, for an offset of at most `FACTORED`, the factor e^offset of the bias token's weight and its product with
+        the value, and these two are rounded. All logits are shifted so that the self logit has no offset. The factor c
+        is applied after the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = float(np.asarray(self.c, dtype=dtype))
@@ -134,10 +135,10 @@ class Head:
         )
 
     def conditioned(self) -> Head:
-        """The shift of this head that float32 likes best: the key with the largest logit at y = 0 becomes zero.
+        """This head shifted for float32: the key with the largest logit at y = 0 becomes zero.
 
-        The rounding of a logit is proportional to its size, so the keys that share the weight should have small
-        logits. For the GELU programs this halves the float32 error or better.
+        The rounding error of a logit is proportional to its magnitude, so the keys that share the weight should have
+        small logits. For the GELU programs this at least halves the float32 error.
         """
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys)

@@ -1,7 +1,7 @@
-"""Bounds over cells of the axis: a little interval arithmetic, and cells that are split where the bound is loose.
+"""Interval arithmetic over cells of the axis, and adaptive subdivision where a bound is loose.
 
-An interval is a pair of arrays, least and largest value per cell. Nothing is rounded outwards: who uses a bound widens
-it by more than float64 can have lost.
+An interval is a pair of arrays, least and largest value per cell. Nothing is rounded outwards: callers widen their
+bounds by more than the rounding of float64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from passes.programs.softmax import Array
 
 Interval = tuple[Array, Array]
 Bounds = Callable[[Array, Array], tuple[Array, Array]]
-"""From the cells' ends (low, high) to (a bound per cell, what the largest value in it is at least)."""
+"""From the cells' ends (low, high) to (an upper bound per cell, a lower bound of the largest value in it)."""
 
 _PARTS = 4
 _NARROW = 2.0**-48
@@ -27,7 +27,7 @@ def product(a: Interval, b: Interval) -> Interval:
 
 
 def weighted(weights: Interval, a: Interval) -> Interval:
-    """Least and largest product with numbers that are not negative."""
+    """Least and largest product with nonnegative weights."""
     least = np.where(a[0] < 0.0, weights[1], weights[0]) * a[0]
     return least, np.where(a[1] < 0.0, weights[0], weights[1]) * a[1]
 
@@ -59,10 +59,10 @@ def least_size(a: Interval) -> Array:
 
 
 def largest(bounds: Bounds, edges: Array, *, tight: float, enough: float, most: int) -> tuple[float, float, int]:
-    """(bound, what the largest value is at least, cells) over the cells between `edges`.
+    """(upper bound, lower bound, number of cells) of the largest value over the cells between `edges`.
 
-    Cells are split until no bound exceeds the largest value seen by more than the factor `tight`, or is below `enough`.
-    A cell of a few float64 numbers stands as it is, and so do all beyond `most` cells.
+    Cells are split until every bound is below `enough`, or within the factor `tight` of the largest value seen. Cells
+    of only a few float64 numbers are not split, and none is after `most` cells.
     """
     low, high = edges[:-1], edges[1:]
     bound = seen = 0.0
@@ -71,6 +71,7 @@ def largest(bounds: Bounds, edges: Array, *, tight: float, enough: float, most: 
         count += low.size
         upper, value = bounds(low, high)
         seen = max(seen, float(np.max(value)))
+        # The comparison is negated so that NaN counts as wide.
         wide = ~(upper <= max(tight * seen, enough)) & (high - low > _NARROW * np.maximum(np.abs(low), np.abs(high)))
         bound = max(bound, float(np.max(upper[~wide], initial=0.0)))
         if count > most or not np.all(np.isfinite(upper)):

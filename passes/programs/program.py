@@ -1,7 +1,7 @@
 """Head programs: one activation as a sum of attention heads (`passes.programs.head`), as plain numbers.
 
-A program is the sum of its heads plus `linear z + constant`: the line is a head that attends to itself alone. Errors
-are over max(1, |f|), in units of the activation's output.
+A program is the sum of its heads plus `linear z + constant`; the linear term is a head that attends only to itself.
+Errors are over max(1, |f|), in units of the activation's output.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Program:
     """A sum of heads that computes one activation.
 
     Attributes:
-        name: the name reports print, such as `silu` or `gelu_erf_m8`.
+        name: the name that reports print, such as `silu` or `gelu_erf_m8`.
         heads: attention heads per neuron.
-        linear: factor of z outside the heads (a head that attends to itself alone).
+        linear: factor of z outside the heads (a head that attends only to itself).
         constant: constant outside the heads.
         max_error: certified largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic
-            for the coefficients as they stand. Only the ln 2 of Mish stands for the real number.
-        coefficient_error: bound on the change, over max(1, |f|), that rounding the coefficients to a type made.
+            for the given coefficients. Only Mish's ln 2 means the real number.
+        coefficient_error: bound on the change, over max(1, |f|), from rounding the coefficients to a type.
         rounding: largest error over max(1, |f|) that evaluating the program adds to `max_error`: measured in float32
-            (what an exact program shows is a few units in the last place), `in_double` bounded on a grid.
+            (a few units in the last place for an exact program), bounded on a grid by `in_double`.
         domain: largest |y| for which `max_error` holds.
         double: whether the heads need float64 arithmetic, since they are small differences of large values.
-        measured: whether `max_error` is no proved bound but what a dense grid shows, as for fits on the spot.
+        measured: whether `max_error` was measured on a dense grid, as for fits at run time, rather than proved.
         certificate: how `max_error` was established, in one line.
     """
 
@@ -56,13 +56,13 @@ class Program:
 
     @property
     def bias_tokens(self) -> int:
-        """The most bias tokens that one of the heads attends to."""
+        """The largest number of bias tokens that a head attends to."""
         return max(len(head.bias_tokens) for head in self.heads)
 
     def evaluate(self, y: Array, z: Array | None = None) -> Array:
-        """The program in float64. `z` (default y) is what self values read; shapes broadcast.
+        """The program in float64. Self values read `z` (default y); shapes broadcast.
 
-        Multiples of z are added up before they meet z: their differences are small where they are large themselves.
+        Multiples of z are summed before they are multiplied by z: those of a gate are large and nearly cancel.
         """
         means = [head.mean(y) for head in self.heads]
         multiple = sum((part for part, _ in means), np.float64(self.linear))
@@ -71,19 +71,19 @@ class Program:
 
     @property
     def crossings(self) -> Array:
-        """The pre-activations at which two keys of a head weigh the same; 1-D."""
+        """The pre-activations at which two keys of a head have equal weights; 1-D."""
         return np.unique(np.concatenate([head.keys.crossings for head in self.heads]))
 
     def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
-        """How far a float64 evaluation, `evaluate` or that of any form, may be from the program in exact arithmetic.
+        """A bound on the rounding error of a float64 evaluation, by `evaluate` or by any form.
 
-        A bound at each point, absolute, in units of the output; shapes broadcast as in `evaluate`. Finite for finite y
-        and z, unless the bound itself is beyond float64. `passes.programs.softmax` has the derivation; beside the
-        heads' own rounding it counts that of their sum, the straight line, and of y's part in f(y) - y (form `staged`).
+        It is absolute, in units of the output, one per point; shapes broadcast as in `evaluate`. Finite for finite y
+        and z, unless the bound itself is beyond float64. `passes.programs.softmax` has the derivation for one head; the
+        bound also covers the sum of heads, the linear term, and the y in f(y) - y (form `staged`).
         """
         query, source = np.broadcast_arrays(y, y if z is None else z)
         keys = [head.multiples for head in self.heads]
-        # heads over the same keys are computed together, or each with its keys as they are
+        # Forms compute heads over the same keys together, with their keys as they are; a lone head may be shifted.
         shifted = [own is None or keys.count(own) == 1 for own in keys]
         heads = [
             head.float64_rounding(query, source, shifted=shifts, steps=len(self.heads) + 2)
@@ -95,9 +95,9 @@ class Program:
         return np.asarray(sum(heads) + line)
 
     def in_double(self, *, gated: bool) -> Program:
-        """The program for float64 arithmetic: `rounding` is the largest `float64_rounding` on a grid.
+        """The program marked for float64 arithmetic; `rounding` is the largest `float64_rounding` on a grid.
 
-        Gated: of the weight, that is for self values of 1; otherwise they are y.
+        For a gate it is that of the weight, with self values of 1; otherwise self values are y.
         """
         reach = min(self.domain, _FAR)
         y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
@@ -107,14 +107,15 @@ class Program:
         return replace(self, double=True, rounding=float(np.max(share)))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
-        """The program with coefficients of a type, as it stands in a graph; `coefficient_error` bounds the change.
+        """The program with coefficients rounded as a graph of type `dtype` stores them.
 
-        `passes.programs.changes` proves the bound for all numbers of the type; it is sharp to within a tenth.
+        `coefficient_error` bounds the change for all numbers of the type, to within a tenth
+        (`passes.programs.changes`).
         """
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
-        """The program of `outer f(inner y)` from that of f, whose `max_error` is absolute; self values read y."""
+        """The program of `outer f(inner y)`, given that of f with an absolute `max_error`; self values read y."""
         if inner == 1.0 and outer == 1.0:
             return self
         heads = tuple(
@@ -142,13 +143,13 @@ class Program:
 
 
 _RESCALED = 2.0**-40
-"""Above what the rounding of all coefficients to float64 changes in a fitted program, over max(1, |f|)."""
+"""Bound on the effect of rounding all coefficients of a fitted program to float64, over max(1, |f|)."""
 
 _FAR = 1e4
-"""Beyond it float64 rounding is proportional to |f|."""
+"""Beyond this |y|, float64 rounding is proportional to |f|."""
 
 _ENOUGH = 1e-12
-"""Bounds on what rounding coefficients changes are no sharper than this."""
+"""Bounds on the effect of rounding coefficients need not be sharper than this."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Heads that attend to the same keys, found in a program.
+"""Grouping the heads of a program that attend to the same keys.
 
-Comes in: a program. Goes out: its heads in groups. The heads of a gate all see one set of keys and differ in which of
-them is their own; their softmax is computed once, and the sum of the heads is a mean of multiples of the value.
+The heads of a gate all have the same set of keys, and differ in which of them is their own. Their softmax is computed
+once, and their sum is a weighted mean of multiples of the value.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from passes.programs.softmax import FACTORED
 
 @dataclass(frozen=True)
 class Key:
-    """One key as the nodes hold it.
+    """One key as a graph stores it.
 
     Attributes:
-        slope: what the query is multiplied with.
-        offset: what is added to that, 0 where the weight holds it.
+        slope: factor of the query in the logit.
+        offset: offset of the logit, 0 where it is in the weight.
         weight: factor of the key's exponential.
-        part: the weight times the value, or the multiple of the value.
+        part: the weight times the value, or times the multiple of the value.
     """
 
     slope: float
@@ -32,7 +32,7 @@ class Key:
 
     @classmethod
     def of(cls, slope: float, offset: float, value: float) -> Key:
-        """A key with its logit's offset taken out of the exponential, unless it is steep."""
+        """A key with its logit's offset factored out of the exponential, unless it is steep."""
         if abs(offset) > FACTORED:
             return cls(slope, offset, 1.0, value)
         weight = math.exp(offset)
@@ -46,7 +46,7 @@ class Group:
     Attributes:
         heads: the heads.
         keys: where values are multiples of z, all keys, those of the heads first; None for a head with other values.
-        own: how many keys have a multiple other than zero.
+        own: the number of keys with a nonzero multiple.
     """
 
     heads: tuple[Head, ...]
@@ -55,10 +55,10 @@ class Group:
 
 
 def groups_of(program: Program) -> tuple[tuple[Group, ...], float]:
-    """The heads of `program` in groups, and the linear term that is left beside them.
+    """The heads of `program` in groups, and the remaining linear term.
 
-    A single group of multiples takes the linear term in, since the weights sum to one: a linear term beside the head
-    would cancel digits (Mish at y = -15).
+    A single group of multiples absorbs the linear term, since its weights sum to one. A separate linear term would
+    cancel most digits of the head (Mish at y = -15).
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):

@@ -1,7 +1,7 @@
-"""Solving for the parameters of an activation, from the values of an unknown function.
+"""Solving for the parameters of an activation, from a few values of an unknown function.
 
-Comes in: a function by its values. Goes out: parameters, or None where the function cannot be that activation. Nothing
-here is a proof: `passes.match.identify` compares the activation with these parameters on its whole grid.
+A solver returns None where the function cannot be its activation. Parameters are candidates only: the caller
+(`passes.match.identify`) compares the activation with the function on a whole grid.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Parameters = tuple[float, ...]
 Solve = Callable[[Function], Parameters | None]
 
 FAR = 1e4
-"""Where sigmoid-shaped functions have reached their limits."""
+"""Points at which sigmoid-shaped functions have reached their limits."""
 
 
 def at(f: Function, point: float) -> float:
-    """F at one point."""
+    """The value of `f` at one point."""
     return float(f(np.array([point]))[0])
 
 
@@ -85,7 +85,7 @@ _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 40
 
 
 def clip(f: Function) -> Parameters | None:
-    """(slope, offset, left, right) of slope y + offset, cut off at the values left and right (infinite: not)."""
+    """(slope, offset, left, right) of slope y + offset, clipped to the values left and right (may be infinite)."""
     ends = [at(f, side * FAR) if at(f, side * FAR) == at(f, 2 * side * FAR) else math.inf for side in (-1.0, 1.0)]
     if not all(np.isnan(end) == 0 for end in ends) or ends == [math.inf, math.inf]:
         return None
@@ -138,7 +138,7 @@ def softsign(f: Function) -> Parameters | None:
 
 
 def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Solve:
-    """(parameters..., low, high) of h(clip(y, low, high)), h given by its own solution; -1 and 1 lie inside."""
+    """(parameters..., low, high) of h(clip(y, low, high)); `solve` reads h at -1 and 1, which must not be clipped."""
 
     def cut_off(f: Function) -> Parameters | None:
         inside = solve(f)
@@ -155,7 +155,7 @@ def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Sol
 
 
 def _last_agreement(f: Function, h: Function, side: float) -> float:
-    """How far out on one side f equals h, when beyond it f is constant; infinite when they never part."""
+    """The point on one side up to which f equals h, f being constant beyond it; infinite if they always agree."""
     y = side * np.logspace(0, 4, 400)
     apart = np.flatnonzero(np.abs(f(y) - h(y)) > 1e-6 * np.maximum(1.0, np.abs(h(y))))
     if apart.size == 0:

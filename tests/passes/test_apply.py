@@ -1,4 +1,4 @@
-"""From plan to new model: what is emitted, and that everything else stays as it was."""
+"""From plan to new model: what is emitted, and that everything else stays unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, tensor, text_
 
 DOMAIN = "attnonly"
 ATTENTION = {"Add", "Cast", "Clip", "Constant", "Div", "Exp", "Gather", "Max", "Mul", "Neg", "Sub", "Sum"}
-"""All that softmax attention over {self, bias tokens} needs."""
+"""The operators of softmax attention over {self, bias tokens}."""
 
 MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
 GLU = "s = Sigmoid(y) h = Mul(s, u)"
@@ -68,7 +68,7 @@ def new_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of the main graph, with calls of the heads' functions followed into their bodies."""
+    """Every node of the main graph, and of the bodies of the heads' functions that it calls."""
     bodies = {(function.domain, function.name): function.node for function in model.functions}
     pending = list(model.graph.node)
     while pending:
@@ -83,7 +83,7 @@ def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
 
 
 def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bounds: Any) -> onnx.ModelProto:
-    """The model with its one block converted: the same function, as accurate; see `tests.errors`."""
+    """The model with its one block converted, which is the same function and as accurate; see `tests.errors`."""
     return accurate(model, planned(model, **(options or {})), **bounds)
 
 
@@ -239,7 +239,7 @@ def dressed() -> onnx.ModelProto:
 
 
 def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
-    """The bytes of a model without the heads, and without the nodes and value_info that make `removed`."""
+    """The bytes of a model without the heads, and without the nodes and value_info that compute `removed`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -305,7 +305,7 @@ def test_same_input_same_bytes(text: str, options: dict[str, Any], inline: bool)
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
-# -- interior tensors that something else reads -------------------------------------------------------------------
+# -- interior tensors with other consumers ------------------------------------------------------------------------
 
 SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("graph-output", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] s"}, "s"),
@@ -353,7 +353,7 @@ def test_activation_output_keeps_its_name() -> None:
 
 
 def test_captured_weights_and_activations_stay() -> None:
-    """A branch that reads the activation's output reads the heads' output under the same name."""
+    """A branch that captures the activation's output reads the heads' output under the same name."""
     options = next(s[2] for s in SHARED_INTERIORS if s[0] == "captured-by-a-branch")
     second = str(options["second"]).replace("(s)", "(h)")
     same(mlp(SILU, **{**options, "second": second}))
@@ -383,7 +383,7 @@ def test_opsets_without_integer_constants_are_inlined(text: str, opset: int) -> 
 
 
 def declared(model: onnx.ModelProto) -> onnx.ModelProto:
-    """IR version 3 wants every initializer to be a graph input too."""
+    """IR version 3 requires every initializer to be a graph input too."""
     for initializer in model.graph.initializer if model.ir_version < 4 else ():
         info = onnx.helper.make_tensor_value_info(initializer.name, initializer.data_type, list(initializer.dims))
         model.graph.input.append(info)
@@ -458,7 +458,7 @@ def test_element_type_behind_an_unknown_operator_is_that_of_the_weight(elem: str
 
 
 def test_unknown_element_type_is_refused() -> None:
-    """Neither the data nor the weight, a computed constant of an unknown operator, say what type the product has."""
+    """Neither the data nor the weight, a constant computed by an unknown operator, gives the type of the product."""
     first = "odd = strange.Op(x) w = strange.Permute(W1) y = MatMul(odd, w)"
     plan = make_plan(mlp(SILU, first=first, domains={"strange": 1}), Options())
     assert plan.conversions == ()
@@ -496,7 +496,7 @@ def test_taken_names_are_avoided(options: dict[str, Any], inline: bool) -> None:
 
 
 def test_foreign_function_of_the_same_name_is_not_called() -> None:
-    """A model may come with an attnonly::NeuronAttention that computes something else."""
+    """A model may bring an attnonly::NeuronAttention that computes something else."""
     model = mlp(
         SILU,
         domains={DOMAIN: 1},
@@ -538,7 +538,7 @@ def inner_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def test_block_in_a_function() -> None:
-    """A function takes its weights as inputs: it is inlined, and the plan says so."""
+    """A function takes its weights as inputs, so it is inlined, and the plan says so."""
     model = text_model(
         "out = other.Mlp(x, W1, W2)",
         domains={"other": 1},
@@ -584,7 +584,7 @@ def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> Non
     assert [node.domain for node in plan.model.graph.node] == [node.domain for node in model.graph.node]
 
 
-# -- what is chosen, what is refused -------------------------------------------------------------------------------
+# -- choices and refusals -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("accuracy", "keys"), [(None, 8), (1e-3, 4), (1e-5, 6)])
@@ -605,7 +605,7 @@ def test_accuracy_beyond_all_programs_is_refused() -> None:
 
 
 def test_integers_are_left() -> None:
-    """A linear operator on integers is no place for heads."""
+    """Linear operators on integers are not replaced by heads."""
     model = text_model(
         "y = MatMul(x, w) h = Relu(y) out = MatMul(h, v)",
         inputs="int32[batch, tokens, 4] x",

@@ -1,6 +1,6 @@
-"""What is converted is the same function, as accurate, and the proof finds so: every spelling, type and gate.
+"""Converted models are the same function, as accurate, and pass the proof: every spelling, type and gate.
 
-What is emitted, and that everything else stays as it was, is in `test_apply.py`.
+What is emitted, and that everything else stays unchanged, is tested in `test_apply.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_operators_that_onnxruntime_does_not_have(text: str) -> None:
 
 @EACH_PROGRAM
 def test_every_program_in_half_precision(text: str, options: dict[str, Any]) -> None:
-    """Heads are computed in float32: at most 0.92 times the original's error was measured."""
+    """Heads are computed in float32; the largest error measured is 0.92 times the original's."""
     same(mlp(text, elem="float16", **options), ratio=1.5, **VALUE.get(text, {}))
 
 
@@ -122,7 +122,7 @@ def test_gate_as_product_keeps_the_product(activation: str) -> None:
 
 
 def test_gate_as_product_where_the_product_comes_first() -> None:
-    """(y u) sigmoid(y): heads compute the sigmoid, two products stay."""
+    """(y u) sigmoid(y): heads compute the sigmoid, and two products stay."""
     model = mlp("p = Mul(y, u) s = Sigmoid(y) h = Mul(p, s)", first=TWO)
     same(model, {"gate": "product"}, output="s")
     (conversion,) = planned(model, gate="product").conversions
@@ -133,7 +133,7 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
 
 
 def proved(model: onnx.ModelProto, **options: Any) -> None:
-    """What the oracle finds to be the same, the proof finds to be the same."""
+    """Rewrite with the proof, which must agree with the oracle."""
     report = rewrite(model, **options)
     assert report.validation is not None
     assert report.validation.failures == ()
@@ -185,7 +185,7 @@ def test_gates_as_products_are_proved(activation: str) -> None:
 
 
 def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
-    """A gate's limit is reached up to 3,500; weights of 5,000 leave that."""
+    """A gate's limit holds up to 3,500; weights of 5,000 exceed that."""
     big = {"W1": values("W1") * 5e3}
     report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
     assert report.validation is not None

@@ -1,4 +1,4 @@
-"""The sources' statements hold in plain numpy, at the sources' own setting, and the forms compute the same."""
+"""The sources' statements hold in plain numpy, in the sources' own setting, and the forms compute the same."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ PROGRAMS: tuple[tuple[str, Callable[[Array], Array], Program], ...] = (
         lambda y: y * np.tanh(np.log1p(np.exp(y))),
         Program("mish", (Head(0.0, (BiasToken(2.0), BiasToken(1.0, LN2)), gamma=LN2, c=-1.0),), linear=1.0),
     ),
-    # no activation anybody uses: every coefficient of a head is in it
+    # Not an activation in use: it has a nonzero value for every coefficient of a head.
     ("everything", EVERYTHING.evaluate, EVERYTHING),
 )
 EACH = pytest.mark.parametrize(("f", "program"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 
 
 def matrices(seed: int, *shape: int) -> Array:
-    """Normal numbers, over the square root of the rows for a matrix."""
+    """Normal numbers, divided by the square root of the number of rows for a matrix."""
     scale = shape[0] ** -0.5 if len(shape) == 2 else 0.3
     return np.random.default_rng(seed).normal(0.0, scale, shape)
 
@@ -241,7 +241,7 @@ def test_each_form_computes_its_theorem_in_float64(form: str, text: str, f: Any,
     got = session.run({"x": x[None]})["out"][0]
     theorem = THEOREMS[form](x, mlp, conversion.program)
     assert gap(got, theorem) <= BOUND
-    # 1e-12, and what the head program itself is off by, at every neuron the same way: GELU is fitted
+    # 1e-12, plus the certified error of the head program (GELU is fitted), in the same direction at every neuron.
     hidden = np.maximum(1.0, np.abs(f(x @ mlp.w1 + mlp.b1)))
     carried = conversion.max_error * hidden @ np.abs(mlp.w2)
     assert np.all(np.abs(theorem - mlp.plain(x, f)) <= BOUND + carried)

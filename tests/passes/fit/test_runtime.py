@@ -1,4 +1,4 @@
-"""Fits on the spot: what they reach, what they state, what they refuse."""
+"""Fits at run time: the accuracy they reach, what they state, what they refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rewriter.graph import elementwise
 from tests.conftest import slow
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
-    # function, error that is reached over max(1, |f|), heads
+    # function, error reached over max(1, |f|), heads
     "sin": (np.sin, 1e-5, 1),
     "square": (lambda y: y * y, 1e-6, 1),
     "exp": (np.exp, 1e-6, 1),
@@ -60,7 +60,7 @@ def test_a_fit_is_repeatable() -> None:
 
 
 def test_reached_is_honest() -> None:
-    """sin(5 y) within 1e-9 is beyond float32, and said to be; the program is returned all the same."""
+    """sin(5 y) within 1e-9 is beyond float32: the program is returned, and says that it missed the tolerance."""
     found = fit_function(lambda y: np.sin(2.0 * y), (-4.0, 4.0), 1e-7, "f")
     assert isinstance(found, Fitted)
     assert not found.reached
@@ -70,7 +70,7 @@ def test_reached_is_honest() -> None:
 
 
 def test_one_sided_domains() -> None:
-    """A function that ends at 0 is fitted where it is defined, others on the symmetric interval."""
+    """A function that ends at 0 is fitted where it is defined, other functions on the symmetric interval."""
     root = fit_function(np.sqrt, (0.5, 8.0), 1e-5, "f")
     assert isinstance(root, Fitted)
     assert (root.low, root.high) == (0.5, 8.0)
@@ -85,8 +85,8 @@ def test_one_sided_domains() -> None:
         (np.sign, (-3.0, 3.0), "it jumps near y = "),
         (np.floor, (-3.0, 3.0), "it jumps near y = "),
         (np.log, (-1.0, 3.0), "it is not finite at y = "),
-        (np.sin, (3.0, 3.0), "is no interval; give --domain"),
-        (np.sin, (0.0, float("inf")), "is no interval; give --domain"),
+        (np.sin, (3.0, 3.0), "is not an interval; give --domain"),
+        (np.sin, (0.0, float("inf")), "is not an interval; give --domain"),
         (lambda y: np.sin(60.0 * y), (-8.0, 8.0), "give a narrower --domain"),
         (lambda y: np.abs(np.mod(y, 0.5) - 0.25), (-8.0, 8.0), "it has more than 8 kinks"),
     ],

@@ -1,4 +1,4 @@
-"""The sublayers of form `staged` alone (Theorems 7 and 8), in the sources' own setting among others."""
+"""The sublayers of form `staged` alone (Theorems 7 and 8), also in the sources' own setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs of the forms: the figures are those of what is then built, and of what a run then needs."""
+"""Costs of the forms: the figures match what is built, and what a run needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXTS = {
     "glu": GLU,
 }
 LOCAL_LIVE = {"silu": 3, "relu": 3, "gelu": 21, "mish": 7, "leaky-relu": 6, "glu": 3}
-"""Tensors [N, d_ff] alive at once in form `local`, counted by hand."""
+"""Number of tensors [N, d_ff] alive at once in form `local`, counted by hand."""
 
 
 def planned(model: onnx.ModelProto, form: str = "local", setting: Setting | None = None) -> tuple[Any, FormCost]:

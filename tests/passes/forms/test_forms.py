@@ -48,7 +48,7 @@ EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
 
 def proved(model: onnx.ModelProto, form: str) -> None:
-    """What the oracle finds to be the same, the proof finds to be the same."""
+    """Rewrite with the proof, which must agree with the oracle."""
     report = rewrite(model, form=form, max_tokens=TOKENS)
     assert [row.reason for row in report.left] == []
     assert report.validation is not None
@@ -88,9 +88,9 @@ SHAPES = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
 @EACH_PROGRAM
 @EACH_FORM
 def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
-    """One token, two, as many as there are positions; sequences side by side. All entries differ.
+    """One token, two, as many as there are positions; several sequences. All entries differ.
 
-    At most 1.63 times the original's error was measured, for a gated sigmoid in form `staged`.
+    The largest error measured is 1.63 times the original's, for a gated sigmoid in form `staged`.
     """
     model = mlp(text, **options)
     cases = [{"x": tokens(*(shape[1:] if options is RANK_2 else shape))} for shape in SHAPES]
@@ -102,7 +102,7 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", ["local", "masked"])
 @pytest.mark.parametrize("text", [SILU, "h = Relu(y)"], ids=["silu", "relu"])
 def test_float16(form: str, text: str) -> None:
-    """At most 0.81 times the original's error was measured: heads are computed in float32."""
+    """Heads are computed in float32; the largest error measured is 0.81 times the original's."""
     model = mlp(text, elem="float16")
     accurate(model, planned(model, form), ratio=1.5, optimised=[False])
 
@@ -110,7 +110,7 @@ def test_float16(form: str, text: str) -> None:
 @pytest.mark.parametrize("elem", ["float16", "double"])
 @EACH_FORM
 def test_types_are_kept(form: str, elem: str) -> None:
-    """At most 0.92 times the original's error was measured."""
+    """The largest error measured is 0.92 times the original's."""
     model = mlp("h = Relu(y)", elem=elem)
     result = accurate(model, planned(model, form), ratio=1.5, optimised=[False])
     assert result.graph.output == model.graph.output
@@ -150,9 +150,9 @@ def test_chunks_change_nothing(form: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("text", [SILU, ERF_GELU], ids=["silu", "gelu"])
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_and_sequences_do_not_meet(form: str, text: str, entries: int) -> None:
-    """In onnxruntime: a position gives the same whatever stands elsewhere and wherever it stands itself.
+    """A token's output in onnxruntime depends neither on other tokens nor on its position.
 
-    Up to 4 units in the last place of the largest entry, since kernels round by position; at most 0.7 was measured.
+    Up to 4 units in the last place of the largest entry, since kernels round by position; the most measured is 0.7.
     """
     plan = planned(mlp(text), form)
     cut = FormOptions(max_pattern_mb=entries * 4 / 2**20, max_tokens=TOKENS)
@@ -174,7 +174,7 @@ def test_tokens_and_sequences_do_not_meet(form: str, text: str, entries: int) ->
 @pytest.mark.parametrize("shape", [(1, 1), (1, 17), (3, 17), (2, 80)])
 @pytest.mark.parametrize("entries", [1, 50, 400, 5_000, 10**6])
 def test_patterns_stay_below_the_limit(shape: tuple[int, int], entries: int) -> None:
-    """Unless not even one query's row, over all batches, fits: that is the smallest chunk there is."""
+    """The exception is one query's row over all batches, the smallest chunk there is."""
     plan = planned(mlp(SILU), "masked")
     options = FormOptions(max_pattern_mb=entries * 4 / 2**20)
     result = apply(replace(plan, conversions=(replace(plan.conversions[0], options=options, inline=True),)))
@@ -198,7 +198,7 @@ SQUARED = Program("squared", (Head(beta=0.5, alpha=-0.25, gamma=0.1, bias_tokens
 
 
 def check_program(model: onnx.ModelProto, form: str, program: Program, value: str | None = None) -> None:
-    """Nodes for a program that is not that of the activation: its numbers, and in float32 within its rounding."""
+    """The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding."""
     plan = planned(model, form)
     program = program.rounded(np.float32, factored=False)
     result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
@@ -212,7 +212,7 @@ def check_program(model: onnx.ModelProto, form: str, program: Program, value: st
 @pytest.mark.parametrize("first", [GLU["first"], "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"])
 @EACH_FORM
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants, a linear term."""
+    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term."""
     check_program(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), form, GATE, "u")
 
 
@@ -227,10 +227,10 @@ BY_REFERENCE = {
     "bias-sub": "is part of a projection",
     "per-channel-scale": "is part of a projection",
     "dequantised": "its weight is quantised",
-    "lora": "not one linear operator alone",
-    "lora-scaled-and-biased": "not one linear operator alone",
-    "two-sum": "not one linear operator alone",
-    "two-sum-biased": "not one linear operator alone",
+    "lora": "not a single linear operator",
+    "lora-scaled-and-biased": "not a single linear operator",
+    "two-sum": "not a single linear operator",
+    "two-sum-biased": "not a single linear operator",
 }
 
 
@@ -290,7 +290,7 @@ def test_four_axes(form: str) -> None:
 
 @EACH_FORM
 def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
-    """TorchScript's Conv1D reads the shape of the activation; that must not keep the activation alive."""
+    """TorchScript's Conv1D reads the shape of the activation, which must not keep the activation alive."""
     constants = {
         name: onnx.numpy_helper.from_array(np.array(number), name)
         for name, number in (
@@ -454,8 +454,8 @@ def test_old_opsets_are_refused(form: str) -> None:
 
 def test_attention_operator_needs_its_opset() -> None:
     reason = refusal(mlp(SILU), "masked", attention_op=True)
-    assert "came with opset 23, and the model has 17" in reason
-    assert "leave --attention-op away" in reason
+    assert "needs opset 23, and the model has 17" in reason
+    assert "omit --attention-op" in reason
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])
@@ -467,7 +467,7 @@ def test_position_forms_state_their_memory(form: str) -> None:
 @pytest.mark.parametrize("form", ["maskless", "staged"])
 def test_a_fixed_length_beyond_the_positions(form: str) -> None:
     model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
-    assert "its sequences have 9 tokens; raise --max-tokens, now 8" in refusal(model, form, max_tokens=8)
+    assert "its sequences have 9 tokens; raise --max-tokens from 8 to 9" in refusal(model, form, max_tokens=8)
     assert make_plan(model, Options(form=form, forms=FormOptions(max_tokens=9))).conversions
 
 
@@ -498,7 +498,7 @@ def test_a_sequence_beyond_the_positions_fails_at_run_time(form: str, first: str
 @pytest.mark.parametrize("text", [SILU, "h = Relu(y)", ERF_GELU], ids=["silu", "relu", "gelu"])
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
 def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
-    """A token's output does not depend on the others at all, however large its pre-activations."""
+    """A token's output does not depend on other tokens at all, however large its pre-activations."""
     result = apply(planned(mlp(text), "maskless"))
     x = tokens(1, 12) * np.float32(scale)
     other = x.copy()
@@ -515,7 +515,7 @@ def test_a_small_omega_lets_tokens_see_each_other() -> None:
 
 
 def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:
-    """Two blocks: one function for both, names apart."""
+    """Two blocks share one function and have different names."""
     model = text_model(
         f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
         "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"

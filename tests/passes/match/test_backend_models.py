@@ -1,6 +1,6 @@
-"""onnx's own node models: the plan reads every one of them, and changes none that holds no MLP.
+"""onnx's own node models: the plan accepts each of them, and changes none, since none has an MLP.
 
-By default those of some operators: making all of them takes onnx a while.
+By default only some operators are tested, because making all models takes onnx a while.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SAMPLE = (
     "loop", "matmul", "mish", "optionalhaselement", "prelu", "qlinearmatmul", "relu", "scan", "softmax", "swiglu",
     "swish", "where",
 )  # fmt: skip
-"""Modules of onnx that make the node models of an operator each, such as a version of onnx has them."""
+"""Modules of onnx with the node models of one operator each; not every version of onnx has all of them."""
 
 
 def node_models(modules: tuple[str, ...] | None) -> Mapping[str, onnx.ModelProto]:
-    """The node models of some modules of the onnx package, or all, made without their data."""
+    """The node models of some modules of the onnx package, or of all, made without their data."""
     from onnx.backend.test.case import node
 
     with warnings.catch_warnings():

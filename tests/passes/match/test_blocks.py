@@ -45,7 +45,7 @@ def test_operator(label: str, text: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
 @pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
 def test_spelling_in_every_element_type(label: str, text: str, elem: str) -> None:
-    """Rounded constants are still recognised: float16 has no 1.702, and no 0.044715."""
+    """Rounded constants are still recognised: 1.702 and 0.044715 are not float16 numbers."""
     if "Cast" in text:
         text = text.replace("to = 1>", {"double": "to = 11>", "float16": "to = 10>"}[elem])
     block = only_block(mlp(text, elem=elem))
@@ -130,7 +130,7 @@ def test_two_blocks_with_tied_weights() -> None:
     assert len({block.name for block in found.blocks}) == 2
 
 
-# -- functions that are near one of the table, and are not it --------------------------------------------------
+# -- functions close to a table entry, but different ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
     [
         (
             f"c = Pow(y, $3.0) a = Mul(c, $0.0447) z = Add(y, a) {TANH_TAIL}",
-            "no known activation; the nearest, gelu_tanh, is off by ",
+            "no known activation; the nearest, gelu_tanh, differs by ",
         ),
         (
             f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
             "no known activation; the nearest, ",
         ),
         ("h = Sin(y)", "no known activation; the nearest, "),
-        ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, is off by 0.01"),
+        ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, differs by 0.01"),
         ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
         ("p = Softplus(y) t = Tanh(p) u = Mul(y, t) v = Tanh(y) h = Add(u, v)", "no known activation; the nearest, "),
         ("a = Log(y) h = Mul(y, a)", "no known activation has these values: f(-1) = nan, f(1) = 0, f(3) = 3.29584"),
@@ -199,7 +199,7 @@ def test_no_known_activation(text: str, reason: str) -> None:
     assert reason in only_left(mlp(text)).miss.reason
 
 
-# -- ends that are not those of an MLP ----------------------------------------------------------------------------
+# -- regions whose ends are not those of an MLP --------------------------------------------------------------------
 
 
 def test_custom_domain_with_a_standard_name() -> None:
@@ -247,7 +247,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "constant-left-factor",
         {"activation": SILU, "second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))},
          "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 4, 8] out"},
-        "MatMul 'out' mixes along another axis than the one that the first operator made",
+        "MatMul 'out' contracts another axis than the one that the first operator produces",
     ),
     (
         "per-expert-weights",
@@ -349,7 +349,7 @@ def test_softmax_between_two_linear_operators_is_no_candidate() -> None:
 
 
 def test_scalar_of_a_higher_rank_than_the_data_is_no_scalar() -> None:
-    """[1, 1, 1, 1] adds an axis: the heads would lose it."""
+    """[1, 1, 1, 1] adds an axis, which the heads would lose."""
     constants = {"one": np.ones((1, 1, 1, 1)), "W2": values("W2")}
     model = mlp(
         "s = Sigmoid(y) k = Mul(y, s) h = Mul(k, one)",
@@ -368,7 +368,7 @@ def test_scalar_of_the_data_rank_is_a_scalar() -> None:
 
 
 def test_overridable_constant_is_no_constant() -> None:
-    """A scalar that a caller may replace is not read: it scales the gate, whatever it is."""
+    """A scalar that a caller may override is not read: it scales the gate, whatever its value."""
     model = mlp("b = Mul(y, beta) s = Sigmoid(b) h = Mul(y, s)", constants={"beta": np.array(1.5)})
     model.graph.input.append(onnx.helper.make_tensor_value_info("beta", onnx.TensorProto.FLOAT, []))
     block = only_block(model)
@@ -376,7 +376,7 @@ def test_overridable_constant_is_no_constant() -> None:
 
 
 def test_overridable_weights_are_still_linear() -> None:
-    """IR versions below 4 list every initializer as an input."""
+    """IR versions before 4 list every initializer as an input."""
     model = mlp(SILU)
     for initializer in model.graph.initializer:
         info = onnx.helper.make_tensor_value_info(initializer.name, initializer.data_type, list(initializer.dims))
@@ -408,7 +408,7 @@ def test_chunks_whose_bounds_are_computed() -> None:
 
 
 def test_operator_that_nobody_knows_is_no_silence() -> None:
-    """A projection goes through an unknown operator into a second one: a person must see why nothing was converted."""
+    """A projection passes through an unknown operator into a second one: the report must say why it is left."""
     model = mlp("s = custom.Sigmoid(y) h = Mul(y, s)", domains={"custom": 1})
     reasons = [left.miss.reason for left in findings(model).left]
     assert any("custom::Sigmoid" in reason for reason in reasons)

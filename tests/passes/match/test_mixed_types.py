@@ -1,4 +1,4 @@
-"""Blocks whose region changes its element type, or whose types inference cannot know."""
+"""Blocks whose region changes its element type, or whose types inference cannot determine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mixed(gate: int, out: int) -> onnx.ModelProto:
     ],
 )
 def test_casts_around_the_activation(gate: int, out: int, inline: bool) -> None:
-    """Heads are computed in float32, or better: at most 1.0 times the original's error was measured."""
+    """Heads are computed in float32 or better; the largest error measured is 1.0 times the original's."""
     model = mixed(gate, out)
     accurate(model, make_plan(model, Options(inline=inline)), ratio=1.5)
 
@@ -62,7 +62,7 @@ def test_casts_are_proved() -> None:
 
 
 def test_type_behind_an_operator_that_inference_does_not_know() -> None:
-    """MatMulNBits stops onnx's inference; its scales say what the product is."""
+    """MatMulNBits stops onnx's inference; its scales have the type of the product."""
     rng = np.random.default_rng(0)
     constants: dict[str, np.ndarray] = {
         "B": rng.integers(0, 255, (32, 1, 16)).astype(np.uint8),

@@ -1,4 +1,4 @@
-"""Random spellings of activations are all found; random regions that are no activation are never taken for one."""
+"""Random spellings of activations are all found; other random regions are never mistaken for an activation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 
 @dataclass
 class Builder:
-    """A graph under construction whose every choice is drawn."""
+    """A graph under construction, with every choice drawn at random."""
 
     draw: Callable[[st.SearchStrategy[int]], int]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -182,14 +182,14 @@ def _always(made: Array, _: Mapping[str, Array]) -> Array:
 @SETTINGS
 @given(data=st.data())
 def test_whatever_is_converted_computes_the_region(data: st.DataObject) -> None:
-    """An identification is right or is not made: the program's numbers are within the certified error of the region."""
+    """An identification is correct or is not made: the program is within its certified error of the region."""
     model = mlp(Builder(data.draw), random_region)
     plan = make_plan(model, Options())
     for conversion in plan.conversions:
         block, program = conversion.block, conversion.program
         points = np.linspace(-12.0, 12.0, 481)
         points = points[np.abs(points) <= program.domain]
-        # W1 and b1 out of the way: the pre-activation itself is planted.
+        # The pre-activation itself is planted, so that W1 and b1 do not matter.
         columns = np.repeat(points[:, None], 8, axis=1)
         values = tensors(plan.model, {"x": columns[:, :4]}, {block.gate: partial(_always, columns)})
         expected = values[block.output][:, 0]

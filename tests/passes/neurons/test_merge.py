@@ -1,4 +1,4 @@
-"""Merging neurons: planted ones are found, near misses stay, and what is left computes the same."""
+"""Merging neurons: planted ones are found, near misses stay, and the merged model computes the same."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def counts(record: Record) -> dict[str, int]:
 
 
 ROUNDED = {"float": 7e-8, "float16": 3.6e-4, "double": 3e-16}
-"""What rounding the new weights to a type may change, over the largest output; measured: 3.6e-8, 1.9e-4, 1.5e-16."""
+"""Allowed error from rounding the new weights, over the largest output; measured: 3.6e-8, 1.9e-4, 1.5e-16."""
 
 
 def converted(model: onnx.ModelProto) -> Report:
-    """The whole way with merging; the result computes what the model does, by the oracle and by onnxruntime."""
+    """Rewrite with merging; by the oracle and by onnxruntime, the result computes what the model does."""
     report = rewrite(model, merge=True)
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.rewritten is not None
@@ -173,7 +173,7 @@ def test_one_unit_in_the_last_place_apart_is_not_alike(elem: str, name: str) -> 
 
 
 def test_a_row_that_the_type_would_round_is_not_scaled() -> None:
-    """2^-12 times a float16 row is no row of float16; 2^12 times it would be infinite."""
+    """2^-12 times a float16 row is not exact in float16; 2^12 times it would be infinite."""
     planted = {**like(2, 2.0**-12), "W2": {5: 0.1, 2: 100.0}}
     tiny = weights(**planted)
     tiny["W1"][:, 5], tiny["b1"][5] = 0.0, 0.0
@@ -243,7 +243,7 @@ def test_no_room_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("passes.neurons.shrink._MOST_BYTES", 100)
     model = mlp(SILU, constants=weights(**like(2)))
     assert merged(model).model is model
-    assert "past the 2 GB that protobuf allows" in str(only_record(model).reason)
+    assert "larger than protobuf's limit of 2 GB" in str(only_record(model).reason)
 
 
 def test_a_constant_too_large_for_the_bias() -> None:
@@ -434,7 +434,7 @@ WHY: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         SILU,
         SECOND,
         {},
-        "adds something else than a bias",
+        "does not add a bias",
     ),
     "scaled": ("y = Gemm<alpha = 2.0>(x, W1, b1)", SILU, BARE, FLAT, "scales its operands"),
     "a factor per neuron": (
@@ -450,7 +450,7 @@ WHY: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         SILU,
         "out = MatMul(W2t, h)",
         {"inputs": "float[b, 4, t] x", "outputs": "float[b, 4, t] out"},
-        "is no plain MatMul or Gemm",
+        "is not a plain MatMul or Gemm",
     ),
     "old IR": (FIRST, SILU, SECOND, {"ir": 3}, "in IR version 3 every weight is a graph input"),
 }
@@ -472,7 +472,7 @@ def test_why_not(first: str, activation: str, second: str, options: dict[str, An
 def test_a_weight_that_a_caller_may_replace_is_left() -> None:
     model = mlp(SILU, constants=weights(**like(2)))
     model.graph.input.append(onnx.helper.make_tensor_value_info("W1", onnx.TensorProto.FLOAT, [4, 8]))
-    assert "a graph input too, which a caller may replace" in str(only_record(model).reason)
+    assert "also a graph input, which a caller may override" in str(only_record(model).reason)
 
 
 # -- the whole way ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Activations and head programs in ball arithmetic (python-flint): numbers with proved bounds on their rounding.
 
-Shares no code with `passes`: programs are read as plain coefficients, activations are written down from their
-definitions. Results are balls; `upper` is a bound that no rounding can be wrong about.
+It shares no code with `passes`: programs are read as plain coefficients, and activations are implemented from their
+definitions. Results are balls; `upper` is a rigorous upper bound.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from passes.programs.softmax import Array
 Ball = Callable[[arb], arb]
 __all__ = ["arb", "arb_series"]
 PRECISE = 1300
-"""Bits: of two logits of 2^80 times 1e308 less one another a hundred are left behind the point."""
+"""Bits: the difference of two logits of 2^80 times 1e308 still has a hundred after the binary point."""
 
 
 @contextmanager
 def precision(bits: int = PRECISE) -> Iterator[None]:
-    """Ball arithmetic with so many bits, and Taylor series of ten terms, inside the block."""
+    """Ball arithmetic with this many bits, and Taylor series of ten terms, inside the block."""
     before = ctx.prec, ctx.cap
     ctx.prec, ctx.cap = bits, 10
     try:
@@ -48,18 +48,18 @@ def head_at(head: Head, y: arb, z: arb) -> arb:
 
 
 def program_at(program: Program, y: arb, z: arb) -> arb:
-    """A program: its heads and the straight line."""
+    """A program: its heads and the linear term."""
     line = arb(program.linear) * z + arb(program.constant)
     return sum((head_at(head, y, z) for head in program.heads), line)
 
 
 def upper(ball: arb) -> float:
-    """A number not below the ball's largest absolute value."""
+    """An upper bound of the ball's largest absolute value."""
     return float(abs(ball).upper()) * (1.0 + 2.0**-50)
 
 
 def errors(values: Sequence[float] | Array, exact: Sequence[arb]) -> Array:
-    """How far floats are from balls, rounded up; infinite where a float is."""
+    """The distances of floats from balls, rounded up; infinite for floats that are not finite."""
     return np.array(
         [upper(arb(float(a)) - b) if np.isfinite(a) else np.inf for a, b in zip(values, exact, strict=True)]
     )
@@ -69,7 +69,7 @@ def errors(values: Sequence[float] | Array, exact: Sequence[arb]) -> Array:
 
 
 def _clamp(y: arb, low: float, high: float) -> arb:
-    """Clip(y, low, high); comparisons of numbers that are exact in ball arithmetic are decided."""
+    """Clip(y, low, high); comparisons of exact numbers are decidable in ball arithmetic."""
     y = arb(low) if low > -np.inf and y < arb(low) else y
     return arb(high) if high < np.inf and y > arb(high) else y
 
@@ -130,11 +130,11 @@ BALLS: Mapping[str, Callable[..., arb]] = {
 """The activations of the table by name, from a ball and the parameters."""
 
 
-# -- where to look -----------------------------------------------------------------------------------------------
+# -- points of evaluation ----------------------------------------------------------------------------------------
 
 
 def kinks(program: Program) -> list[tuple[float, float]]:
-    """Where two keys weigh the same, one of them steep: (place, difference of slopes)."""
+    """Points at which two keys, one of them steep, have equal weights: (place, difference of slopes)."""
     found = set()
     for head in program.heads:
         keys = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
@@ -144,7 +144,7 @@ def kinks(program: Program) -> list[tuple[float, float]]:
 
 
 def points(program: Program, rng: np.random.Generator, count: int) -> Array:
-    """Points of the domain: where weights move, around kinks, far out and next to 0, and special numbers."""
+    """Points of the domain: where weights change, around kinks, far out, next to 0, and special numbers."""
     sign = rng.choice([-1.0, 1.0], count)
     near = [place + rng.standard_normal(count // 8) * 3.0 / steep for place, steep in kinks(program)]
     slopes = [abs(token.slope - head.beta) for head in program.heads for token in head.bias_tokens]
@@ -156,7 +156,7 @@ def points(program: Program, rng: np.random.Generator, count: int) -> Array:
 
 
 def ball_points(program: Program, rng: np.random.Generator, count: int) -> list[arb]:
-    """Numbers for exact evaluation: some of `points`, and places between floats around each kink."""
+    """Numbers for exact evaluation: some of `points`, and numbers between floats around each kink."""
     y = [arb(float(value)) for value in points(program, rng, count) if abs(value) < 1e30]
     for place, steep in kinks(program):
         y += [

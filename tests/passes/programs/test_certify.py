@@ -43,7 +43,7 @@ def test_stated_errors_are_proved(activation: str, program: Program) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), ENTRIES)
 def test_the_bound_holds_at_random_points(activation: str, program: Program) -> None:
-    """10^7 points where ATTNONLY_SLOW is set: half of them near 0, some far out, none on the cells' grid."""
+    """10^7 points if ATTNONLY_SLOW is set: half of them near 0, some far out, none on the grid of the cells."""
     rng = np.random.default_rng(5)
     for _ in range(max(1, POINTS // 1_000_000)):
         count = min(POINTS, 1_000_000)
@@ -56,9 +56,9 @@ def test_the_bound_holds_at_random_points(activation: str, program: Program) -> 
 @pytest.mark.parametrize(("activation", "program"), ENTRIES)
 @pytest.mark.parametrize("which", ["slope", "offset", "value"])
 def test_a_wrong_coefficient_is_noticed(activation: str, program: Program, which: str) -> None:
-    """One coefficient of the bias token that weighs most at -0.5 off by 1e-3 of its size, or by 1e-3.
+    """One coefficient of the bias token with the largest weight at -0.5 is off by 1e-3 of its magnitude, or by 1e-3.
 
-    Programs with errors of 1e-3 and more, whose largest error is elsewhere, by 20 times that.
+    For programs with errors of 1e-3 and more, whose largest error is elsewhere, by 20 times that.
     """
     head = program.heads[0]
     heaviest = int(np.argmax(head.keys.weights(np.array([-0.5]))[1:, 0]))
@@ -74,7 +74,7 @@ def test_a_wrong_coefficient_is_noticed(activation: str, program: Program, which
 
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_know_their_derivatives(name: str) -> None:
-    """Differences at points away from breaks; the bound on the third holds on cells."""
+    """Finite differences at points away from breaks; the bound on the third derivative holds on cells."""
     curve, step = CURVES[name], 1e-4
     y = np.linspace(-7.03, 6.97, 1001)
     y = y[np.all([np.abs(y - place) > 3.0 * step for place in curve.breaks], axis=0)]
@@ -97,7 +97,7 @@ def test_curves_tend_to_their_ends(name: str) -> None:
 
 
 def test_derivatives_of_a_head() -> None:
-    """The cumulant formulas against differences, and the bound on the third derivative over cells."""
+    """The cumulant formulas against finite differences, and the bound on the third derivative over cells."""
     step, y = 1e-4, np.linspace(-6.0, 6.0, 601)
     (value, first, second), third, _, _ = _head(NEURON, y, np.full_like(y, step))
     np.testing.assert_allclose(value, NEURON.evaluate(y, y), rtol=1e-13)
@@ -125,7 +125,7 @@ def test_exact_program_is_certified_to_rounding() -> None:
 @pytest.mark.parametrize(("activation", "program"), ENTRIES)
 @pytest.mark.parametrize(("inner", "outer"), [(-1.5, 3.0), (1.0 + 1.7e-8, 1.0), (0.37, -1e-3), (70.0, 1e4)])
 def test_factors(activation: str, program: Program, inner: float, outer: float) -> None:
-    """The error is the outer factor times the program's, and what rounding the coefficients may add is enough."""
+    """The error is the outer factor times the program's, plus a sufficient allowance for rounding the coefficients."""
     scaled = program.scaled(inner=inner, outer=outer)
     assert scaled.max_error == abs(outer) * program.max_error + 2.0**-40 * max(1.0, abs(outer))
     y = np.random.default_rng(0).uniform(-12.0, 12.0, 40) / abs(inner)
@@ -148,7 +148,7 @@ def test_quadratic_logits_are_refused() -> None:
 
 
 def test_running_out_of_cells_keeps_the_bounds_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer cells than needed the bound is larger, never smaller: cells that were not split any more count too."""
+    """With too few cells the bound is larger, never smaller: cells that are not split any more still count."""
     activation, program = next(row for row in fitted_programs() if row[1].name == "gelu_erf_m6")
     enough = certify(program, activation)
     for most in (1, 600, 1500):
@@ -160,7 +160,7 @@ def test_running_out_of_cells_keeps_the_bounds_of_all(monkeypatch: pytest.Monkey
 
 
 def series_of(activation: str, y: arb_series) -> arb_series:
-    """The activations that the table has programs for, as Taylor series of balls."""
+    """The activations of the table that have programs, as Taylor series of balls."""
     if activation == "gelu":
         return y * (-y / arb(2).sqrt()).erfc() / 2
     if activation == "gelu_tanh":
@@ -184,10 +184,10 @@ def error_of(activation: str, program: Program, y: arb_series) -> arb_series:
 
 
 def bound_on(activation: str, program: Program, low: float, high: float) -> float:
-    """Of the error's size on a cell: the Taylor polynomial of degree 8, and the ninth coefficient over the cell.
+    """A bound on the error over a cell: the Taylor polynomial of degree 8, and the ninth coefficient over the cell.
 
-    Steep heads (beta above 200) change too much over a thirty-second: a cell is halved until the ninth coefficient says
-    little.
+    Steep heads (beta above 200) change too much over a cell of width 1/32, so cells are halved until the ninth
+    coefficient is small.
     """
     middle, half = (arb(low) + arb(high)) / 2, (arb(high) - arb(low)) / 2
     rest = error_of(activation, program, arb_series([arb(middle.mid(), half.upper()), 1], prec=10))[9] * half**9
@@ -210,7 +210,7 @@ PROVED_AGAIN = ENTRIES if SLOW else [entry for entry in ENTRIES if entry.id in {
 
 @pytest.mark.parametrize(("activation", "program"), PROVED_AGAIN)
 def test_stated_errors_are_proved_in_ball_arithmetic(activation: str, program: Program) -> None:
-    """Independent of `passes.programs.certify`; up to |y| = 12, in cells of a thirty-second, every third by default."""
+    """Independent of `passes.programs.certify`; up to |y| = 12, in cells of width 1/32, every third one by default."""
     edges = np.arange(-384, 385) / 32.0
     cells = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
     with precision(160):

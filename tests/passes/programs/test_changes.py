@@ -1,4 +1,4 @@
-"""Bounds on what other coefficients change, against ball arithmetic: they hold, and are sharp."""
+"""Bounds on the effect of changed coefficients, against ball arithmetic: they hold and are sharp."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(name: str, *parameters: float) -> Program:
 
 
 def in_float32(program: Program) -> Program:
-    """The coefficients as they stand in a float32 graph."""
+    """The coefficients as stored in a float32 graph."""
     heads = tuple(head.rounded(np.float32) for head in program.heads)
     linear, constant = (float(np.float32(number)) for number in (program.linear, program.constant))
     return replace(program, heads=heads, linear=linear, constant=constant)
@@ -77,7 +77,7 @@ def test_rounded_coefficients(program: Program) -> None:
     found = seen(program, other)
     if all(head.multiples is not None for head in program.heads) and program.constant == 0.0:
         found = max(found, seen(program, other, gated=True))
-    # around a kink that moves, both means are held against the same value: twice what there is
+    # Around a kink that moves, both means are compared with the same value, which doubles the bound.
     assert found <= bound <= (2.0 if "clipped" in program.name else 1.2) * found + 1e-12
 
 
@@ -96,7 +96,7 @@ def test_a_changed_bias_token(which: str, amount: float) -> None:
 
 
 def test_changes_of_several_heads_and_the_line_add_up_with_their_signs() -> None:
-    """c and the line change by opposite amounts: far right nothing is left; without signs it would be 2e-6 of 11 y."""
+    """c and the linear term change by opposite amounts and cancel far to the right; without signs: 2e-6 of 11 y."""
     program = Program("p", (Head(1.0), Head(2.0, (BiasToken(0.0, 0.0, 1.0),), c=0.0, d=3.0)), linear=10.0)
     first, second = program.heads
     other = replace(program, heads=(replace(first, c=1.0 + 1e-6), second), linear=10.0 - 1e-6)
@@ -112,7 +112,7 @@ def test_a_shift_of_all_logits_changes_nothing() -> None:
 
 
 def test_multiples_are_compared_as_a_gate_as_well() -> None:
-    """Near 0 a changed weight shows in h(g) u, not in y h(y)."""
+    """Near 0 a changed weight shows in h(g) u, but not in y h(y)."""
     program, other = (Program("p", (Head(0.0, (BiasToken(0.0, offset),)),), domain=1e-3) for offset in (0.0, 1e-6))
     assert largest_change(program, other, enough=1e-14) == pytest.approx(0.25e-6, rel=0.1)
 
@@ -168,7 +168,7 @@ def test_intervals_are_sharp() -> None:
 
 
 def bounds(low: Array, high: Array) -> tuple[Array, Array]:
-    """Of |y|^3, with a bound that is loose on wide cells."""
+    """Bounds of |y|^3 that are loose on wide cells."""
     middle = (low + high) / 2.0
     return np.maximum(np.abs(low), np.abs(high)) ** 3, np.abs(middle) ** 3
 
@@ -181,7 +181,7 @@ def test_cells_are_split_until_the_bound_is_tight() -> None:
 
 
 def test_bounds_of_cells_that_are_not_split_count() -> None:
-    """A first cell is tight and kept, the others are still split when the number of cells runs out."""
+    """A first cell is tight and kept; the others are still being split when the number of cells runs out."""
 
     def of(low: Array, high: Array) -> tuple[Array, Array]:
         kept = low < -1.0
@@ -206,7 +206,7 @@ def test_an_infinite_bound_ends_the_search() -> None:
 
 
 def test_a_cell_of_a_few_numbers_stands() -> None:
-    """A jump cannot be split away."""
+    """A jump does not go away when cells are split."""
 
     def of(low: Array, high: Array) -> tuple[Array, Array]:
         return np.where((low <= 0.3) & (high >= 0.3), 7.0, 1.0), np.ones_like(low)

@@ -1,7 +1,7 @@
 """Certified errors of closed forms and gates, in ball arithmetic, over the ranges of their parameters.
 
-Programs are evaluated with their float64 coefficients, exactly; so are the activations. A sample by default, thousands
-of parameters where ATTNONLY_SLOW is set.
+Programs are evaluated with their float64 coefficients, exactly; so are the activations. By default a sample of the
+parameters is tested, with ATTNONLY_SLOW thousands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRIES = {entry.name: entry for entry in (*ACTIVATIONS, LINEAR)}
 
 
 def size(rng: np.random.Generator, low: float = -3.0, high: float = 3.0) -> float:
-    """A number between 10^low and 10^high, half of the time one that float32 has."""
+    """A number between 10^low and 10^high, half of the time a float32 number."""
     value = float(10.0 ** rng.uniform(low, high))
     return value if rng.random() < 0.5 else float(np.float32(value))
 
@@ -87,7 +87,7 @@ RANGES: dict[str, Draw] = {
 
 
 def largest(program: Program, name: str, parameters: Parameters, *, gated: bool, seed: int = 0) -> float:
-    """The largest error over max(1, |f|) that is seen; for gates per unit of the value."""
+    """The largest error over max(1, |f|) at the points; for gates per unit of the value."""
     worst = 0.0
     with precision():
         for y in ball_points(program, np.random.default_rng(seed), COUNT):
@@ -114,7 +114,7 @@ def test_certified_error_holds(name: str, gated: bool, elem_type: int) -> None:
     for draw in range(DRAWS):
         parameters = RANGES[name](rng)
         program = made(name, parameters, elem_type, gated=gated)
-        # the ln 2 of Mish stands rounded, by less than half a unit of its weight
+        # Mish's ln 2 is rounded, which changes its weight by less than half a unit in the last place.
         rounded = 2.0**-53 if name == "mish" and not gated else 0.0
         assert largest(program, name, parameters, gated=gated, seed=draw) <= program.max_error + rounded, parameters
 
@@ -141,32 +141,32 @@ TIGHT = [
 @pytest.mark.parametrize("elem_type", [FLOAT, HALF])
 @pytest.mark.parametrize(("name", "parameters", "gated"), TIGHT)
 def test_certified_error_is_no_exaggeration(name: str, parameters: Parameters, gated: bool, elem_type: int) -> None:
-    """No more than 3.5 times the largest error seen: two kinks are not reached together, nor slopes of 1.25."""
+    """At most 3.5 times the largest error seen: two kinks do not reach their maxima together, and slopes not 1.25."""
     program = made(name, parameters, elem_type, gated=gated)
     assert program.max_error <= 3.5 * largest(program, name, parameters, gated=gated)
 
 
 def test_elu_without_a_kink_is_better_than_with_one() -> None:
-    """Where its slopes agree, what is left is e^-36, its rounding and the curvature."""
+    """Where the slopes agree, the error is e^-36, its rounding and the curvature."""
     assert made("celu", (1.0, 1.0, 1.0)).max_error < 1e-15
     assert made("celu", (1.0, 2.0, 1.0)).max_error > 0.9 * KINK / 2.0**40
 
 
 def test_squares_of_small_numbers_are_judged_by_their_squares() -> None:
-    """0.001 g stays below 1 where its product with g is large: the error is in proportion to that."""
+    """0.001 g stays below 1 where its product with g is large; the error is in proportion to the product."""
     for name in ("relu_squared", "square"):
         program = made(name, (1e-3,), DOUBLE)
         assert largest(program, name, (1e-3,), gated=False) <= program.max_error
         assert program.max_error == pytest.approx(ARITHMETIC[DOUBLE].limit, rel=0.1)
 
 
-# -- places where the stated error was too small -----------------------------------------------------------------
+# -- regressions: stated errors that were too small --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("elem_type", [FLOAT, DOUBLE])
 @pytest.mark.parametrize("alpha", [1.0, 10.0, 100.0, 1000.0])
 def test_gate_of_celu_keeps_its_rate(alpha: float, elem_type: int) -> None:
-    """Keys with slopes -k and 1/alpha - k would differ by another rate: an error of 1.6e-7 at alpha = 100."""
+    """Keys with slopes -k and 1/alpha - k would lose the rate to rounding: an error of 1.6e-7 at alpha = 100."""
     parameters = (1.0, alpha, 1.0 / alpha)
     program = made("celu", parameters, elem_type, gated=True)
     assert program.max_error <= 1.1 * ARITHMETIC[elem_type].limit
@@ -180,7 +180,7 @@ def test_gate_of_celu_keeps_its_rate(alpha: float, elem_type: int) -> None:
 
 @pytest.mark.parametrize("beta", [1.0, 50.0, 1000.0])
 def test_clipped_silu_has_its_kink_where_the_other_keys_weigh_as_much(beta: float) -> None:
-    """At beta = 50 they weigh e^25 at 0.5: against one of them alone the kink is 25 / k away, an error of 1.9e-11."""
+    """At beta = 50 they have weight e^25 at 0.5; against one of them the kink is 25 / k away, an error of 1.9e-11."""
     parameters = (beta, 1.0, -1.0, 0.5)
     program = made("silu_clipped", parameters)
     assert program.max_error <= 2.6 * KINK / 2.0**40
@@ -188,7 +188,7 @@ def test_clipped_silu_has_its_kink_where_the_other_keys_weigh_as_much(beta: floa
 
 
 def test_a_gate_with_a_large_constant_states_what_the_limit_makes_of_its_line() -> None:
-    """c g + d with d = 1000 near 0: the limit is of c g, and its error is not in proportion to the sum."""
+    """c g + d with d = 1000 near 0: the limit is that of c g, and its error is not in proportion to the sum."""
     parameters = (1.0, 1000.0, 0.0, math.inf)
     program = made("clip", parameters, gated=True)
     seen = largest(program, "clip", parameters, gated=True)
@@ -196,7 +196,7 @@ def test_a_gate_with_a_large_constant_states_what_the_limit_makes_of_its_line() 
 
 
 def test_a_slope_that_cannot_be_added_up_is_stated() -> None:
-    """1e-20 - 1 + 1 is 0: right of 0 nothing is left of the slope, an error as large as the function."""
+    """1e-20 - 1 + 1 is 0: right of 0 the slope is lost, an error as large as the function."""
     program = made("leaky_relu", (1e-20, 1.0))
     assert program.max_error == pytest.approx(1.0, rel=1e-9)
     assert made("leaky_relu", (1.0, 0.1)).max_error < 2.6e-13
@@ -217,7 +217,7 @@ def test_exp_of_a_large_factor_stays_finite() -> None:
 
 
 def test_steepest_slope_of_gelu_programs() -> None:
-    """`clipped` takes h to rise by no more than 1.25 c: from the derivative c p + cov(slopes, values)."""
+    """`clipped` assumes that the slope of h is at most 1.25 c; checked by the derivative c p + cov(slopes, values)."""
     y = np.linspace(-16.0, 16.0, 32_001)
     for name, program in fitted_programs():
         if name == "gelu":

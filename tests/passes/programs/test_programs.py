@@ -28,7 +28,7 @@ FLOAT, DOUBLE = ARITHMETIC[1], ARITHMETIC[11]
 
 
 def _points() -> Array:
-    """More than 10^5 points: dense where the weights of the heads move, then far out on both sides."""
+    """More than 10^5 points: dense where the heads' weights change, and far out on both sides."""
     tails = np.logspace(-30, 30, 6001)
     return np.concatenate([np.linspace(-24.0, 24.0, 96001), tails, -tails, [0.0, -0.0]])
 
@@ -90,7 +90,7 @@ def _softplus(y: float) -> float:
 
 
 FITTED_TRUTHS: Mapping[str, Callable[[Array], Array]] = {**TRUTHS, "softplus": _each(_softplus)}
-"""The activations above, and those that have fitted programs alone."""
+"""The activations above, and those that only have fitted programs."""
 
 
 @cache
@@ -140,7 +140,7 @@ def relative(values: Array, expected: Array) -> float:
 
 
 def in_float32(program: Program, y: NDArray[np.float32]) -> Array:
-    """The program in float32 as the graph computes it: groups of heads, offsets as factors, largest logit first."""
+    """The program in float32 as the graph computes it: groups of heads, offsets as factors, less the largest logit."""
     one = np.float32
     groups, linear = groups_of(program)
     total = np.zeros_like(y)
@@ -213,7 +213,7 @@ def test_which_programs_are_exact(activation: str, program: Program) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), [*FITTED, *IN_FLOAT])
 def test_float32_error(activation: str, program: Program) -> None:
-    """The sum of all stated errors bounds what float32 does; NaN anywhere would fail the comparison."""
+    """The sum of all stated errors bounds the error in float32; any NaN would fail the comparison."""
     narrow = program.rounded(np.float32)
     inside = np.abs(POINTS) < 2.0**60  # the graph clips queries there, so that no logit is infinite
     y = POINTS[inside].astype(np.float32)
@@ -249,7 +249,7 @@ def test_cheapest_reaches_the_tolerance(activation: str, tolerance: float, name:
 
 @pytest.mark.parametrize("arithmetic", ARITHMETIC.values(), ids=["float", "double", "float16", "bfloat16"])
 def test_relu_error_is_below_rounding(arithmetic: Arithmetic) -> None:
-    """0.27846 = max x / (1 + e^x), taken apart from the table by a fine search."""
+    """0.27846 = max x / (1 + e^x), found independently of the table by a fine search."""
     x = np.linspace(0.0, 4.0, 400_001)
     gap = float(np.max(x / (1.0 + np.exp(x))))
     program = table_program("relu", arithmetic)
@@ -339,7 +339,7 @@ def test_scaling_leaves_the_domain_in_units_of_the_input() -> None:
 
 @pytest.mark.parametrize(("activation", "program"), [*FITTED, *IN_FLOAT])
 def test_rounded_states_what_it_changes(activation: str, program: Program) -> None:
-    """Measured at other points than those the program measures itself at."""
+    """Measured at other points than those of the program's own bound."""
     rounded = program.rounded(np.float32)
     points = np.random.default_rng(1).normal(0.0, 6.0, 50_000)
     expected = program.evaluate(points)
@@ -361,7 +361,7 @@ def test_rounding_to_the_same_type_is_free() -> None:
 
 
 WITHOUT_GATE = {"relu_squared", "hard_swish", "square"}
-"""Sums of several heads already."""
+"""Programs that are sums of several heads."""
 
 GATED = [entry for entry in (*ACTIVATIONS, LINEAR) if entry.name in {*PARAMETERS, "linear"} - WITHOUT_GATE]
 
@@ -369,7 +369,7 @@ GATED = [entry for entry in (*ACTIVATIONS, LINEAR) if entry.name in {*PARAMETERS
 @pytest.mark.parametrize("arithmetic", [FLOAT, DOUBLE], ids=["float", "double"])
 @pytest.mark.parametrize("entry", GATED, ids=lambda entry: entry.name)
 def test_gate(entry: Activation, arithmetic: Arithmetic) -> None:
-    """Certified on the domain, with what float64 itself loses of a small difference of weights."""
+    """Certified on the domain, plus the digits that float64 loses in a small difference of weights."""
     parameters = PARAMETERS.get(entry.name, (1.0,))
     program = entry.program_for(parameters, arithmetic, gated=True)
     assert program is not None
@@ -402,7 +402,7 @@ def test_heads_of_a_gate_share_their_keys() -> None:
 
 
 def test_gate_of_silu_is_what_the_mathematics_says() -> None:
-    """The weight sinh(e g) / e / (cosh(e g) + e^-g), written down apart from the program."""
+    """The weight sinh(e g) / e / (cosh(e g) + e^-g), implemented independently of the program."""
     g = np.linspace(-30.0, 30.0, 4001)
     e = 2.0**-24
     expected = np.sinh(e * g) / e / (np.cosh(e * g) + np.exp(-g))
@@ -423,13 +423,13 @@ def test_gate_of_several_heads() -> None:
         gate(program, FLOAT)
 
 
-# -- what the graph is told --------------------------------------------------------------------------------------
+# -- errors that conversions state --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("factor", ["0.5", "0.013", "-3.7", "0.0007"])
 @pytest.mark.parametrize("elem", ["float", "float16", "double"])
 def test_stated_error_covers_the_whole_range_of_the_type(factor: str, elem: str) -> None:
-    """The proof divides errors by max(1, |f|), so `max_error` must hold in those units out to the largest number."""
+    """The proof divides errors by max(1, |f|), so `max_error` must hold in those units up to the largest number."""
     text = f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)"
     block = only_block(mlp(text, elem=elem))
     conversion = decide(block, form="local", factored=True, inline=False, opset=17)
@@ -455,8 +455,8 @@ def masked_attention(x: Array, query_key: Array, output_value: Array, mask: NDAr
 def test_theorem_3(tokens: int) -> None:
     """SiLU(X W1 + b1) W2 is a sum of d_ff masked heads of dimension 1 over N tokens and one bias token.
 
-    The residual stream has one more column, which is 1 at tokens and 0 at the bias token, for b1; and another, which
-    is 1 at the bias token alone. W_QK and W_OV have rank one each, since the head dimension is 1.
+    The residual stream has a column that is 1 at tokens and 0 at the bias token, for b1, and another that is 1 at the
+    bias token alone. W_QK and W_OV have rank one each, since the head dimension is 1.
     """
     width, neurons = 6, 11
     rng = np.random.default_rng(tokens)
@@ -485,7 +485,7 @@ def test_theorem_3(tokens: int) -> None:
 
 
 def test_theorem_3_needs_the_mask() -> None:
-    """Without it tokens attend to each other, and the sum is another function."""
+    """Without it tokens attend to each other, and the sum is a different function."""
     stream = np.array([[1.0, 1.0], [-2.0, 1.0], [0.0, 1.0]])
     reads, ones = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     masked = np.eye(3, dtype=bool) | (np.arange(3) == 2)

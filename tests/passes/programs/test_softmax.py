@@ -26,7 +26,7 @@ Evaluate = Callable[[Program, Array, Array], Array]
 
 
 def weighted(logits: list[Array], values: list[Array], weights: list[float] | None = None) -> Array:
-    """Softmax attention, the largest logit subtracted; `weights` are factors of the exponentials."""
+    """Softmax attention with the largest logit subtracted; `weights` are factors of the exponentials."""
     top = np.max(logits, axis=0)
     factors = weights or [1.0] * len(logits)
     shares = [np.exp(logit - top) * factor for logit, factor in zip(logits, factors, strict=True)]
@@ -44,7 +44,7 @@ def by_heads(program: Program, y: Array, z: Array) -> Array:
 
 
 def as_local(program: Program, y: Array, z: Array) -> Array:
-    """The nodes of form local: shared keys averaged first, offsets as factors, the self logit without one."""
+    """The nodes of form local: shared keys averaged first, offsets as factors, a self logit without offset."""
     groups, linear = groups_of(program)
     result = linear * z + program.constant
     for group in groups:
@@ -68,7 +68,7 @@ def as_masked(program: Program, y: Array, z: Array) -> Array:
 
 
 def as_staged(program: Program, y: Array, z: Array) -> Array:
-    """The heads of f(y) - y, and the skip connection, where the form does so."""
+    """The heads of f(y) - y and the skip connection, where form staged uses them."""
     minus = Program(program.name, program.heads, program.linear - 1.0, program.constant)
     return as_masked(minus, y, z) + z if masked.spreads(minus) else as_masked(program, y, z)
 
@@ -105,9 +105,9 @@ def of_table() -> list[object]:
 
 @pytest.mark.parametrize(("program", "gated"), [*FITTED, *of_table()])
 def test_float64_rounding(program: Program, gated: bool) -> None:
-    """It bounds every spelling at each point, and is within three orders of magnitude of the largest rounding seen.
+    """The bound holds for every spelling at each point, within three orders of magnitude of the largest rounding seen.
 
-    Gates have values of all sizes: there the two are compared per unit of the value.
+    Gates have values of all sizes, so for them the two are compared per unit of the value.
     """
     rng = np.random.default_rng(1)
     y = points(program, rng, COUNT)
@@ -150,7 +150,7 @@ def test_rounding_of_gelu(program: Program) -> None:
 @pytest.mark.parametrize("elem_type", [1, 10, 11])
 @pytest.mark.parametrize("name", ["silu", "relu", "gelu", "mish", "relu6", "elu"])
 def test_rounding_of_gates(name: str, elem_type: int) -> None:
-    """A number of units of float64 over e: proportional to the value, and constant far from where weights move."""
+    """Some units of float64 over e: proportional to the value, and constant far from where weights change."""
     arithmetic = ARITHMETIC[elem_type]
     entry = next(entry for entry in ACTIVATIONS if entry.name == name)
     program = entry.program_for(PARAMETERS[name], arithmetic, gated=True)
@@ -167,7 +167,7 @@ def test_rounding_of_gates(name: str, elem_type: int) -> None:
 
 @pytest.mark.parametrize(("program", "gated"), [*FITTED, *of_table()])
 def test_nothing_finite_gives_nan(program: Program, gated: bool) -> None:
-    """The largest numbers of float32 and float64, zeros of both signs and denormals; beyond domains at least no NaN."""
+    """The largest numbers of float32 and float64, zeros of both signs, denormals; beyond domains at least no NaN."""
     sizes = np.array([0.0, 5e-324, 1e-310, 2.2e-308, 1e-45, 3.4028234663852886e38, 1e150, 1e300, 1.797e308])
     y = np.concatenate([sizes, -sizes])
     z = np.full_like(y, 2.0) if gated else y
@@ -179,7 +179,7 @@ def test_nothing_finite_gives_nan(program: Program, gated: bool) -> None:
 
 
 def test_values_beyond_the_range_are_weighed_first() -> None:
-    """A value of 2^24 times 1e305 would be infinite, and 0 times that, or less another such value, no number."""
+    """A value of 2^24 times 1e305 would be infinite; 0 times it, or its difference from another one, would be NaN."""
     silu = next(entry for entry in ACTIVATIONS if entry.name == "silu")
     program = silu.program_for((1.0, 1.0), ARITHMETIC[1], gated=True)
     assert program is not None
@@ -212,7 +212,7 @@ def test_rounding_with_a_quadratic_logit() -> None:
 
 
 def test_changed_logits_within_the_model_move_the_output_within_the_bound() -> None:
-    """Every logit off by what the model allows, signs at random: the worst that an evaluation could do."""
+    """Every logit is off by as much as the model allows, with random signs: the worst possible evaluation."""
     rng = np.random.default_rng(3)
     head = Head(3.0, (BiasToken(-7.0, 9.0, 2.0), BiasToken(-1.0, 5.0, -40.0), BiasToken(2.0, -3.0, 11.0)), c=1.5)
     y = rng.uniform(-20.0, 20.0, 4000)
@@ -229,7 +229,7 @@ def test_changed_logits_within_the_model_move_the_output_within_the_bound() -> N
 
 
 def test_enclosed_weights() -> None:
-    """The least and the largest over cells, against many points in each."""
+    """The least and the largest weight over cells, against many points in each."""
     keys = Keys(np.array([3.0, -7.0, -1.0, 2.0**40]), np.array([0.0, 9.0, 5.0, -(2.0**41)]))
     edges = np.linspace(-4.0, 4.0, 161)
     least, most = keys.enclosed(edges[:-1], edges[1:])
