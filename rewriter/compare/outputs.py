@@ -17,11 +17,12 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import Array, gap, largest, setting
+from rewriter.proof.distance import Array, gap, largest
 from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge
+from rewriter.proof.run.whole import Way
 from rewriter.proof.sensitivity import Sensitivity, sensitivity
 from rewriter.proof.statistics import compare, merge, top_k_agreement, uncompared
 
@@ -110,7 +111,7 @@ def compare_pair(
         a, b = (
             _run(letter, model, provider, cases, optimise=optimise) for letter, model in zip("AB", models, strict=True)
         )
-        settings.append(_Setting(setting(provider, optimise=optimise), a.results, b.results))
+        settings.append(_Setting(str(Way(provider, optimise)), a.results, b.results))
     measures = _Measures(models[0], cases, provider, settings[0].a, truth, programs)
     outputs = {name: _verdict(name, settings, measures, rules) for name in settings[0].a[0]}
     return PairProof(outputs, (a.load_seconds, b.load_seconds), b.cpu_nodes)

@@ -12,7 +12,7 @@ from rewriter.errors import ValidationError
 from rewriter.graph.extract import with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import Array, magnitude, setting
+from rewriter.proof.distance import Array, magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
@@ -34,7 +34,7 @@ class Way:
     optimise: bool
 
     def __str__(self) -> str:
-        return setting(self.provider, optimise=self.optimise)
+        return f"{self.provider}, {'default optimisation' if self.optimise else 'no optimisation'}"
 
 
 @dataclass(frozen=True)
