@@ -1,8 +1,7 @@
-"""Sizes that a model's first layers ask of its float inputs.
+"""Infer sizes of float inputs from the weights of a model's first layers.
 
-Comes in: the scope of a main graph. Goes out: (input, axis) to size, for axes that the model leaves dynamic
-in name but fixes in its weights: channels of a convolution, features of a matrix product, and image or audio
-lengths that a position table after the convolutions implies. Used to give dynamic dimensions sensible sizes.
+Some axes are dynamic in name but fixed by the weights: the channels of a convolution, the features of a matrix product,
+and the image size or audio length that a position table after the convolutions implies.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _ELEMENTWISE = {
     "Dropout",
 }  # fmt: skip
 _STEPS = 60
-"""How many nodes are followed from one input: its first layers."""
+"""Maximum number of tensors that are followed from one input; only its first layers matter."""
 
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where a tensor stands: the input axis behind each of its axes, and what convolutions did since.
+    """How the axes of a tensor relate to those of the input.
 
     Attributes:
-        axes: input axis of each axis of the tensor, None where it is new; all None once tokens are made.
-        stride: product of the strides of the convolutions passed, 0 before the first.
+        axes: the input axis behind each axis of the tensor; None for a new one, and for all after a convolution.
+        stride: product of the strides of the convolutions passed; 0 before the first one.
         spatial: the input axes that the convolutions ran over.
-        extra: tokens put in front of the sequence.
+        extra: number of tokens that were prepended to the sequence (a class token).
     """
 
     axes: tuple[int | None, ...]
@@ -41,7 +40,7 @@ class _Axes:
 
 
 def find_hints(scope: Scope) -> Mapping[tuple[str, int], int]:
-    """(input, axis) to the size that the weights fix."""
+    """Maps (input, axis) to the size that the weights imply."""
     hints: dict[tuple[str, int], int] = {}
     for name in scope.view.inputs:
         shape = scope.shapes.get(name)
@@ -68,7 +67,7 @@ def _follow(scope: Scope, name: str, rank: int) -> Iterator[tuple[int, int]]:
 
 
 def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> Iterator[tuple[int, int]]:
-    """Sizes that `node`, reading `tensor`, fixes for axes of the input."""
+    """Sizes of input axes that `node`, a consumer of `tensor`, implies."""
     other = next((name for name in node.input if name != tensor and name in scope.constants), None)
     shape = scope.shapes.get(other, ()) if other is not None else ()
     size: object = None
@@ -91,6 +90,7 @@ def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> I
 def _positions(place: _Axes, rows: object) -> Iterator[tuple[int, int]]:
     if not isinstance(rows, int) or rows - place.extra < 1:
         return
+    # Each token covers `stride` entries along every axis; an image is taken to be square.
     tokens = rows - place.extra
     if len(place.spatial) == 1:
         yield place.spatial[0], tokens * place.stride
@@ -99,7 +99,7 @@ def _positions(place: _Axes, rows: object) -> Iterator[tuple[int, int]]:
 
 
 def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Axes | None:
-    """Where the output of `node` stands; None where the walk ends."""
+    """The axes of the output of `node`; None if the walk ends there."""
     if node.op_type in _ELEMENTWISE:
         return place
     if node.op_type == "Transpose":
