@@ -15,7 +15,7 @@ from models.tools.precision import dynamic_int8
 from rewriter import Comparison, validate
 from tests.textmodels import text_model
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DIMS = {"batch": 16, "sequence": 32}
 
 

@@ -29,7 +29,7 @@ from tests.rewriter.proof.unchanged.house import (
 )
 from tests.textmodels import SILU, mlp, text_model
 
-MODELS = sorted((Path(__file__).parents[3] / "models").glob("*.onnx"))
+MODELS = sorted((Path(__file__).parents[4] / "models").glob("*.onnx"))
 EACH_FILE = pytest.mark.parametrize("path", MODELS, ids=[path.stem for path in MODELS])
 EACH_FORM = pytest.mark.parametrize("form", ["local", "masked"])
 

@@ -29,7 +29,7 @@ from tests.rewriter.compare.files.edits import (
 from tests.rewriter.proof.unchanged.house import NODE, WEIGHT, found_in, planned
 from tests.textmodels import ERF_GELU, SILU, mlp
 
-MODELS = sorted((Path(__file__).parents[3] / "models").glob("*.onnx"))
+MODELS = sorted((Path(__file__).parents[4] / "models").glob("*.onnx"))
 EACH_FILE = pytest.mark.parametrize("path", MODELS, ids=[path.stem for path in MODELS])
 
 
