@@ -1,7 +1,7 @@
-"""The tables of the page, as data.
+"""The tables of the page, as data: text, and numbers to sort by.
 
-Comes in: parts of a report. Goes out: `Table`: text with the numbers to sort by. The template turns them into HTML and
-escapes every text; characters that could change the page's layout or direction are replaced here.
+The template turns them into HTML and escapes all text. Characters that could change the layout or the writing direction
+of the page are replaced here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, what to sort it by (the text, where None), and a class."""
+    """One cell: its text, its sort key (None sorts by the text), and its CSS class."""
 
     text: str
     sort: float | None = None
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, and whether it holds numbers."""
+    """One column: its heading, and whether it contains numbers."""
 
     label: str
     numeric: bool = False
@@ -43,10 +43,10 @@ class Table:
     """Rows under headings; the first cell of a row names it.
 
     Attributes:
-        caption: what the rows are.
-        columns: headings.
-        rows: cells, as many per row as columns.
-        sortable: whether the order of the rows says nothing.
+        caption: the caption.
+        columns: the columns.
+        rows: the rows, with one cell per column.
+        sortable: whether readers may sort the rows, because their order carries no meaning.
     """
 
     caption: str
@@ -56,12 +56,12 @@ class Table:
 
 
 def name(text: str) -> Cell:
-    """A name from the model: printable, and no longer than a reader follows."""
+    """A name from the model, made printable and shortened."""
     return Cell(short(text), style="name")
 
 
 def text(content: str, style: str = "") -> Cell:
-    """Prose."""
+    """Other text, made printable and shortened."""
     return Cell(short(content), style=style)
 
 
@@ -96,7 +96,7 @@ def block_table(rows: Sequence[BlockRow], proofs: Mapping[str, BlockProof], numb
 
 
 def left_tables(rows: Sequence[BlockRow]) -> list[tuple[str, Table]]:
-    """The candidates that stayed, by reason: the most frequent reason first."""
+    """The candidates that were not converted, by reason, the most frequent reason first."""
     groups: dict[str, list[BlockRow]] = {}
     for row in rows:
         groups.setdefault(short(row.reason or "no reason was recorded", _LONGEST_REASON), []).append(row)
@@ -162,7 +162,7 @@ def operator_table(before: Shape, after: Shape) -> Table:
 
 
 def account_table(details: Details) -> Table:
-    """What the blocks weigh, and their heads."""
+    """The sizes of the blocks and their heads."""
     labels = ("d_model", "d_ff", "parameters", "share of multiply-adds", "heads", "as three sublayers")
     rows = []
     for each in details.counts:
@@ -200,7 +200,7 @@ def _operators(row: BlockRow) -> str:
 
 
 def _without_empty(table: Table) -> Table:
-    """The table without columns of numbers in which no row has one."""
+    """The table without numeric columns that are empty."""
     kept = [
         place
         for place, column in enumerate(table.columns)

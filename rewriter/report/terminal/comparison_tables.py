@@ -1,4 +1,4 @@
-"""The tables about what two models compute, from a `Comparison`."""
+"""Tables about what two models compute, from a `Comparison`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RULES = {
 
 
 def number(value: float | None, digits: str = ".1e") -> str:
-    """A number for a table; 0 and what is missing or infinite stand out."""
+    """A number for a table: `0` for exactly 0, `-` for a missing or infinite one."""
     if value is None or not isfinite(value):
         return "-"
     return "0" if value == 0.0 else f"{value:{digits}}"
@@ -60,7 +60,7 @@ def differences_table(providers: Mapping[str, PairProof], title: str, *, verbose
 
 
 def verdict_table(providers: Mapping[str, PairProof], reference: str, names: tuple[str, str]) -> Table:
-    """Errors against the truth, what was allowed, and the verdict."""
+    """Errors against the truth, their allowances, and the verdicts."""
     exact = not reference.startswith("no float64")
     table = new_table(f"Errors against {'float64' if exact else names[0]}, in the channel with the least room")
     add_columns(table, text=("provider", "output"))
@@ -81,7 +81,7 @@ def verdict_table(providers: Mapping[str, PairProof], reference: str, names: tup
 
 
 def region_table(regions: Mapping[str, RegionProof], programs: Mapping[str, str]) -> Table:
-    """The heads of each block alone."""
+    """The heads of each block in isolation."""
     table = new_table("Heads alone, on adversarial points: largest errors over max(1, |f|)")
     add_columns(table, text=("block", "program"), numbers=("in float64", "in the model's type", "over original"))
     for name, region in regions.items():
@@ -92,7 +92,7 @@ def region_table(regions: Mapping[str, RegionProof], programs: Mapping[str, str]
 
 
 def tap_table(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> Table:
-    """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
+    """Errors through depth at the ends of blocks and the outputs, or at all boundaries if `verbose`."""
     exact = any(each.error_a is not None for each in taps)
     first = next((each for each in taps if each.exceeds), None)
     chosen = [each for each in taps if verbose or each is first or each.boundary.kind != "stream"]
@@ -114,7 +114,7 @@ def tap_table(taps: Sequence[Tap], names: tuple[str, str], *, verbose: bool) -> 
 
 
 def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
-    """Both errors relative to the largest value as bars on one logarithmic scale, and the first over its share."""
+    """Bars of both relative errors on one logarithmic scale, and the first boundary that exceeds its allowance."""
     if not taps:
         return []
     series = [[_relative(each.error_a, each) for each in taps], [_relative(each.error_b, each) for each in taps]]
@@ -132,15 +132,15 @@ def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
     first = next((each for each in taps if each.exceeds), None)
     measured = all(each.finite for each in taps)
     if first is None:
-        lines.append(plain(f"every boundary {'' if measured else 'with finite values '}is within its share"))
+        lines.append(plain(f"every boundary {'' if measured else 'with finite values '}is within its allowance"))
     else:
-        lines.append(plain(f"first over its share: {first.boundary.label}", "red"))
+        lines.append(plain(f"first to exceed its allowance: {first.boundary.label}", "red"))
     return lines
 
 
 def fault_table(faults: Sequence[FaultRow], names: tuple[str, str]) -> Table:
     """The guilty parts."""
-    table = new_table(f"Guilty parts of {names[1]}, each fed with what {names[0]} computes")
+    table = new_table(f"Guilty parts of {names[1]}, each run on the values of {names[0]}")
     add_columns(table, text=("block", "part"), numbers=("error", "allowed"))
     add_columns(table, text=("what differs there",))
     for fault in faults:
@@ -153,7 +153,7 @@ def fault_table(faults: Sequence[FaultRow], names: tuple[str, str]) -> Table:
 
 
 def _remark(each: Tap) -> str:
-    """What no number says: that B differs in what no tolerance forgives, or that there is nothing to measure."""
+    """What the numbers cannot say: that B differs in what no tolerance excuses, or that nothing could be measured."""
     if not isfinite(each.error_b):
         return each.reason or ""
     return "" if each.finite else "nothing finite to compare"
@@ -164,7 +164,7 @@ def _lines(text: str) -> Text:
 
 
 def _ranked(verdict: OutputVerdict) -> bool:
-    """Whether the rows of an output rank something: by its name, or since the user asked."""
+    """Whether the rows of an output are a ranking, by its name or because the user asked for one."""
     named = any(word in verdict.name.lower() for word in ("logit", "score", "prob"))
     return verdict.stats.top1 is not None and (named or verdict.top_k is not None)
 

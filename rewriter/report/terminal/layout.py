@@ -1,7 +1,4 @@
-"""How all tables look.
-
-Comes in: titles and names of columns. Goes out: empty rich tables.
-"""
+"""The common layout of all tables."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def count(number: int | None) -> str:
-    """A number with its thousands apart; `?` where it is unknown."""
+    """A number with separated thousands; `?` if it is unknown."""
     return "?" if number is None else f"{number:,}"
 
 
 def size(nbytes: int) -> str:
-    """Bytes in the unit that fits."""
+    """A size in bytes, in a suitable unit."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB"):
         if amount < 1000:

@@ -1,7 +1,6 @@
-"""The tables that a person reads, from a report.
+"""Tables of a report for the terminal.
 
-Comes in: parts of a `Report`. Goes out: rich tables. Names from a model are shown as plain text, never
-as markup or control characters.
+Names from a model are shown as plain text, never as markup or control characters.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOST_OPERATORS = 14
 
 
 def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
-    """The blocks that become heads."""
+    """The blocks that are converted."""
     table = _table(f"Blocks to attention heads, form {form}")
     _columns(table, text=("block", "linear operators", "activation", "program"))
     _columns(table, numbers=("heads", "bias tokens", "certified error"))
@@ -36,7 +35,7 @@ def converted_table(rows: tuple[BlockRow, ...], form: str) -> Table:
 
 
 def left_table(rows: tuple[BlockRow, ...]) -> Table:
-    """The candidates that stay, with reasons."""
+    """The candidates that are not converted, with reasons."""
     table = _table("Left as they were")
     _columns(table, text=("block", "activation", "reason"))
     for row in rows:
@@ -95,12 +94,12 @@ def block_table(proofs: tuple[BlockProof, ...]) -> Table:
 
 
 def remarks(report: Report) -> list[Text]:
-    """The lines below the proof: inputs, what was left out, the ratio of errors."""
+    """The lines below the proof: inputs, skipped inputs, the ratio of errors."""
     validation = report.validation
     if validation is None:
         return []
     lines = [plain(f"inputs: {'; '.join(validation.cases)}")]
-    lines += [plain(f"input left out, the original refuses it: {text}", "yellow") for text in validation.skipped]
+    lines += [plain(f"input skipped, because the original rejects it: {text}", "yellow") for text in validation.skipped]
     if validation.by_blocks:
         before, after = validation.segments
         lines.append(
@@ -135,31 +134,31 @@ def remarks(report: Report) -> list[Text]:
         if proof.distrusted:
             text = f"{proof.doubt}; the original stands in for it{_moved(proof)}"
             names = ", ".join(proof.distrusted)
-            lines.append(plain(f"float64 is not the measure on {provider} for {names}: {text}", "yellow"))
+            lines.append(plain(f"on {provider}, float64 cannot serve as the truth for {names}: {text}", "yellow"))
         lines += _placement(provider, proof)
     return lines + _at_infinity(validation.blocks)
 
 
 def _moved(proof: ProviderProof) -> str:
-    """How far rounding moves the original where it stands in, as a share of its outputs."""
+    """How far rounding moves the original where it stands in for the truth, as a share of its outputs."""
     share = max(proof.stand_in.values(), default=0.0)
     if share < _AMPLIFIED:
         return ""
-    return f", whose outputs rounding alone moves by up to {share:.1%}; the blocks hold by themselves"
+    return f", although rounding alone moves its outputs by up to {share:.1%}; the blocks are proved by themselves"
 
 
 _AMPLIFIED = 1e-4
-"""A share of an output that more than rounding in the last place must explain."""
+"""From this share of an output on, the model amplifies rounding, and the report says so."""
 
 
 def _placement(provider: str, proof: ProviderProof) -> list[Text]:
-    """What a provider left to the CPU, and how far the original itself moves between the two."""
+    """Nodes that a provider left to the CPU, and how far the original itself differs between the two."""
     lines = [plain(f"control, the original on {provider} against the CPU: {_differences(proof.control)}")]
     lines = lines if proof.control else []
     if proof.cpu_nodes:
         lines.append(plain(f"fell back to the CPU on {provider}: {', '.join(proof.cpu_nodes)}", "yellow"))
     if proof.cpu_nodes_of_original is None:
-        lines.append(plain(f"this onnxruntime cannot say which nodes {provider} left to the CPU", "yellow"))
+        lines.append(plain(f"this onnxruntime cannot tell which nodes {provider} left to the CPU", "yellow"))
     elif proof.cpu_nodes_of_original:
         lines.append(plain(f"{proof.cpu_nodes_of_original} nodes of the original run on the CPU on {provider} too"))
     return lines
@@ -170,13 +169,16 @@ def _differences(outputs: Mapping[str, OutputStats]) -> str:
 
 
 def _at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
-    """What heads give where the pre-activation is infinite, once for all blocks alike."""
+    """Results of heads at infinite pre-activations, with blocks that agree in one line."""
     found: dict[str, list[str]] = {}
     for block in blocks:
         for text in block.infinite:
             found.setdefault(text, []).append(block.name)
     return [
-        plain(f"infinite pre-activations: {text} ({_some(names)}); everything finite is as claimed", "yellow")
+        plain(
+            f"infinite pre-activations: {text} ({_some(names)}); all finite ones agree within the certified error",
+            "yellow",
+        )
         for text, names in found.items()
     ]
 
@@ -186,7 +188,7 @@ def _some(names: list[str]) -> str:
 
 
 def _operators(row: BlockRow) -> str:
-    """`MatMul 32x128 -> 128x32` where both operators are of one kind, else both in full."""
+    """`MatMul 32x128 -> 128x32` if both operators are of the same kind, otherwise both in full."""
     kind, _, size = row.first.partition(" ")
     other, _, second = row.second.partition(" ")
     if not row.second:

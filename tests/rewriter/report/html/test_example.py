@@ -11,7 +11,7 @@ import pytest
 from rewriter.cli import run
 from rewriter.report.html import page
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "docs" / "example-report.html"
 
 
