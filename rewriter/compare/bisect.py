@@ -176,6 +176,7 @@ def _examine(bench: Bench, stops: frozenset[str], targets: Sequence[Boundary], g
         cuts = {name: tuple(upstream(side.main, stops, [name]) for side in (bench.a, bench.b)) for name in group}
         needed = {name for pair in cuts.values() for part in pair for name in part.inputs}
         wanted = sorted((needed | set(group)) & set(bench.a.main.producer))
+        # One run of A serves all parts of the group, then its values are dropped.
         session = open_tapped(bench.a, wanted, bench.provider)
         seen = [{**case.feeds, **session.run(case.feeds, wanted)} for case in bench.cases]
         for name in group:
@@ -188,6 +189,7 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
     name = target.tensor
     a, b = (side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
     plain = [values[name] for values in seen]
+    # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
     try:
         new = _run(bench, b, name, seen)
         old = _run(bench, a, name, seen) if bench.optimise else plain

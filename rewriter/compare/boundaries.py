@@ -82,6 +82,7 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
     for index, name in _residual(a):
         if name in inside:
             continue  # a sum within a block, such as the one in a polynomial of the activation
+        # A sum that adds the output of a block is named for it.
         read = next((found[i].label for i in a.nodes[index].input if i in found and found[i].kind == "block"), "")
         found.setdefault(name, Boundary(name, f"after {read}" if read else name, "stream"))
     # Only what nodes of both models compute: a graph input is not, and B may have replaced a tensor.

@@ -91,6 +91,7 @@ def view_graph(
     path: Path = (),
 ) -> GraphView:
     """Index one graph: the main graph, or a subgraph that also sees the `outer` initializers."""
+    # A graph's own initializer shadows an outer one of the same name.
     initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     declared = tuple(value.name for value in graph.input)
     own = {tensor.name for tensor in graph.initializer}
@@ -179,6 +180,7 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
 def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
     """The graph that a view of `model` with this path indexes."""
     graph = model.graph
+    # Counting nodes with subgraphs alone makes a path valid in the rewritten model too, where other nodes come and go.
     for number, attribute in path:
         holders = [node for node in graph.node if _holds_graphs(node)]
         graph = dict(subgraphs(holders[number]))[attribute]
@@ -228,6 +230,7 @@ def _index(
         for name in node.input:
             if name:
                 consumers[name].append(index)
+        # A capture counts as a consumer: a node whose output only a body reads is not dead.
         for name in captured_names(node):
             consumers[name].append(index)
     return GraphView(

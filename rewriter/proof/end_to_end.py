@@ -193,6 +193,8 @@ def judge_end_to_end(
         why: finds out why the original is far from its float64 evaluation.
     """
     before, after = runs.before, runs.after
+    # Both ways are judged: without optimisation the arithmetic is that of the file, with it that of deployment, where
+    # fusion may treat the two models differently.
     ways = [Way(provider, optimise) for optimise in (False, True)]
     plain = before.ways[ways[0]].results
     coarse, aside = coarsest_allowance(original.proto), _Aside(original, runs, claims, provider, why)
@@ -209,7 +211,7 @@ def judge_end_to_end(
         truth = _truth(runs, name)
         judge = _Judge(name, [case[name] for case in plain], truth, coarse, aside)
         if truth is not None:
-            # In half precision four roundings exceed the usual cap.
+            # In float16 and coarser types four roundings exceed the usual cap.
             failures += judge.exact(runs.same, max(CAP, 4.0 * judge.eps, asked), _advice(claims))
             distrusted += [] if judge.trusted else [name]
         for way in ways:
@@ -303,6 +305,7 @@ class _Judge:
         told = channels.errors(self.plain, old)
         moved = self.aside.sensitivity
         if moved is None:
+            # Divided by the factor that the pass rule multiplies by.
             return np.maximum(told, channels.scale * self.coarse / FACTOR)
         return rounding(channels, np.maximum(told, moved.errors(self.name, channels)), self.eps)
 
@@ -357,6 +360,7 @@ class _Judge:
 
     def _against_original(self, way: Way, old: Sequence[Array], new: Sequence[Array]) -> str | None:
         channels = Channels.of(old)
+        # Both sides of this comparison round on the provider, and the rewritten model has its certified errors besides.
         granted = np.zeros(()) if self.truth is None else self.truth.carried
         excess = worst(channels.errors(new, old), self.noise(old), granted)
         return None if excess.holds else f"output {self.name}: {excess.text} on {way}"

@@ -106,6 +106,7 @@ def with_noise(
     prefix = _unused(model)
     points: list[_Point] = []
     for view in all_views(model):
+        # Types, claims and ends are named for the main graph; a body may use the same names for other tensors.
         known = {} if view.path else {name: TensorType(kind, None) for name, kind in (types or {}).items()}
         typed = replace(view, types={**view.types, **known})
         there = {claim.output: claim for claim in claims if claim.path == view.path}

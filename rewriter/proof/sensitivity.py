@@ -122,6 +122,7 @@ def _types(model: LoadedModel, cases: Sequence[Case], provider: str) -> dict[str
     if not names:
         return {}
     session = open_session(with_outputs(model.proto, view, names), provider, optimise=False, base_dir=model.base_dir)
+    # Types do not depend on the sizes, and all of these tensors become outputs.
     smallest = min(cases, key=lambda case: sum(array.size for array in case.feeds.values()))
     found = session.run(smallest.feeds, names)
     return {name: onnx.helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in found.items()}

@@ -67,7 +67,7 @@ def _around(crossings: NDArray[Any], largest: float) -> NDArray[Any]:
     return np.ravel(places[:, None] + np.where(places == 0.0, 1.0, np.abs(places))[:, None] * steps)
 
 
-_MOST_CROSSINGS = 64
+_MOST_CROSSINGS = 64  # each adds 115 points
 
 BATCH, TOKENS = 2, 23
 """Layout of adversarial points: more than one batch, and an odd number of tokens."""
@@ -82,6 +82,7 @@ def laid_out(points: NDArray[Any], rank: int, axis: int, longest: int | None = N
         axis: axis of the channels, counted from the end.
         longest: maximum number of tokens; None for no limit.
     """
+    # Where inference knows too small a rank for the claim's axis, the channels go last.
     axis = axis if -rank <= axis < 0 else -1
     shape = [1] * rank
     others = [place for place in range(rank) if place != axis % rank]

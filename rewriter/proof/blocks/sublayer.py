@@ -102,6 +102,7 @@ def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
             right = truth[claim.output]
             target = right if case.planned is None else case.planned
             judged = (np.abs(right.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
+            # As for a region: the old heads against the truth, the new ones against the plan.
             units = unit(right, claim, truth)
             old_error, new_error = (
                 largest((gap(v, t) / units)[judged]) for v, t in ((old[claim.output], right), (new, target))
@@ -158,6 +159,7 @@ def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds)
     result = run(_wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
     failures = []
     for name in claim.block_outputs:
+        # Given exact activations, only linear operators remain, so there is no certified error to allow for.
         off = largest(gap(result[name], truth[name]))
         if not off <= _EXACT_SLACK * max(1.0, magnitude(truth[claim.output]), magnitude(truth[name])):
             failures.append(

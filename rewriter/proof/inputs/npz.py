@@ -82,6 +82,7 @@ def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:
     """The case and the input that a key names. Names of inputs may contain slashes, so whole names take precedence."""
     if key in known:
         return _ONLY, key
+    # The shortest case whose rest is an input: `case/a/b` names the input `a/b` before it names `b` in case `case/a`.
     parts = key.split("/")
     for cut in range(1, len(parts)):
         case, name = "/".join(parts[:cut]), "/".join(parts[cut:])

@@ -148,6 +148,7 @@ def _role(name: str, dtype: np.dtype[np.generic]) -> Role:
     for pattern, kinds, role in _NAMES:
         if kind in kinds and re.search(pattern, name.lower()):
             return role
+    # Unknown names: a boolean switches something on, floats are activations, integers are small numbers.
     if kind == _BOOL:
         return Role.FLAG
     return Role.FLOATS if kind == _FLOATS else Role.INTEGERS
@@ -244,6 +245,7 @@ def kind_of(spec: InputSpec, axis: int) -> Kind:
 def _by_place(spec: InputSpec, axis: int) -> Kind:
     name = spec.name.lower()
     kinds = _AXES.get(spec.role, {}).get(len(spec.shape), ())
+    # Models such as DETR take a mask of pixels, whose axes are not tokens.
     if spec.role is Role.MASK and "pixel" in name:
         kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[: len(spec.shape)]
     kind = kinds[axis] if axis < len(kinds) else Kind.ONE
@@ -251,6 +253,7 @@ def _by_place(spec: InputSpec, axis: int) -> Kind:
         return Kind.ENCODER
     if "image" in name or "pixel" in name or not is_float(spec.dtype):
         return kind
+    # Spectrograms have their frames last, other three-dimensional floats their channels.
     if re.search(r"feature|mel|spectro|audio", name) and len(spec.shape) == 3:
         return (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)[axis]
     return kind

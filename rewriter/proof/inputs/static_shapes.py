@@ -57,6 +57,7 @@ def constant_shapes(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx
             value = next((item.t for item in node.attribute if item.name == "value"), None)
             if value is not None:
                 shapes[node.output[0]] = tuple(value.dims)
+        # A cast or dequantised weight has the shape of the weight.
         elif node.op_type in _SAME_SHAPE and node.input and node.input[0] in shapes and node.output:
             shapes.setdefault(node.output[0], shapes[node.input[0]])
     return shapes

@@ -60,6 +60,7 @@ def _parse(text: str) -> ast.Expression | None:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
+    # An allow-list: anything else that Python can parse, such as attribute access, is not a dimension.
     allowed = (
         ast.Expression, ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant, ast.Call,
         *_OPERATORS,
@@ -76,6 +77,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> int:
         return -_evaluate(node.operand, values)
     if isinstance(node, ast.BinOp):
         result = _OPERATORS[type(node.op)](_evaluate(node.left, values), _evaluate(node.right, values))
+        # Intermediate results are bounded too.
         if abs(result) > _LARGEST:
             raise OverflowError
         return result

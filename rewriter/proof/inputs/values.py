@@ -70,6 +70,7 @@ def _flag(request: Request) -> NDArray[Any]:
     if "cache" in request.spec.name or "branch" in request.spec.name:
         return np.full(request.shape, request.cached)
     if int(np.prod(request.shape)) == 1:
+        # A single switch alternates from case to case, so that both of its positions occur.
         return np.full(request.shape, request.case % 2 == 0)
     return np.asarray(request.random.integers(0, 2, request.shape) == 1)
 
@@ -99,6 +100,7 @@ def masks_tokens(spec: InputSpec) -> bool:
 def _positions(request: Request) -> NDArray[Any]:
     past, shape = request.sizes.kinds[Kind.PAST], request.shape or (1,)
     numbers = np.broadcast_to(np.arange(past, past + shape[-1]), shape)
+    # With padding on the left, positions start at the first token, as generation with padded batches does it.
     if request.masked and len(shape) == 2 and shape[0] > 1:
         numbers = positions_of(token_rows(shape[0], past + shape[-1], special=request.special))[:, past:]
     return numbers if request.rows is None else np.minimum(numbers, request.rows - 1)

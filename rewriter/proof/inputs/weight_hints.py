@@ -51,6 +51,7 @@ def find_hints(scope: Scope) -> Mapping[tuple[str, int], int]:
 
 
 def _follow(scope: Scope, name: str, rank: int) -> Iterator[tuple[int, int]]:
+    # Breadth first, so that the layers nearest to the input take precedence.
     pending = [(name, _Axes(tuple(range(rank))))]
     for _ in range(_STEPS):
         if not pending:
@@ -74,6 +75,7 @@ def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> I
     axis = place.axes[-1]
     if node.op_type == "Add" and place.stride and len(shape) >= 2:
         yield from _positions(place, shape[-2])
+    # Behind the first convolution, axis 1 counts its outputs and no longer the channels of the input.
     if node.op_type == "Conv" and len(shape) > 2 and not place.stride:
         group = next((item.i for item in node.attribute if item.name == "group"), 1)
         size, axis = (shape[1] * group if isinstance(shape[1], int) else None), place.axes[1]
@@ -117,6 +119,7 @@ def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Ax
         spatial = place.spatial or tuple(axis for axis in place.axes[2:] if axis is not None)
         blank: tuple[int | None, ...] = (None,) * len(place.axes)
         return replace(place, axes=blank, stride=(place.stride or 1) * max(strides[0], 1), spatial=spatial)
+    # Patches become tokens: [batch, tokens, channels].
     if place.stride and node.op_type in {"Reshape", "Flatten"}:
         return replace(place, axes=(None, None, None))
     if place.stride and node.op_type == "Concat":

@@ -108,6 +108,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
         return None
     slot, operator = _CHUNKED[node.op_type]
     options = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    # `_gather` selects rows only.
     if len(node.output) != 1 or [value.name for value in graph.output] != list(node.output) or options.get("axis"):
         return None
     name, transposed = node.input[slot], False
@@ -118,6 +119,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     tensor = initializers.get(name)
     if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in _FLOATS or bytes_of(tensor) <= large:
         return None
+    # The weight stays in its own type; everything else is small and widened as usual.
     weight = read_tensor(part, tensor)
     constants = {other: widened(read_tensor(part, found)) for other, found in initializers.items() if other != name}
     constants[node.input[slot]] = weight.T if transposed else weight

@@ -145,6 +145,7 @@ class _Reader:
             function = self.functions.get((node.domain, node.op_type))
             domain = "" if node.domain in ONNX_DOMAINS else node.domain
             if function is not None:
+                # The attributes of the call are bound in the body; the opsets that count are the function's own.
                 bare = onnx.NodeProto(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
                 bare.domain = node.domain
                 yield Node(bare, 1, {CALL: self.call(function, node)})
@@ -175,6 +176,8 @@ def _without_bodies(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """A copy of a function's node, with references to the function's attributes resolved, also in subgraphs."""
+    # References may occur at any depth of control flow inside the function, but not across a call to another function,
+    # whose attributes are bound when that call is read.
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     pending = [copy]

@@ -60,6 +60,7 @@ class Scope:
     @classmethod
     def of_graph(cls, model: LoadedModel, graph: onnx.GraphProto, where: str = "", outer: Scope | None = None) -> Scope:
         """The scope of a graph."""
+        # A sparse initializer has no name of its own: it is named by its values.
         nodes, sparse = tuple(graph.node), {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         return cls(
             model=model,
