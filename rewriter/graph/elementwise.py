@@ -129,10 +129,6 @@ def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
     return lambda args, _: function(args[0] + args[1] if len(args) > 1 else args[0])
 
 
-def _power(base: Array, exponent: Array) -> Array:
-    return np.power(base, exponent)
-
-
 def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise:
     return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
 
@@ -151,7 +147,7 @@ _ONNX: dict[str, Elementwise] = {
     "Sub": _fold(np.subtract),
     "Mul": _fold(np.multiply),
     "Div": _fold(np.divide),
-    "Pow": _fold(_power),
+    "Pow": _fold(np.power),
     "Max": _fold(np.maximum),
     "Min": _fold(np.minimum),
     "Abs": _unary(np.abs),

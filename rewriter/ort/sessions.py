@@ -128,6 +128,7 @@ def open_session(
     start = time.perf_counter()
     try:
         source = _source(model)
+        # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)

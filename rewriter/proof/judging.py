@@ -88,6 +88,8 @@ def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judg
     """
     if not is_float(values.old[0].dtype):
         return _equal(values)
+    # Parity is judged on the provider's results even if there is a float64 evaluation: A may overflow where that does
+    # not, and B must do the same.
     exact = values.right is not None and believed(values.plain, values.right, coarse)
     apart = disparity(values.old, values.new)
     if apart is not None:
@@ -139,6 +141,7 @@ def _stand_in(values: Values, moved: Moved) -> Judged:
     errors, told = channels.errors(values.new, values.old), channels.errors(values.plain, values.old)
     noise = rounding(channels, told, values.eps)
     excess = worst(errors, noise)
+    # What optimisation changes in A often suffices, and costs nothing; noisy runs of A do cost.
     if not excess.holds:
         noise = rounding(channels, np.maximum(told, moved(channels)), values.eps)
         excess = worst(errors, noise)
@@ -160,6 +163,7 @@ def _three_way(values: Values, planned: Planned) -> Judged:
     errors_a, errors_b = (channels.errors(given, right, values.old) for given in (values.old, values.new))
     noise = channels.rounding(errors_a, values.eps)
     excess = worst(errors_b, noise)
+    # Rounding alone explains most results; only the others need another float64 evaluation of A.
     if not excess.holds:
         excess = worst(errors_b, noise, _carried(channels, right, planned()))
     top_a, top_b, floor = (float(np.max(each, initial=0.0)) for each in (errors_a, errors_b, channels.scale))

@@ -150,6 +150,7 @@ def _points(view: GraphView, claims: Mapping[str, Claim], ends: Sequence[str]) -
     if view.opsets.get("", 0) < _OPSET:
         return {}
     names = dict.fromkeys((*(name for name in (*claims, *ends) if name in view.producer), *_read(view)))
+    # Integers, booleans and types without a kernel of Sin get none.
     kinds = {name: view.type_of(name).elem_type for name in names}
     return {name: _Point(kind, claims.get(name)) for name, kind in kinds.items() if kind in _WIDE}
 
@@ -214,6 +215,7 @@ def _noise(name: str, point: _Point, prefix: str) -> Iterator[onnx.NodeProto]:
 
 def _granted(claim: Claim, kind: int, prefix: str) -> Iterator[onnx.NodeProto]:
     """The nodes of error max(1, |x|), or error max(1, |x|, |u|) for a gate h(g) u: the unit of certified errors."""
+    # With x = h(g) u, the unit max(1, |h|) |u| of a gated block is the larger of |u| and |x|.
     own = f"{prefix}{claim.output}/"
     units = [f"{prefix}one_{kind}", f"{own}size"]
     yield helper.make_node("Abs", [f"{own}x"], [f"{own}size"])

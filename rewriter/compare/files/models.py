@@ -122,7 +122,7 @@ def _tensor_changes(scope: Scope) -> tuple[list[TensorChange], int]:
         change = compare_tensors(name, (scope.left.model, ours[name]), (scope.right.model, theirs[name]))
         changes += [] if change is None else [change]
     changes += [only(name, ours[name], "only in A") for name in _lost(scope.left, scope.right)]
-    same = len(ours) - len(changes)
+    same = len(ours) - len(changes)  # before those that only B has are added
     changes += [only(name, theirs[name], "only in B") for name in _lost(scope.right, scope.left)]
     return sorted(changes, key=lambda change: change.name), same
 
@@ -172,6 +172,8 @@ def _lost(side: Side, other: Side) -> list[str]:
         held.setdefault(digest, []).append(name)
     lost = []
     for name in sorted(side.weights.keys() - other.weights.keys()):
+        # Fingerprints cover the ends of large weights only, so candidates are compared in full, but not without limit:
+        # a model may hold thousands of alike weights (zeros).
         twins = held.get(side.prints[name], [])
         ours = (side.model, side.weights[name])
         if all(compare_tensors(name, ours, (other.model, other.weights[twin])) for twin in twins[:_TWINS]):
@@ -194,6 +196,7 @@ def _what(
         ours, theirs = (names[number] if number < len(names) else "" for names in inputs)
         if not same_input(ours, theirs):
             what.append(f"input {number}")
+    # Names of outputs are free, but an optional output that is present in one model only is a difference.
     made = [[place for place, name in enumerate(node.output) if name] for node in (one, other)]
     if made[0] != made[1]:
         what.append("outputs")

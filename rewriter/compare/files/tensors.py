@@ -84,7 +84,7 @@ def compare_tensors(
         if kinds[0] != kinds[1]:
             return TensorChange(name, "changed", kinds, left.size)
         if left.place is not None and left.place == right.place:
-            return None
+            return None  # the same bytes of the same file
         if left.size != right.size:
             return TensorChange(name, "changed", kinds, left.size)
         tally = _Tally.of(first)
@@ -191,7 +191,7 @@ class _Tally:
     def of(cls, tensor: onnx.TensorProto) -> _Tally:
         element = element_type(tensor)
         if element.bits == 0 or element.bits % 8:
-            return cls(None)
+            return cls(None)  # strings and packed types: elements have no bytes of their own
         return cls(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)))
 
     def count(self, start: int, ours: bytes, theirs: bytes) -> None:
@@ -205,6 +205,7 @@ class _Tally:
         gap = _gap(*(np.frombuffer(each, self.dtype)[unequal] for each in (ours, theirs)))
         if gap is None or not gap.size:
             return
+        # A NaN in only one of the weights counts as an infinite difference.
         top = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
         far = float("inf") if np.isnan(gap[top]) else float(gap[top])
         if far >= self.largest:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.segments import bytes_of
@@ -330,8 +331,6 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
 
 def _accepted(before: Side, cases: Sequence[Case]) -> list[Case]:
     """The cases that the original's block accepts: a static shape inside it may fix the sizes."""
-    from rewriter.errors import ValidationError
-
     kept = []
     if cases:
         session = open_part(before.model, "cpu", optimise=False, prepack=False)

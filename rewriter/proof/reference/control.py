@@ -25,6 +25,8 @@ def _if(_: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> list[
 
 
 def _loop(node: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> list[Value]:
+    # Trip count and condition are both optional: without a count the condition ends the loop, without a condition the
+    # count does.
     limit, go, *states = [*operands, None, None][: max(len(operands), 2)]
     steps = itertools.count() if limit is None else range(int(np.asarray(limit).reshape(-1)[0]))
     go = np.asarray(True) if go is None else go
@@ -46,6 +48,7 @@ def _scan(node: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> 
     states, given = list(operands[: len(operands) - count]), operands[len(operands) - count :]
     backwards = stated.get("scan_input_directions") or [0] * count
     axes = stated.get("scan_input_axes") or [0] * count
+    # One slice per iteration along each operand's own axis, from the end if its direction is 1.
     rows = [
         np.moveaxis(array, axis, 0)[:: -1 if b else 1] for array, axis, b in zip(given, axes, backwards, strict=True)
     ]

@@ -59,6 +59,7 @@ class Part:
         """
         inline = {name for name in self.reads if self._is_inline(name, values)}
         fed = {name: values[name] for name in self.reads if name not in inline}
+        # One session per combination of types: a body may run with other types, or without optional operands.
         kinds = tuple((name, _kind(value)) for name, value in fed.items())
         if kinds not in self._sessions:
             few = sum(value.size for value in fed.values() if isinstance(value, np.ndarray)) <= _SMALL

@@ -37,7 +37,7 @@ _RANDOM = (
 _REFUSED = {
     **dict.fromkeys(_QUANTISED, "quantised"),
     **dict.fromkeys(_RANDOM, "random"),
-    "BitCast": "about bits",
+    "BitCast": "a reinterpretation of bits",
 }
 """Operators without a float64 form, and the reason."""
 
