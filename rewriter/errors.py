@@ -1,7 +1,6 @@
-"""The errors a user can meet, each with the exit status of the command line.
+"""Errors that reach the user, each with the exit status of the command line.
 
-Comes in: nothing. Goes out: exception classes raised everywhere, turned into one line and an exit
-status by `rewriter.cli`. A message is one line, says what is wrong, and what to do about it.
+A message is one line: what is wrong, and what to do about it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class RewriteError(Exception):
 
 
 class UsageError(RewriteError):
-    """An option or an argument cannot be followed: a bad value, an output that exists, inputs that do not fit."""
+    """An option or argument cannot be used: a bad value, an output that exists, inputs that do not fit the model."""
 
     exit_status = ExitStatus.USAGE
 
@@ -46,6 +45,6 @@ class ProviderError(RewriteError):
 
 
 class ValidationError(RewriteError):
-    """The proof could not be carried out, so no file is left."""
+    """The proof could not be carried out, so no output is written."""
 
     exit_status = ExitStatus.VALIDATION_FAILED

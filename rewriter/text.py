@@ -1,7 +1,6 @@
-"""Text for messages: names that come from a model file, made harmless and short.
+"""Sanitise strings from outside (tensor names, paths, onnxruntime's exceptions) before they are shown.
 
-Every message, table and page that repeats a string from outside (a tensor name, a path, an exception of
-onnxruntime) passes it through here: one line, short, and nothing that could drive a terminal.
+The result is one short line without control characters: a hostile name can neither drive a terminal nor flood a log.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 
 LIMIT = 80
-"""The longest text that `quoted` returns, in characters."""
+"""Maximum length of the text that `quoted` returns, in characters."""
 _TAIL = 24
 
 
@@ -21,11 +20,11 @@ def clean(text: str) -> str:
 def quoted(name: str | bytes | os.PathLike[str]) -> str:
     """Quote a name for a message: control characters escaped, at most `LIMIT` characters.
 
-    The end of a long name is kept as well as its start, because paths differ at the end. Bytes are what
-    protobuf hands out for a string that is not UTF-8.
+    A long name keeps both its start and its end, because paths differ at the end. Bytes are accepted because
+    protobuf returns them for strings that are not valid UTF-8.
     """
     text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else os.fspath(name)
-    # Cut before escaping too: a name may be gigabytes long.
+    # Truncate before escaping as well as after: a name may be gigabytes long.
     if len(text) > 2 * LIMIT:
         text = text[:LIMIT] + text[-LIMIT:]
         shortened = repr(text)

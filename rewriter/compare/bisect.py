@@ -1,8 +1,8 @@
-"""Which part of B is wrong: every part by itself, fed with what A really computes.
+"""Find the faulty part of B by running every part in isolation on A's values.
 
-Errors do not travel from one part to the next here: each part of B reads A's own values, so a part is guilty by what
-it does itself. A guilty part is narrowed down as far as both models name tensors alike. Parts are cut out one at a
-time; external weights stay external.
+Each part of B reads the values that A computes, so errors do not propagate and a part is guilty only of its own. A
+guilty part is narrowed down as far as both models have tensors of the same name. Parts are cut out one at a time, and
+external weights stay external.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.sensitivity import Sensitivity, sensitivity
 
 _MOST_INNER = 48
-"""Tensors inside a guilty part that are looked at in one step."""
+"""Maximum number of tensors inside a guilty part that are examined in one step."""
 
 Feeds = Mapping[str, Array]
 Own = Mapping[tuple[str, str], Operator]
@@ -43,11 +43,11 @@ class Isolated:
     Attributes:
         boundary: where the part ends.
         error_a: error of A's part against float64 on the same values; None without a reference.
-        error_b: error of B's part; infinite where no tolerance would help.
-        allowed: what that may be.
+        error_b: error of B's part; infinite if no tolerance would help.
+        allowed: the allowance for `error_b`.
         error_ratio: error of B over that of A.
         obstacle: why B's part did not run.
-        reason: why the part is guilty; None where it is not.
+        reason: why the part is guilty; None if it is not.
     """
 
     boundary: Boundary
@@ -60,7 +60,7 @@ class Isolated:
 
     @property
     def guilty(self) -> bool:
-        """Whether the part is further off than it may be."""
+        """Whether the part's error exceeds its allowance."""
         return self.reason is not None
 
 
@@ -70,11 +70,11 @@ class Fault:
 
     Attributes:
         isolated: the part between boundaries.
-        part: `the heads`, `the activation`, `the first linear operator`, `the second linear operator`; None outside of
+        part: `the heads`, `the activation`, `the first linear operator` or `the second linear operator`; None outside
             blocks.
-        program: the head program, where the heads are at fault.
+        program: the head program, if the heads are at fault.
         tensor: the first tensor inside at which the error appears.
-        pieces: the nodes of A and of B that make that tensor, as models.
+        pieces: the nodes of A and of B that compute that tensor, as models.
     """
 
     isolated: Isolated
@@ -86,7 +86,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bench:
-    """What parts are tried on.
+    """The two models, and how parts of them are run.
 
     Attributes:
         a: the original.
@@ -94,10 +94,10 @@ class Bench:
         cases: inputs that A accepts.
         provider: execution provider.
         coarse: see `rewriter.proof.judging.judge`.
-        planned: gives A with certified head programs, in float64; asked only where B is over its share.
-        claims: what is claimed of A's activations.
-        optimise: whether the parts are run with graph optimisation; A's values are always taken without.
-        progress: called with what is being done, steps done, steps in all.
+        planned: returns A with certified head programs, in float64; called only if B exceeds its allowance without.
+        claims: claims about A's activations.
+        optimise: whether to run the parts with graph optimisation; A's values always come from a run without.
+        progress: called with a description of the step, the number of steps done, and the number of all steps.
     """
 
     a: Side
@@ -112,10 +112,10 @@ class Bench:
 
 
 def isolate(bench: Bench, marks: Sequence[Boundary], group_bytes: int = GROUP_BYTES) -> tuple[Isolated, ...]:
-    """Try every part between boundaries.
+    """Run every part between boundaries in isolation.
 
     Raises:
-        ValidationError: A cannot be loaded with further outputs.
+        ValidationError: A cannot be loaded with additional outputs.
     """
     stops = frozenset(mark.tensor for mark in marks)
     return tuple(_examine(bench, stops, marks, group_bytes))
@@ -123,6 +123,8 @@ def isolate(bench: Bench, marks: Sequence[Boundary], group_bytes: int = GROUP_BY
 
 def narrow(bench: Bench, marks: Sequence[Boundary], found: Isolated) -> Fault:
     """Follow a guilty part down to the first tensor inside at which the error appears."""
+    # Every round cuts the guilty part at its inner tensors and keeps the first guilty piece, in A's order. Later pieces
+    # may be guilty too, but the first one is the cause that the user can act on.
     stops = frozenset(mark.tensor for mark in marks)
     guilty = found
     while True:
@@ -133,7 +135,7 @@ def narrow(bench: Bench, marks: Sequence[Boundary], found: Isolated) -> Fault:
         targets = [replace(guilty.boundary, tensor=name) for name in (*inner, guilty.boundary.tensor)]
         first = next((each for each in _examine(bench, stops, targets, GROUP_BYTES) if each.guilty), None)
         if first is None:
-            break  # no step alone is over its share: the part as a whole is
+            break  # no piece alone exceeds its allowance: small errors add up over the part
         guilty = first
     tensor = guilty.boundary.tensor
     pieces = tuple(side.piece(upstream(side.main, stops, [tensor])) for side in (bench.a, bench.b))
@@ -143,7 +145,7 @@ def narrow(bench: Bench, marks: Sequence[Boundary], found: Isolated) -> Fault:
 
 
 def _inner(bench: Bench, stops: frozenset[str], tensor: str) -> list[str]:
-    """Tensors that both models make inside the part that ends in `tensor`; of very many an even selection."""
+    """Tensors that both models compute inside the part that ends in `tensor`; an even selection of very many."""
     a, b = (upstream(side.main, stops, [tensor]) for side in (bench.a, bench.b))
     theirs = {name for index in b.nodes for name in bench.b.main.nodes[index].output}
     names = [name for name in common(bench.a.main, bench.b.main, a.nodes) if name in theirs and name != tensor]
@@ -156,6 +158,7 @@ def _part(bench: Bench, block: Landmark | None, tensor: str) -> str | None:
         return None
     if tensor == block.end:
         return "the activation" if block.program is None else "the heads"
+    # By position in A's graph order: up to the last pre-activation, up to the activation's output, behind it.
     place = bench.a.main.producer[tensor]
     if place <= max(bench.a.main.producer.get(name, -1) for name in block.starts):
         return "the first linear operator"
@@ -166,12 +169,14 @@ def _part(bench: Bench, block: Landmark | None, tensor: str) -> str | None:
 
 def _examine(bench: Bench, stops: frozenset[str], targets: Sequence[Boundary], group_bytes: int) -> Iterator[Isolated]:
     by_name = {target.tensor: target for target in targets}
+    # Half of the memory is for the values that the parts read, half for those that they are compared with.
     limit = group_bytes // max(2 * len(bench.cases), 1)
     done = 0
     for group in groups(bench.a.main, list(by_name), bench.cases, limit):
         cuts = {name: tuple(upstream(side.main, stops, [name]) for side in (bench.a, bench.b)) for name in group}
         needed = {name for pair in cuts.values() for part in pair for name in part.inputs}
         wanted = sorted((needed | set(group)) & set(bench.a.main.producer))
+        # One run of A serves all parts of the group, then its values are dropped.
         session = open_tapped(bench.a, wanted, bench.provider)
         seen = [{**case.feeds, **session.run(case.feeds, wanted)} for case in bench.cases]
         for name in group:
@@ -184,6 +189,7 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
     name = target.tensor
     a, b = (side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
     plain = [values[name] for values in seen]
+    # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
     try:
         new = _run(bench, b, name, seen)
         old = _run(bench, a, name, seen) if bench.optimise else plain
@@ -205,9 +211,10 @@ def _run(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> 
 
 
 def _moved(bench: Bench, piece: LoadedModel, name: str, seen: Sequence[Feeds]) -> Sensitivity:
-    """How far rounding moves the end of A's part: itself too, since the part may compute it by another formula.
+    """How far rounding moves the end of A's part.
 
-    What a quantiser reads from outside is the same for both models.
+    The end itself receives noise, since B's part may compute it by another formula. What a quantiser reads from outside
+    receives none, since both parts are fed the same values.
     """
     cases = [Case("", _feeds(piece, values)) for values in seen]
     quantised = {read for node in piece.proto.graph.node if node.op_type in QUANTISERS for read in node.input}
@@ -235,7 +242,10 @@ def _planned(bench: Bench, part: Cut, name: str, seen: Sequence[Feeds]) -> list[
 
 
 def _feeds(piece: LoadedModel, values: Feeds) -> dict[str, Array]:
-    """The values that a part reads, in the element types that it declares; what it leaves open is declared here."""
+    """The values that a part reads, cast to its declared element types; open types are declared here.
+
+    A model may compute in another precision than A: its parts are fed A's values, rounded to its own types.
+    """
     feeds = {}
     for declared in piece.proto.graph.input:
         array = values[declared.name]

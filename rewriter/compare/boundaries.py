@@ -1,7 +1,6 @@
-"""The tensors at which two models are compared inside: ends of blocks, the residual stream, the outputs.
+"""Choose the tensors at which two models are compared: the ends of blocks, the residual stream, the outputs.
 
-Comes in: the indices of two models, and the blocks known by name. Goes out: `Boundary`s, in the order in which A
-computes them. Used by `rewriter.compare.taps` and `rewriter.compare.bisect`. A boundary has one name in both models.
+A boundary has the same name in both models. Boundaries are in the order in which A computes them.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from rewriter.graph.view import GraphView
 from rewriter.proof.noise import QUANTISERS
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, 0}
-"""Element types that are compared; 0 is a type that inference does not know."""
+"""Element types that are compared; 0 stands for a type that inference does not know."""
 
 _SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _FAR = 2000
-"""How many nodes a branch beside the residual stream may have."""
+"""Maximum number of tensors in a branch beside the residual stream; bounds the search behind each sum."""
 
 _MANY = 64
-"""Boundaries where neither blocks nor a residual stream are known."""
+"""Number of evenly spaced boundaries if neither blocks nor a residual stream are found."""
 
 
 @dataclass(frozen=True)
 class Landmark:
-    """A block of A: its ends, and those of its activation.
+    """A block of A, with its own ends and those of its activation.
 
     Attributes:
         name: the block.
-        inputs: what it reads.
-        outputs: what it makes.
+        inputs: its inputs.
+        outputs: its outputs.
         starts: the pre-activations, where the first linear operators end.
-        end: the activation's output, where the second ones begin.
-        program: the head program that computes the activation in B; None where it is not head programs.
+        end: the activation's output, where the second linear operators begin.
+        program: the head program that computes the activation in B; None if none does.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Boundary:
 
     Attributes:
         tensor: its name.
-        label: what people read: `h.3.mlp`, `input of h.3.mlp`, `after h.3.mlp`, or the tensor's name.
+        label: its name in reports: `h.3.mlp`, `input of h.3.mlp`, `after h.3.mlp`, or the tensor's name.
         kind: `block` (the end of a block), `stream` or `output`.
         block: the block that ends there.
     """
@@ -67,7 +66,8 @@ class Boundary:
 
 
 def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
-    """The boundaries of two models in the order of A's nodes; outputs of the graph always."""
+    """The boundaries of two models in the order of A's nodes; graph outputs are always among them."""
+    # Ends of blocks take precedence over the stream, so that every block keeps its name in reports.
     shared = frozenset(common(a, b))
     found: dict[str, Boundary] = {}
     inside: set[str] = set()
@@ -82,10 +82,12 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
             found.setdefault(name, Boundary(name, f"input of {mark.name}", "stream"))
     for index, name in _residual(a):
         if name in inside:
-            continue
+            continue  # a sum within a block, such as the one in a polynomial of the activation
+        # A sum that adds the output of a block is named for it.
         read = next((found[i].label for i in a.nodes[index].input if i in found and found[i].kind == "block"), "")
         found.setdefault(name, Boundary(name, f"after {read}" if read else name, "stream"))
-    found = {name: boundary for name, boundary in found.items() if name in shared}  # inputs of the graph are not
+    # Only what nodes of both models compute: a graph input is not, and B may have replaced a tensor.
+    found = {name: boundary for name, boundary in found.items() if name in shared}
     if not found:
         spaced = sorted(shared.difference(a.outputs), key=a.producer.__getitem__)
         step = max(len(spaced) // _MANY, 1)
@@ -97,9 +99,10 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
 
 
 def rounded(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
-    """The tensors that quantisers of both models read: nothing is rounded to few bits between one and the next.
+    """The tensors that quantisers of both models read, as boundaries.
 
-    So what a part between them computes does not depend on which side of a step a value happens to fall.
+    Nothing is quantised between one and the next, so the result of a part does not depend on the side of a quantisation
+    step on which a value happens to fall.
     """
     read = [{name for node in view.nodes if node.op_type in QUANTISERS for name in node.input} for view in (a, b)]
     ends = {mark.end: mark for mark in landmarks}
@@ -111,7 +114,10 @@ def rounded(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[
 
 
 def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> Iterator[str]:
-    """The float tensors that nodes of both graphs make under one name, constants apart; of some nodes of A only."""
+    """The float tensors that nodes of both graphs compute under the same name, without constants.
+
+    `within` restricts them to outputs of these nodes of A.
+    """
     constants = Constants(a)
     for index in range(len(a.nodes)) if within is None else within:
         for name in a.nodes[index].output:
@@ -126,7 +132,7 @@ def _inside(view: GraphView, mark: Landmark) -> set[str]:
 
 
 def _with_bias(view: GraphView, tensor: str) -> str:
-    """The tensor after the bias that is added to it, if nothing else reads it."""
+    """The tensor after its bias was added, if it is read by that addition alone: B may have fused the two."""
     readers = view.consumers.get(tensor, ())
     if len(readers) != 1 or tensor in view.outputs or view.nodes[readers[0]].op_type != "Add":
         return tensor
@@ -136,7 +142,11 @@ def _with_bias(view: GraphView, tensor: str) -> str:
 
 
 def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
-    """The sums x + f(x): one operand is read elsewhere too, and the other depends on it, not by way of other sums."""
+    """The sums x + f(x): one operand has another consumer, and the other operand depends on it.
+
+    The dependency must not pass through an earlier sum of the stream; otherwise every addition in a later layer would
+    qualify, since everything depends on the stream.
+    """
     constants = Constants(view)
     passed: set[str] = set()
     for index, node in enumerate(view.nodes):
@@ -147,7 +157,7 @@ def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
             continue
         for kept, added in (data, data[::-1]):
             if len(view.consumers.get(kept, ())) > 1 and _depends(view, added, kept, passed):
-                # The sum itself is the fourth output of a fused operator, where it is given.
+                # A fused SkipLayerNormalization returns the sum itself as its fourth output, which may be absent.
                 sums = [name for name in (*node.output[3:], node.output[0]) if name]
                 passed.update(sums)
                 yield index, sums[0]
@@ -155,7 +165,8 @@ def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
 
 
 def _depends(view: GraphView, tensor: str, on: str, without: set[str]) -> bool:
-    """Whether a tensor is computed from another one, as far as that is near, and not by way of some others."""
+    """Whether `tensor` depends on `on`, without passing through `without`; the search ends after `_FAR` tensors."""
+    # Nodes before the producer of `on` cannot depend on it.
     floor = view.producer.get(on, -1)
     pending, seen = [tensor], {tensor}
     while pending and len(seen) < _FAR:

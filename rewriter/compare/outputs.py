@@ -1,9 +1,9 @@
-"""Any two models of one signature, end to end, on one execution provider: what `rewrite validate` and `diff` judge by.
+"""Compare any two models with the same signature end to end, on one execution provider.
 
-Every output is judged by `rewriter.proof.judging`, without and with graph optimisation; B earns nothing by weights of
-its own. Where blocks of B are head programs with a certificate, the caller says how far A itself would be moved by
-programs made from A. Tolerances that the user gives replace the rule for their outputs. An output of which nothing
-could be compared does not pass.
+Every output is judged by `rewriter.proof.judging`, without and with graph optimisation. Nothing in B can earn it an
+allowance: if blocks of B are head programs with a certificate, the caller provides A with programs planned from A.
+Tolerances that the user gives replace the rule for their outputs. An output of which nothing could be compared does not
+pass.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import Array, gap, largest, setting
+from rewriter.proof.distance import Array, gap, largest
 from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge
+from rewriter.proof.run.whole import Way
 from rewriter.proof.sensitivity import Sensitivity, sensitivity
 from rewriter.proof.statistics import compare, merge, top_k_agreement, uncompared
 
@@ -30,12 +31,12 @@ Results = Sequence[Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Programs:
-    """The head programs that B has, as this tool plans them for A.
+    """The head programs of B, as this tool plans them for A.
 
     Attributes:
-        named: A in the form that the claims name tensors of; None where that is A itself.
-        claims: what is claimed of its activations.
-        planned: gives float64 evaluations of A with these programs; called only where the rule does not hold without.
+        named: A in the form whose tensors the claims name; None if that is A itself.
+        claims: claims about its activations.
+        planned: returns float64 evaluations of A with these programs; called only if B fails without them.
     """
 
     named: LoadedModel | None = None
@@ -55,15 +56,15 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Measures:
-    """What outputs are measured by: on A alone.
+    """The measures of outputs. They depend on A alone, and expensive ones are computed only if an output needs them.
 
     Attributes:
         model: A.
         cases: the inputs.
         provider: execution provider.
-        plain: A without graph optimisation.
-        truth: A in float64.
-        programs: see there.
+        plain: outputs of A without graph optimisation.
+        truth: outputs of A in float64; None if there is no such evaluation.
+        programs: the head programs of B, planned for A.
     """
 
     model: LoadedModel
@@ -96,10 +97,10 @@ def compare_pair(
     Args:
         models: A and B, of the same signature.
         cases: inputs that A accepts.
-        truth: A in float64, case by case; None where there is no such evaluation.
+        truth: outputs of A in float64, case by case; None if there is no such evaluation.
         provider: execution provider.
-        rules: tolerances and what else to say.
-        programs: those of B that have a certified error.
+        rules: tolerances, and what else to report.
+        programs: the head programs of B that have a certified error.
 
     Raises:
         ValidationError: a model cannot be loaded, or B refuses a case that A accepts.
@@ -110,21 +111,21 @@ def compare_pair(
         a, b = (
             _run(letter, model, provider, cases, optimise=optimise) for letter, model in zip("AB", models, strict=True)
         )
-        settings.append(_Setting(setting(provider, optimise=optimise), a.results, b.results))
+        settings.append(_Setting(str(Way(provider, optimise)), a.results, b.results))
     measures = _Measures(models[0], cases, provider, settings[0].a, truth, programs)
     outputs = {name: _verdict(name, settings, measures, rules) for name in settings[0].a[0]}
     return PairProof(outputs, (a.load_seconds, b.load_seconds), b.cpu_nodes)
 
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
-    """A session of a model from where it lies."""
+    """Open a session on a model, from its file if it has one."""
     if model.path is not None:
         return open_session(model.path, provider, optimise=optimise)
     return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
 
 
 def open_named(letter: str, model: LoadedModel, provider: str, *, optimise: bool) -> Session:
-    """The same, for model A or B; the error says which."""
+    """Open a session on model A or B; the error says which."""
     try:
         return open_model(model, provider, optimise=optimise)
     except ValidationError as error:
@@ -133,7 +134,7 @@ def open_named(letter: str, model: LoadedModel, provider: str, *, optimise: bool
 
 @dataclass(frozen=True)
 class _Run:
-    """What one model gave in one setting."""
+    """The results of one model in one setting."""
 
     results: Results
     load_seconds: float
@@ -176,7 +177,7 @@ def _verdict(name: str, settings: Sequence[_Setting], measures: _Measures, rules
 
 
 def _badness(judged: Judged) -> tuple[bool, float]:
-    """Failures first, then the one with the least room."""
+    """Sort key of a verdict: failures rank above the rest, then by the used share of the allowance."""
     return judged.reason is not None, judged.error_b / judged.allowed if judged.allowed else judged.error_b
 
 

@@ -1,7 +1,6 @@
-"""Whether two models can be run on the same inputs, and compared output by output.
+"""Check that two models accept the same inputs and have comparable outputs.
 
-Comes in: two models. Goes out: what is in the way, one line each; nothing where they have the same signature. Names and
-element types must agree, and sizes where both state them; how a symbolic dimension is called does not matter.
+Names and element types must agree, and so must sizes that both declare; names of symbolic dimensions do not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Dims = tuple[str | int, ...] | None
 
 
 def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:
-    """What differs in inputs and outputs of two models, as in `output 'logits': float16 in A, float in B`."""
+    """Differences in the inputs and outputs of two models, such as `output 'logits': float16 in A, float in B`."""
     return (*_differences("input", _inputs(a), _inputs(b)), *_differences("output", _outputs(a), _outputs(b)))
 
 

@@ -1,8 +1,8 @@
-"""Error growth through depth: two models compared at every boundary.
+"""Measure how errors grow through depth: compare two models at every boundary.
 
-Boundaries become outputs of the models, a group of them at a time: a group's values stay below a bound in memory, and
-each group is a run of its own. Models with external data keep it external, so their size does not matter here.
-By default nothing is optimised, so that the arithmetic is that of the file.
+Boundaries become outputs of the models, in groups whose values fit into bounded memory; each group is a separate run.
+External data stays external, so the size of the models does not matter. By default nothing is optimised, so that the
+arithmetic is that of the file.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rewriter.proof.sensitivity import Sensitivity, sensitivity
 Results = list[dict[str, Array]]
 
 GROUP_BYTES = 256 * 2**20
-"""Bytes of the values of one model that are held at once, over all cases, unless one boundary alone has more."""
+"""Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """What was measured at one boundary; errors are those of the channel with the least room, in its units.
+    """Measurements at one boundary. Errors are those of the channel with the least room, in the tensor's units.
 
     Attributes:
-        boundary: where.
+        boundary: the boundary.
         magnitude: largest finite |value| of A.
-        difference: largest |B - A|; infinite where shapes differ.
+        difference: largest |B - A|; infinite if shapes differ.
         error_a: error of A against float64; None without a reference.
-        error_b: error of B; against A where there is no reference, infinite where no tolerance would help.
-        allowed: what that may be.
+        error_b: error of B, against A if there is no reference; infinite if no tolerance would help.
+        allowed: the allowance for `error_b`.
         error_ratio: largest error of B over that of A; None without a reference.
-        reason: why B is over its share; None where it is not.
-        finite: how many values of A are finite; of none nothing is known.
+        reason: why B fails; None if it passes.
+        finite: number of finite values of A; if there are none, nothing was compared.
     """
 
     boundary: Boundary
@@ -60,18 +60,18 @@ class Tap:
 
     @property
     def exceeds(self) -> bool:
-        """Whether B is further off than its share."""
+        """Whether B's error exceeds its allowance."""
         return self.reason is not None
 
     @property
     def relative(self) -> float:
-        """The error of B over the largest value."""
+        """The error of B relative to the largest value."""
         return self.error_b / self.magnitude if self.magnitude else (0.0 if not self.error_b else float("inf"))
 
 
 @dataclass(frozen=True)
 class Tapping:
-    """How to tap.
+    """The two models, and how to compare them at boundaries.
 
     Attributes:
         a: the original.
@@ -80,10 +80,10 @@ class Tapping:
         provider: execution provider.
         truth: whether A has a float64 evaluation.
         coarse: see `rewriter.proof.judging.judge`.
-        planned: gives A with certified head programs, in float64; asked only where B is over its share.
-        claims: what is claimed of A's activations.
-        optimise: run with graph optimisation, as far as it works around the boundaries.
-        group_bytes: how much of the values of one model may be held at once.
+        planned: returns A with certified head programs, in float64; called only if B exceeds its allowance without.
+        claims: claims about A's activations.
+        optimise: whether to run with graph optimisation, as far as the additional outputs leave room for it.
+        group_bytes: maximum size in bytes of the values of one model in memory.
     """
 
     a: Side
@@ -102,8 +102,8 @@ def tap(tapping: Tapping, marks: Sequence[Boundary]) -> tuple[Tap, ...]:
     """Compare two models at every boundary.
 
     Raises:
-        NoReference: the float64 evaluation does not give these tensors; call again without.
-        ValidationError: a model cannot be loaded with further outputs, or does not run.
+        NoReference: the float64 evaluation does not yield these tensors; call again with `truth` unset.
+        ValidationError: a model cannot be loaded with additional outputs, or does not run.
     """
     by_name = {mark.tensor: mark for mark in marks}
     limit = tapping.group_bytes // max(len(tapping.cases), 1)
@@ -118,7 +118,7 @@ def tap(tapping: Tapping, marks: Sequence[Boundary]) -> tuple[Tap, ...]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Boundaries that are measured together, and what both models give there."""
+    """Boundaries that are measured together, with the values of both models there."""
 
     tapping: Tapping
     names: tuple[str, ...]
@@ -152,7 +152,7 @@ class _Group:
 
     @cached_property
     def _planned(self) -> list[Results]:
-        # Every tensor of A is in A with programs too, but for those inside the activations that these replace.
+        # The planned model has every tensor of A except those inside the activations that it replaces.
         sides = self.tapping.planned()
         kept = [[name for name in self.names if name in side.main.producer] for side in sides]
         found = [_exact(side, names, self.tapping.cases) for side, names in zip(sides, kept, strict=True)]
@@ -178,13 +178,13 @@ def _exact(side: Side, names: Sequence[str], cases: Sequence[Case]) -> Results:
 
 
 def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
-    """A session that gives tensors inside a model."""
+    """Open a session that also outputs tensors inside a model."""
     proto = with_outputs(side.model.proto, side.main, names)
     return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
 
 
 def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: int) -> Iterator[list[str]]:
-    """Tensors in groups whose values stay below `limit` bytes, by their inferred shapes."""
+    """Divide tensors into groups whose values stay below `limit` bytes, estimated from inferred shapes."""
     sizes = _dimensions(view, cases)
     group: list[str] = []
     held = 0
@@ -200,7 +200,7 @@ def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: 
 
 
 def _dimensions(view: GraphView, cases: Sequence[Case]) -> dict[str | None, int]:
-    """Symbolic dimension to its largest size in the cases; the most elements that an input has under None."""
+    """Maps a symbolic dimension to its largest size in the cases, and None to the largest size of any input."""
     sizes: dict[str | None, int] = {None: 1}
     for case in cases:
         for name, array in case.feeds.items():
@@ -212,7 +212,7 @@ def _dimensions(view: GraphView, cases: Sequence[Case]) -> dict[str | None, int]
 
 
 def _bytes(view: GraphView, name: str, sizes: Mapping[str | None, int]) -> int:
-    """Bytes of a tensor; its unknown dimensions together count as the elements of an input."""
+    """Estimated size of a tensor in bytes; its unknown dimensions together count as the largest input."""
     kind = view.type_of(name)
     dims = kind.shape if kind.shape is not None else (None,)
     sized = [dim if isinstance(dim, int) else sizes.get(dim, 0) if dim else 0 for dim in dims]

@@ -1,4 +1,4 @@
-"""What is said of one output of two models, as data: tolerances that users give, and verdicts."""
+"""Verdicts on outputs of two models, and the tolerances that users give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tolerance:
     rtol: float = 0.0
 
     def excess(self, a: Array, b: Array) -> float:
-        """By how much the worst element is over its tolerance; not above 0 where all are within."""
+        """By how much the worst element exceeds its tolerance; at most 0 if all elements are within it."""
         wide = np.abs(a.astype(np.float64))
         over = gap(b, a) - (self.atol + self.rtol * np.where(np.isfinite(wide), wide, 0.0))
         return float(over.max()) if over.size else 0.0
@@ -28,41 +28,41 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Rules:
-    """How outputs are judged and described.
+    """How to judge and describe outputs.
 
     Attributes:
-        tolerances: output name to the tolerance that replaces the rule; None is the name of all others.
-        top_k: how many of the best entries of each row to compare, None for none.
+        tolerances: maps an output to the tolerance that replaces the pass rule; the key None stands for all others.
+        top_k: number of top entries of each row to compare; None for no such comparison.
     """
 
     tolerances: Mapping[str | None, Tolerance]
     top_k: int | None = None
 
     def tolerance(self, name: str) -> Tolerance | None:
-        """The tolerance of one output, if one was given."""
+        """The tolerance of an output, if one was given."""
         return self.tolerances.get(name, self.tolerances.get(None))
 
 
 @dataclass(frozen=True)
 class OutputVerdict:
-    """One output of B against A; errors are those of the channel with the least room, in output units.
+    """The verdict on one output. Errors are those of the channel with the least room, in output units.
 
     Attributes:
         name: the output.
-        rule: what judged it: `float64`, `original` (no float64 reference), `tolerance`, `equal` (values that are not
-            floating-point), `nothing` (there was nothing to compare).
+        rule: the rule that was applied: `float64`, `original` (no float64 reference), `tolerance`, `equal` (values that
+            are not floating-point), or `nothing` (there was nothing to compare).
         passed: whether it held, without and with graph optimisation.
-        stats: B against A, both optimised.
-        top_k: share of A's k best entries per row that B has too; None where not asked for.
+        stats: statistics of B against A, both optimised.
+        top_k: share of A's top k entries per row that are among B's too; None if not asked for.
         error_a: error of A against the reference, in the setting that is worst for B.
-        error_b: error of B there; infinite where no tolerance would help.
-        allowed: what that may be.
-        error_ratio: largest error of B over that of A, the worst setting; None without float64 reference.
-        where: that setting.
-        reason: why it did not pass.
-        channel: the index of that channel; empty where an output has one channel.
-        share: where the original stands in for the reference, the most that is allowed for rounding, as a share of its
-            channel's scale; else 0.
+        error_b: error of B there; infinite if no tolerance would help.
+        allowed: the allowance for `error_b`.
+        error_ratio: largest error of B over that of A, in the worst setting; None without a float64 reference.
+        where: the setting that is worst for B.
+        reason: why the output did not pass; None if it did.
+        channel: index of that channel; empty for an output with a single channel.
+        share: where A stands in for the reference, the largest allowance for rounding, as a share of its channel's
+            scale; otherwise 0.
     """
 
     name: str
@@ -81,12 +81,12 @@ class OutputVerdict:
 
     @property
     def exceeds(self) -> bool:
-        """Whether B is further off than it may be, rather than not compared."""
+        """Whether B's error exceeds its allowance, as opposed to nothing having been compared."""
         return not self.passed and self.rule != "nothing"
 
     @property
     def failure(self) -> str | None:
-        """The reason as a line of its own."""
+        """The reason as a complete line; None if the output passed."""
         if self.reason is None:
             return None
         if self.rule == "nothing":
@@ -96,10 +96,10 @@ class OutputVerdict:
 
 @dataclass(frozen=True)
 class PairProof:
-    """What was measured on one execution provider.
+    """Measurements on one execution provider.
 
     Attributes:
-        outputs: by name.
+        outputs: verdicts by output.
         load_seconds: how long onnxruntime took to load A and B, optimised.
         cpu_nodes: nodes of B that fell back to the CPU.
     """
@@ -110,5 +110,5 @@ class PairProof:
 
     @property
     def error_ratio(self) -> float | None:
-        """The worst ratio of errors over the outputs, None without a float64 reference."""
+        """The worst ratio of errors over the outputs; None without a float64 reference."""
         return max((each.error_ratio for each in self.outputs.values() if each.error_ratio is not None), default=None)

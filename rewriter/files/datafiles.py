@@ -1,12 +1,9 @@
-"""The external data of an output that stands in another directory than its source.
+"""Copy external data beside an output that is written to another directory than its source.
 
-Comes in: the checked references of the rewritten proto, the directory they are resolved in, and OUT. Goes
-out: data files beside OUT, and for each location the new one. Used by `save`.
-
-A data file is called `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. A name thus never changes
-its content, so an older OUT stays whole whatever happens to a newer one, and a file of the same content is
-used again. Files that no model refers to any more are left: who else reads them is not known here. Files are
-copied whole, in bounded memory, sharing blocks with the source where the file system can; offsets stay.
+A data file is called `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a name thus never
+changes: an older output stays intact whatever happens to a newer one, and a file with the same content is reused. Files
+that no model refers to any more are kept, because another model may read them. Files are copied whole, in bounded
+memory, so offsets stay valid; blocks are shared with the source where the file system supports it.
 """
 
 from __future__ import annotations
@@ -23,24 +20,24 @@ from rewriter.files.durable import CHUNK, create, hidden_path, os_errors, sync_d
 from rewriter.files.external import ExternalRef, open_inside
 from rewriter.text import quoted
 
-# What copy_file_range answers between file systems, or where a file system or kernel lacks it.
+# Errors of copy_file_range across file systems, or where a file system or kernel does not support it.
 _CANNOT_SHARE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EBADF}
 
 
 def place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Bring the files that `references` name beside `out`, complete and synced.
+    """Copy the files that `references` name beside `out`, complete and synced to disk.
 
     Args:
         references: checked references, resolved in `base_dir`.
         base_dir: directory of the source.
         out: absolute path of the output.
-        made: receives the path of every file before it is created, for the caller to remove on failure.
+        made: receives the path of every file before it is created, so that the caller can remove it on failure.
 
     Returns:
-        The new location for each location.
+        The new location for each old one.
 
     Raises:
-        ModelError: a data file changed into something that is refused.
+        ModelError: a data file was replaced by something that `rewriter.files.external` refuses.
         UsageError: a file cannot be written, or a file of that name has other content.
     """
     moved: dict[str, str] = {}
@@ -59,9 +56,9 @@ def place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, m
 
 
 def _place(source: int, out: Path, made: list[Path]) -> Path:
-    # What a location may not hold (backslash, drive, bytes that are not UTF-8) is spelled '_'.
+    # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
-    # Looked for before anything is written: a second run then needs no second copy on the disk.
+    # Searched before anything is written, so that a second run does not need the disk space of a second copy.
     found = _find(source, prefix, out.parent)
     if found:
         return found
@@ -89,7 +86,7 @@ def _place(source: int, out: Path, made: list[Path]) -> Path:
 def _find(source: int, prefix: str, directory: Path) -> Path | None:
     size = os.fstat(source).st_size
     with os_errors("read", directory), os.scandir(directory) as entries:
-        # `load` refuses a data file with two hard links, so such a one is no use.
+        # Only a file of the same size with one hard link will do: `load` refuses data files with several.
         names = {
             entry.name
             for entry in entries
@@ -105,7 +102,7 @@ def _find(source: int, prefix: str, directory: Path) -> Path | None:
 
 
 def _copy(source: int, target: int) -> str:
-    """Copy one open file to another and return the SHA-256 of what was written."""
+    """Copy one open file to another and return the SHA-256 of the copy."""
     digest, done, sharing = hashlib.sha256(), 0, hasattr(os, "copy_file_range")
     while True:
         if sharing:
@@ -115,7 +112,7 @@ def _copy(source: int, target: int) -> str:
                 if error.errno not in _CANNOT_SHARE:
                     raise
                 sharing = False
-        # Hashed from the copy where the kernel made it, so that the name tells what the copy holds.
+        # If the kernel copied, hash the copy: the source may have changed since, and the name describes the copy.
         chunk = os.pread(target if sharing else source, CHUNK, done)
         if not sharing:
             os.lseek(target, done, os.SEEK_SET)

@@ -1,7 +1,6 @@
-"""Writing so that a crash never leaves half a file under a name that anyone reads.
+"""Write files so that a crash never leaves a partial one under a name that anyone reads.
 
-Comes in: bytes, paths, open files. Goes out: files that are complete on disk, and UsageErrors in place of
-OSErrors. Used by `save`, `datafiles` and `outputrules`.
+Every file is written under a hidden name, synced, and renamed. OSErrors become UsageErrors that say what to do.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def hidden_path(directory: Path, suffix: str) -> Path:
-    """Return a fresh hidden name. Short whatever the output is called, so that the name fits its limit."""
+    """Return a fresh hidden name. It does not contain the output's name, which may already be as long as allowed."""
     return directory / f".rewrite-{secrets.token_hex(8)}{suffix}"
 
 
 def create(path: Path) -> int:
-    """Create a file that did not exist, with the permissions that the umask leaves; return its descriptor."""
+    """Create a new file, with the permissions that the umask leaves, and return its descriptor."""
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, in chunks: one call of write may take less than it was given."""
+    """Write all of `data`, in chunks: a single write may accept less than it is given."""
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view[:CHUNK]) :]
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the renames in a directory durable."""
+    """Make renames in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -74,7 +73,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path`, atomically: the old file or the new one, never a part. Raises UsageError."""
+    """Write `text` to `path` atomically: a reader sees the old file or the new one. Raises UsageError."""
     path = path.absolute()
     temporary = hidden_path(path.parent, ".tmp")
     with os_errors("write", path):

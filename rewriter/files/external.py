@@ -1,18 +1,17 @@
 """External data: which bytes of which file a tensor may read.
 
-Comes in: a TensorProto whose values stand outside the model, and the directory of the model. Goes out: an
-`ExternalRef` that was checked, an open file, or the bytes. Used by `load` and `save`. The rules, stricter
-than onnx and onnxruntime on purpose (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480 and their kin):
+The rules are deliberately stricter than those of onnx and onnxruntime (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480
+and related ones):
 
-- a location is a relative path of plain names with `/` between them; a leading `./` is dropped;
-- no part of it below the model's directory is a symbolic link, and the file is regular with one hard link;
-- the keys are location, offset, length and checksum, each once. The checksum is not compared: that would
-  read every byte. `basepath` is refused because onnxruntime does not load a model that has it;
-- offset and length are decimal digits below 2**63, inside the file; the length is what dims and type need.
-  A missing offset is 0, a missing length means up to the end of the file.
+- A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
+- No part of it below the model's directory is a symbolic link, and the file is regular with one hard link.
+- The keys are location, offset, length and checksum, each at most once. The checksum is not verified, since that would
+  read every byte. `basepath` is refused because onnxruntime does not load a model that has it.
+- Offset and length are decimal numbers below 2**63, and the range lies inside the file; the length is what dims and
+  element type require. A missing offset is 0, a missing length extends to the end of the file.
 
-Every part is opened relative to its parent without following links, so a link swapped in between the check
-and the open is refused as well.
+Every part of the path is opened relative to its parent without following links, so a link that is swapped in between
+check and open is refused as well.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ class ExternalRef:
 
 
 def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> ExternalRef:
-    """Check the external reference of a tensor; no data is read. Raises ModelError for any broken rule."""
+    """Check the external reference of a tensor without reading data. Raises ModelError for any broken rule."""
     with _opened(tensor, base_dir) as (_, ref):
         return ref
 
 
 def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """Read the bytes of an external tensor, after checking it anew. Raises ModelError."""
+    """Read the bytes of an external tensor, after checking it again. Raises ModelError."""
     with _opened(tensor, base_dir) as (handle, ref):
         data = np.empty(ref.length, np.uint8)
         done = 0
@@ -71,6 +70,7 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
                     f"cannot read {quoted(ref.path)} for tensor {quoted(ref.tensor)}: {error.strerror}; check the disk"
                 ) from error
             if not got:
+                # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
                 raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
             done += got
         return data
@@ -88,7 +88,7 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
     for index, part in enumerate(parts):
         parent, last = handle, index == len(parts) - 1
         try:
-            # Looked at before it is opened: opening a device can have effects, and a FIFO would block.
+            # stat before open: opening a device can have side effects, and opening a FIFO would block.
             _check_kind(os.stat(part, dir_fd=parent, follow_symlinks=False), location, tensor, last=last)
             flags = os.O_NONBLOCK if last else os.O_DIRECTORY
             handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=parent)
@@ -100,6 +100,7 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
         finally:
             os.close(parent)
     try:
+        # Checked again on the open file, which may not be the one that stat saw.
         _check_kind(os.fstat(handle), location, tensor, last=True)
     except ModelError:
         os.close(handle)
@@ -158,7 +159,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 def _parts(location: str, tensor: str) -> list[str]:
     parts: list[str] = []
-    # Strings that are not UTF-8 come out of protobuf as bytes.
+    # protobuf returns bytes for a string that is not valid UTF-8.
     fault = "is empty" if not location else None if isinstance(location, str) else "is not UTF-8"
     if fault is None:
         parts = location.removeprefix("./").split("/")
@@ -189,15 +190,15 @@ def _check_kind(status: os.stat_result, location: str, tensor: str, *, last: boo
     if not last and not stat.S_ISDIR(status.st_mode):
         raise ModelError(f"{what} lies below something that is not a directory; export the model again")
     if last and status.st_nlink > 1:
-        # Such a file may be one that the writer of the model could not read, linked in from elsewhere.
+        # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
         raise ModelError(
-            f"{what} has {status.st_nlink} hard links, so it may be a file of someone else; "
+            f"{what} has {status.st_nlink} hard links, so it may be someone else's file; "
             "copy the model and its data to a new directory (`cp -r`, without -l) and use the copy"
         )
 
 
 def _number(text: str, key: str, tensor: str) -> int:
-    # int() alone would take '+1', ' 1', '1_0' and Arabic digits, which onnxruntime reads differently.
+    # int() alone accepts '+1', ' 1', '1_0' and Arabic digits, which onnxruntime parses differently.
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > MAX_BYTES:
         raise ModelError(
             f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}, which is not a whole "

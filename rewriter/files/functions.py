@@ -1,8 +1,7 @@
-"""Local functions: each defined once, none that calls itself, none that explodes when inlined.
+"""Check local functions: each defined once, none recursive, bounded in size when inlined.
 
-Comes in: a ModelProto whose nesting was bounded. Goes out: nothing, or a ModelError. Used by `structure`.
-onnxruntime inlines local functions, so a short file of functions that each call the one before twice would
-grow to 2**n nodes: that is counted here instead of met there.
+onnxruntime inlines local functions, so a small file of n functions that each call the previous one twice would grow to
+2**n nodes. The nodes are counted here, before onnxruntime runs out of memory there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rewriter.files.walk import iter_nodes
 from rewriter.text import quoted
 
 MAX_INLINED = 10_000_000
-"""The most nodes a model may have once its functions are inlined."""
+"""Maximum number of nodes of a model once its functions are inlined."""
 
 _Key = tuple[str, str, str]
 
@@ -26,8 +25,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     """Check the local functions of a model, in time linear in its size.
 
     Raises:
-        ModelError: a function is defined twice, unnamed or recursive (directly or mutually), or all of them
-            unfold to over `MAX_INLINED` nodes.
+        ModelError: a function is defined twice, unnamed or recursive (directly or mutually), or inlining would yield
+            more than `MAX_INLINED` nodes.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -44,7 +43,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     main = _calls(model.graph.node, functions)
     if sum(inlined[callee] * n for callee, n in main.items()) > MAX_INLINED:
         raise ModelError(
-            f"the local functions of this model unfold to more than {MAX_INLINED:,} nodes; export it without functions"
+            f"inlining the local functions of this model yields more than {MAX_INLINED:,} nodes; export it without "
+            "functions"
         )
 
 
@@ -60,7 +60,7 @@ def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionP
 
 
 def _callees_first(calls: dict[_Key, Counter[_Key]]) -> list[_Key]:
-    # Depth first with an explicit stack: a chain of functions may be longer than Python recurses.
+    # Depth first with an explicit stack: a chain of calls may be longer than Python's recursion limit.
     done: dict[_Key, bool] = {}  # False while its callees are being visited
     order: list[_Key] = []
     for start, first in calls.items():

@@ -1,12 +1,11 @@
-"""Loading a model without trusting it.
+"""Load a model without trusting it.
 
-Comes in: a path, or a ModelProto in memory. Goes out: a frozen `LoadedModel`, checked by `structure`, whose
-external references were checked by `external` and whose external bytes were not read. Used by everything that
-starts from a model; `read_tensor` is used wherever the values of one tensor are needed.
+The structure of the model and its external references are checked; external data is not read. `read_tensor` reads the
+values of one tensor when they are needed.
 
-The path may be a symbolic link, because the Hugging Face cache consists of them. External data is then looked
-up beside the link, in the directory of the path as given, and the data files themselves may not be links:
-for a model in that cache whose weights are external, the error says how to copy it.
+The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
+the link, in the directory of the path as given, and the data files themselves may not be links. For a model in that
+cache with external weights, the error says how to copy it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class LoadedModel:
         proto: the model; external data is not loaded, initializers keep their references.
         path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
         base_dir: directory that external data is resolved in, `path.parent`; None for a proto in memory.
-        external: every external reference: initializers, attributes, subgraphs, functions, sparse tensors.
-        file_size: bytes of the model file; for a proto in memory, what its file would have.
+        external: all external references: of initializers, attributes, subgraphs, functions and sparse tensors.
+        file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
     """
 
     proto: onnx.ModelProto
@@ -48,15 +47,16 @@ class LoadedModel:
 
     @property
     def size(self) -> int:
-        """Bytes of the model file and of the external ranges it refers to, each byte counted once."""
+        """Size in bytes of the model file and the external ranges that it refers to, each byte counted once."""
         return self.file_size + external_bytes(self.external)
 
 
 def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, not copied; it may not have external data, for want of a directory. A file
-    whose main graph is not in topological order is put in order; a proto in memory is refused.
+    A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
+    resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
+    refused, because it belongs to the caller.
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -66,7 +66,7 @@ def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
         check_structure(source)
         external = collect_external(source, None)
         return LoadedModel(source, None, None, external, byte_size(source))
-    # Not resolved and not normalised: both would change which directory external data is looked up in.
+    # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     proto, file_size = read_model(path)
     sort_main_graph(proto)
@@ -87,6 +87,7 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
     """Count the bytes that references cover, each byte of a file once (tied weights share their bytes)."""
+    # A sweep over the ranges of each file by start; `end` is where the union of the ranges so far ends.
     total, path, end = 0, None, 0
     for ref in sorted(references, key=lambda ref: (ref.path, ref.offset)):
         if ref.path != path:
@@ -97,21 +98,24 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read the values of one tensor of a model, inline or external, checking it again first.
+    """Read the values of one tensor of a model, inline or external, after checking it again.
 
     Returns:
-        An array of the tensor's dims and element type (`ml_dtypes` for bfloat16, float8 and 4-bit types).
+        An array with the tensor's dims and element type (`ml_dtypes` for bfloat16, float8 and 4-bit types).
 
     Raises:
-        ModelError: the data do not match the dims, or the data file changed into something that is refused.
+        ModelError: the data does not match the dims, or the data file was replaced by something that
+            `rewriter.files.external` refuses.
     """
     name = quoted(tensor.name)
     if is_external(tensor):
         if model.base_dir is None:
             raise ModelError(f"tensor {name} has external data; pass the path of the model instead of a proto")
         raw = read_external(tensor, model.base_dir)
+        # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            # ONNX stores little-endian; single bytes and ml_dtypes types (kind V) have no byte order to set.
             if dtype.byteorder != "|" and dtype.kind != "V":
                 dtype = dtype.newbyteorder("<")
             return raw.view(dtype).reshape(tuple(tensor.dims))
@@ -124,5 +128,5 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
         TypeError,
         OverflowError,
     ) as error:
-        # For example a string that is not UTF-8.
+        # Such as a string that is not valid UTF-8.
         raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error

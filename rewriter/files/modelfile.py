@@ -1,8 +1,4 @@
-"""The bytes of a model file, and what they are when they are not a model.
-
-Comes in: an absolute path. Goes out: the parsed ModelProto and the size of the file, or a ModelError with the
-likeliest cause. Used by `load`.
-"""
+"""Read a model file, and name the likeliest cause where it is not a model."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from rewriter.errors import ModelError
 from rewriter.text import quoted
 
 MAX_FILE = 2**31 - 1
-"""Protobuf reads no message of 2 GiB or more."""
+"""Protobuf cannot read a message of 2 GiB or more."""
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
     "(onnx.save(..., save_as_external_data=True)) and rewrite that"
 )
 
-# First bytes of what people pass by mistake: (offset, bytes, what it is and what to do).
+# Signatures of files that people pass by mistake: (offset, bytes, what it is and what to do).
 _FOREIGN = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model; run `git lfs pull` in its repository"),
     (0, b"PK\x03\x04", "a zip archive (or a PyTorch checkpoint); extract or export the .onnx model from it"),
@@ -39,10 +35,10 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, int]:
     """Read and parse a model file.
 
     Returns:
-        The model, with a graph, and the bytes of the file.
+        The model, which has a graph, and the size of the file in bytes.
 
     Raises:
-        ModelError: in one line, why it cannot be read and what to do.
+        ModelError: the file cannot be read; the message says why and what to do.
     """
     data = _read(path)
     try:
@@ -50,14 +46,14 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, int]:
     except DecodeError as error:
         reason = "its subgraphs nest too deep" if "MaxDepth" in str(error) else "truncated or damaged"
         raise ModelError(f"{quoted(path)} is {_foreign(data) or _damaged(reason)}") from error
-    # Some text parses as protobuf by accident, with nothing in it.
+    # Some text parses as an empty protobuf message by accident.
     if not proto.HasField("graph"):
         raise ModelError(f"{quoted(path)} is {_foreign(data) or _damaged('it has no graph')}")
     return proto, len(data)
 
 
 def byte_size(proto: onnx.ModelProto) -> int:
-    """Return the bytes that a model takes in a file. Raises ModelError when no file can hold it."""
+    """Return the size of a model as a file in bytes. Raises ModelError where protobuf cannot write it."""
     try:
         return int(proto.ByteSize())
     except (EncodeError, ValueError) as error:
@@ -66,14 +62,14 @@ def byte_size(proto: onnx.ModelProto) -> int:
 
 def _read(path: Path) -> bytes:
     try:
-        # Looked at first, because opening a device can have effects; not blocking, because opening a FIFO
-        # (swapped in meanwhile) would wait for a writer.
+        # stat before open: opening a device can have side effects. Non-blocking, because opening a FIFO that was
+        # swapped in meanwhile would wait for a writer.
         _check_regular(path.stat(), path)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(handle, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
             status = os.fstat(handle)
             _check_regular(status, path)
-            data = file.read(status.st_size + 1)
+            data = file.read(status.st_size + 1)  # one byte more, to notice a file that grows
     except FileNotFoundError as error:
         raise ModelError(f"{quoted(path)} does not exist; check the path (a link may point to nothing)") from error
     except PermissionError as error:
@@ -95,7 +91,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
         raise ModelError(f"{quoted(path)} is empty; download or export the model again")
     if status.st_size > MAX_FILE:
         raise ModelError(
-            f"{quoted(path)} has {status.st_size} bytes and protobuf reads up to {MAX_FILE}; "
+            f"{quoted(path)} has {status.st_size} bytes, and protobuf reads at most {MAX_FILE}; "
             "save the model with external data (onnx.save(..., save_as_external_data=True))"
         )
 
@@ -108,7 +104,7 @@ def _foreign(data: bytes) -> str | None:
     for offset, start, what in _FOREIGN:
         if data.startswith(start, offset):
             return what
-    # A model has control bytes near its start (field tags and lengths); text has none.
+    # A serialised model has control bytes near its start (field tags and lengths); text does not.
     text = data[:512].decode("latin-1")
     if text.isascii() and all(char.isprintable() or char in "\t\r\n" for char in text):
         return f"a text file, not an ONNX model (it starts with {quoted(text[:40])}); pass the .onnx file"

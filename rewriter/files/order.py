@@ -1,8 +1,7 @@
-"""Topological order for the graphs that tools leave unsorted.
+"""Sort graphs that are not in topological order.
 
-Comes in: a ModelProto of our own, just read. Goes out: the same, its main graph in topological order. onnxruntime loads
-unsorted graphs and its own float16 converter writes them, so `load` puts them in order. Nodes that are in order
-keep their places relative to each other; a graph with a cycle stays as it is, for `structure` to refuse.
+ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them, so refusing them
+would refuse working models. The sort is stable; a graph with a cycle is left as it is, for `structure` to refuse.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rewriter.files.walk import iter_nodes
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
-    """Put the main graph's nodes in topological order; returns whether anything moved. Linear where nothing does."""
+    """Sort the main graph in place and return whether anything moved. Linear time for a graph that is in order."""
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     reads = [_sources(node, producer) for node in nodes]
@@ -33,13 +32,13 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
 
 
 def _sources(node: onnx.NodeProto, producer: dict[str, int]) -> set[int]:
-    """The nodes that make what a node, or a body inside it, reads."""
+    """Indices of the producers of what a node, or a body inside it, reads."""
     inner = iter_nodes([node]) if node.attribute else (node,)
     return {producer[name] for each in inner for name in each.input if name in producer}
 
 
 def _order(reads: list[set[int]]) -> list[int]:
-    """Kahn's algorithm, the earliest ready node first; nodes in or behind a cycle are left out."""
+    """Kahn's algorithm, the ready node of lowest index first; nodes in or downstream of a cycle are left out."""
     readers: list[list[int]] = [[] for _ in reads]
     for index, sources in enumerate(reads):
         for source in sources:

@@ -1,10 +1,7 @@
-"""Where an output may stand: the rules that are checked before the long work, and again before the rename.
+"""Rules for the output path, checked before the long work and again before the rename.
 
-Comes in: OUT, the source, and whether an existing file may be replaced. Goes out: nothing, or a UsageError.
-Used by `save`.
-
-OUT is a new file, or with `force` an existing regular file. Never the source or a data file of it, under
-whatever name; never a symbolic link, a directory, a FIFO or a device; and its directory must exist.
+OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one of
+its data files, under whatever name, and never a symbolic link, a directory, a FIFO or a device.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from rewriter.text import quoted
 
 
 def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:
-    """Check that `out` may be written. Raises UsageError with the first broken rule; writes nothing."""
+    """Check that `out` may be written, without writing anything. Raises UsageError for the first broken rule."""
     with os_errors("write", out):
         _check_directory(out)
         _check_not_source(out, source)
@@ -36,12 +33,13 @@ def _check_directory(out: Path) -> None:
     if not directory.is_dir():
         raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{quoted(directory)} may not be written; choose an output directory that you may write to")
+        raise UsageError(f"{quoted(directory)} is not writable; choose an output directory that you may write to")
 
 
 def _check_not_source(out: Path, source: LoadedModel) -> None:
     try:
-        target = out.stat()  # through links, because a link to the source is the source
+        # Compared by inode and through links: a link, a hard link or another spelling of the path is the same file.
+        target = out.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
     if source.path and _is(target, source.path):

@@ -1,15 +1,14 @@
-"""Staging an output, and committing it once it was proved.
+"""Stage an output, and commit it once it is proved.
 
-Comes in: a rewritten proto, OUT, and the source that it came from. Goes out: a complete model under a hidden
-name in OUT's directory, that onnxruntime can load; after `commit`, the same under the name OUT. Used by the
-command line and the Python interface: stage, prove the staged file, commit.
+The rewritten model is written completely under a hidden name in the directory of OUT, where onnxruntime can load it for
+the proof of the very bytes that `commit` then renames to OUT.
 
-- Until `commit`, OUT is as it was. `commit` renames: OUT is the old file or the new one, never a part of
-  either, also after kill -9. A kill can leave hidden `.rewrite-*` files and content-addressed data files.
-- A block left without `commit`, or by any exception, leaves nothing that it made.
-- In the directory of the source, references to external data stay as they are: no weights are read or copied.
-  In another directory, `datafiles` copies the data before the graph is written.
-- Same proto, same bytes.
+- OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
+  kill -9. A kill can leave hidden `.rewrite-*` files and content-addressed data files.
+- Leaving the block without `commit`, or with an exception, removes everything that was written.
+- In the directory of the source, references to external data stay as they are, and no weights are read or copied. In
+  another directory, `datafiles` copies the data before the graph is written.
+- The same proto gives the same bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ __all__ = ["StagedModel", "check_output", "staged_output"]
 
 
 class StagedModel:
-    """An output that is complete on disk and not yet under its name.
+    """An output that is complete on disk, but not yet under its own name.
 
     Attributes:
-        path: the hidden file in OUT's directory, loadable with its external data.
-        size: bytes of that file and of the external ranges it refers to, as `LoadedModel.size` counts them.
+        path: the hidden file in OUT's directory; it can be loaded with its external data.
+        size: size in bytes of that file and the external ranges that it refers to, as in `LoadedModel.size`.
     """
 
     def __init__(
@@ -55,21 +54,23 @@ class StagedModel:
 
     @property
     def committed(self) -> bool:
-        """Whether the staged file now stands at OUT."""
-        # Asked of the file system, so that an interrupt right after the rename cannot mislead the clean-up.
+        """Whether the staged file was renamed to OUT."""
+        # The file system decides, not a flag: an interrupt between the rename and setting a flag would make the
+        # clean-up delete the data files of a committed output.
         return self._renaming and not os.path.lexists(self.path)
 
     def commit(self) -> None:
-        """Put the staged file at OUT, atomically and durably. A second call does nothing.
+        """Rename the staged file to OUT, atomically and durably. A second call does nothing.
 
         Raises:
-            UsageError: OUT was taken meanwhile against the rules of `check_output`, or the rename failed.
+            UsageError: OUT meanwhile breaks a rule of `check_output`, or the rename failed.
         """
         if self.committed:
             return
+        # The proof may have taken hours since the first check; someone may have created OUT.
         check_output(self._out, source=self._source, force=self._force)
         for path in self._data:
-            # Another run that writes the same data beside the same OUT may have failed and taken them away.
+            # Another run with the same data beside the same OUT shares these files, and removes them if it fails.
             if not path.exists():
                 raise UsageError(f"{quoted(path)} was removed before the output was complete; run again")
         with os_errors("rename to", self._out):
@@ -80,11 +81,10 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model beside OUT, for the block to check and to `commit`.
+    """Write a model beside OUT, for the caller to check and `commit`.
 
-    The proto comes back unchanged: its locations of external data are edited while it is serialised and then
-    restored, because a copy would double the memory of inline weights. Do not use it from another thread
-    while the block is being entered.
+    The proto is unchanged afterwards: the locations of its external data are edited while it is serialised and then
+    restored, because a copy would double the memory of inline weights. No other thread may use it meanwhile.
 
     Args:
         proto: the model to write; its external references are those of the source.
@@ -105,6 +105,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         locations: dict[str, str] = {}
         if references and source.base_dir is not None and not _same_directory(source.base_dir, out.parent):
             locations = place_data(references, source.base_dir, out, made)
+        # Written after its data files, so that the staged model can be loaded from the moment that it exists.
         data = _serialise(proto, locations)
         path = hidden_path(out.parent, ".onnx")
         made.append(path)
@@ -116,14 +117,14 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             finally:
                 os.close(handle)
         size = len(data) + external_bytes(references)
-        del data
+        del data  # up to 2 GiB, not needed while the caller proves the staged file
         placed = tuple(out.parent / location for location in locations.values())
         staged = StagedModel(path, size, out, placed, source, force=force)
         yield staged
     finally:
         if staged is None or not staged.committed:
             for path in reversed(made):
-                # What cannot be removed must not hide the error that brought us here.
+                # A failure to clean up must not hide the error that led here.
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
@@ -145,6 +146,7 @@ def _serialise(proto: onnx.ModelProto, locations: dict[str, str]) -> bytes:
     try:
         for entry, location in zip(entries, before, strict=True):
             entry.value = locations[location]
+        # Maps (none in ONNX today) would otherwise be written in an order that differs from run to run.
         data: bytes = proto.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error

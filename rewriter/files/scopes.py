@@ -1,10 +1,7 @@
-"""Names and order: every name is defined once, and before it is read.
+"""Check that every name is defined once, and before it is read.
 
-Comes in: a graph or a local function whose nesting was bounded. Goes out: nothing, or a ModelError that says
-whether a name is unknown, the nodes are out of order, or the graph has a cycle. Used by `structure`.
-
-A subgraph sees the names that stand before its node in the graphs around it. As onnx and onnxruntime have it,
-a node output may not repeat any name it sees, and inputs and initializers none of their own graph.
+A subgraph sees the names that are defined before its node in the graphs around it. As in onnx and onnxruntime, the
+output of a node may not shadow any name in sight, while inputs and initializers of a subgraph may shadow outer ones.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ def check_graph(graph: onnx.GraphProto, parent: _Scope | None = None) -> None:
     """Check the names and the order of a graph and its subgraphs. Raises ModelError."""
     scope = _Scope(graph.node, parent)
     _declare(scope, (value.name for value in graph.input), "graph input")
-    # An initializer with the name of an input is that input's default value.
+    # An initializer may share the name of an input: it is that input's default. So the two are checked apart.
     initializers = _Scope(graph.node, None)
     _declare(initializers, (tensor.name for tensor in graph.initializer), "initializer")
     _declare(initializers, (sparse.values.name for sparse in graph.sparse_initializer), "initializer")
@@ -99,6 +96,7 @@ def _check_nodes(scope: _Scope) -> None:
 
 
 def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
+    # Only an error pays for the search: unknown, out of order and cyclic look alike until here, and need other advice.
     around: _Scope | None = scope
     while around is not None:
         if any(name in other.output for other in around.nodes):
@@ -117,9 +115,9 @@ def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
 
 
 def _node_in_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
-    """Return a node that stands in a cycle, if there is one (Kahn's algorithm, linear)."""
+    """Return a node that is part of a cycle, if there is one (Kahn's algorithm, linear)."""
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    # What a subgraph reads, its node reads. Names defined inside it are not in `producer`.
+    # A node reads what its subgraphs read. Names defined inside them are not in `producer`.
     reads = [
         {producer[name] for inner in iter_nodes([node]) for name in inner.input if name in producer} for node in nodes
     ]
@@ -136,7 +134,7 @@ def _node_in_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
                 ready.append(index)
     stuck = next((index for index, count in enumerate(waiting) if count), None)
     seen: set[int] = set()
-    # A stuck node may only stand behind a cycle: walking up through stuck nodes ends in one.
+    # A stuck node may merely be downstream of a cycle. It has a stuck producer, so walking up ends inside the cycle.
     while stuck is not None and stuck not in seen:
         seen.add(stuck)
         stuck = next(source for source in reads[stuck] if waiting[source])

@@ -1,15 +1,13 @@
-"""What a structurally sound model is: the ground every other room stands on.
+"""Check that a model is structurally sound, which all other code relies on.
 
-Comes in: a ModelProto, from a file or from memory. Goes out: nothing, or a ModelError. Used by `load` on
-every source, and by whoever wants to check a rewritten graph. This is not the ONNX checker: it knows no
-operators and no types. After it, these hold:
+Unlike the ONNX checker this looks at neither operators nor types. A model that passes satisfies:
 
-- the model has a graph with at least one output, an IR version, and an operator set for each domain once;
-- names are defined once in their scope and before they are read: no cycles, nodes in topological order;
-- dims are non-negative and multiply to less than 2**63 bytes, and inline data has exactly that length;
-- subgraphs nest at most `walk.MAX_DEPTH` deep; local functions are unique, not recursive, of bounded size.
+- It has a graph with at least one output, an IR version, and one operator set per domain.
+- Names are defined once in their scope and before they are read: no cycles, nodes in topological order.
+- Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
+- Subgraphs nest at most `walk.MAX_DEPTH` deep; local functions are unique, not recursive, and of bounded size.
 
-Time is linear in the size of the model.
+The check takes time linear in the size of the model.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ from rewriter.text import quoted
 
 
 def check_structure(model: onnx.ModelProto) -> None:
-    """Check that a model is structurally sound. Raises ModelError with the first fault."""
+    """Check that a model is structurally sound. Raises ModelError for the first fault."""
     if not model.HasField("graph"):
         raise ModelError("the model has no graph; the file is truncated or not ONNX: download or export it again")
     if model.ir_version < 1:
         raise ModelError("the model has no IR version; the file is truncated or damaged: download or export it again")
     _check_opsets(model)
-    # First of all: what follows recurses, and relies on the bound that this walk checks.
+    # First, because the checks below recurse and rely on the bound on nesting that this walk enforces.
     for tensor in iter_tensors(model):
         if not is_external(tensor):
             check_inline(tensor)
     for sparse in iter_sparse(model):
         count_elements(sparse.dims, sparse.values.name)
     if not model.graph.output:
-        raise ModelError("the model has no outputs, so nothing could be compared; export it with its outputs")
+        raise ModelError("the model has no outputs, so there is nothing to compare; export it with its outputs")
     check_functions(model)
     for function in model.functions:
         check_function(function)

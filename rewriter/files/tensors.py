@@ -1,8 +1,4 @@
-"""How many elements and bytes a TensorProto must hold, and whether it does.
-
-Comes in: one TensorProto. Goes out: its element and byte counts, or a ModelError. Used by `structure` for
-every inline tensor, and by `external` for the length of every external one.
-"""
+"""Count the elements and bytes that a TensorProto must hold, and check that it does."""
 
 from __future__ import annotations
 
@@ -16,20 +12,20 @@ from rewriter.text import quoted
 
 MAX_BYTES = 2**63 - 1
 MAX_RANK = 64
-"""The most axes a NumPy array can have."""
+"""Maximum rank of a NumPy array."""
 
 
 @dataclass(frozen=True)
 class ElementType:
-    """One ONNX element type: its width in bits and where its values stand when they are not raw."""
+    """One ONNX element type: its width in bits, and the typed field that holds values that are not raw."""
 
     name: str
-    bits: int  # in raw_data and external data, packed without gaps
+    bits: int  # in raw_data and external data, packed without padding
     field: str  # the typed field of TensorProto
     eighths: int = 8  # entries of that field per element, in eighths: 16 for complex, 4 for packed 4-bit
 
 
-# Numbers, not TensorProto.X: the older onnx releases that we support lack the newest names.
+# Numbers instead of TensorProto.X, because older supported releases of onnx lack the newest names.
 ELEMENT_TYPES = {
     1: ElementType("FLOAT", 32, "float_data"),
     2: ElementType("UINT8", 8, "int32_data"),
@@ -74,10 +70,10 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
 
 
 def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
-    """Multiply dims. Raises ModelError when one is negative or the tensor would pass 2**63 bytes.
+    """Multiply dims. Raises ModelError if one is negative or the tensor would exceed 2**63 bytes.
 
-    Zeros are left out of the overflow check, as NumPy does: `[0, 2**62, 2**62]` has no elements and still
-    cannot be made.
+    As in NumPy, the overflow check ignores zeros: `[0, 2**62, 2**62]` has no elements, but no array of that shape can
+    be made either.
     """
     count, nonzero = 1, 1
     for rank, dim in enumerate(dims, 1):
@@ -100,10 +96,10 @@ def byte_count(tensor: onnx.TensorProto) -> int:
 
 
 def check_inline(tensor: onnx.TensorProto) -> None:
-    """Check that a tensor holds its values inline, once, and exactly as many as its dims say.
+    """Check that a tensor holds its values inline, in one field, and as many as its dims require.
 
     Raises:
-        ModelError: values missing, left over, in two fields, in the wrong field, or in segments.
+        ModelError: values are missing, left over, in two fields, in the wrong field, or in segments.
     """
     element, name = element_type(tensor), quoted(tensor.name)
     count = count_elements(tensor.dims, tensor.name, element.bits)

@@ -1,8 +1,7 @@
-"""Every graph, node and tensor of a model, wherever it hides.
+"""Iterate over all graphs, nodes and tensors of a model.
 
-Comes in: a ModelProto. Goes out: iterators over its nodes and tensors, through subgraphs, local functions,
-function attribute defaults, sparse tensors and training graphs. Used by `structure`, `load` and `save`, so
-that no tensor is checked by one and forgotten by another. Nothing here recurses.
+The walk covers subgraphs, local functions, defaults of function attributes, sparse tensors and training graphs.
+Loading, checking and saving share it, so that no tensor is checked by one and forgotten by another. Nothing recurses.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import onnx
 from rewriter.errors import ModelError
 
 MAX_DEPTH = 30
-"""Deepest nesting of subgraphs. Protobuf itself gives up at 100 messages, three per subgraph."""
+"""Maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph."""
 
 
 _Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the values of a tensor stand in another file."""
+    """Whether the values of a tensor are stored in another file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the graphs in the attributes of one node, whatever type the attributes claim to have."""
+    """Return the graphs in the attributes of a node, whatever type the attributes declare."""
     return [graph for attribute in node.attribute for graph in _graphs(attribute)]
 
 
@@ -69,7 +68,7 @@ def _roots(model: onnx.ModelProto) -> list[_Thing]:
 
 
 def _descend(roots: Iterable[_Thing]) -> Iterator[_Thing]:
-    # An explicit stack, because a hostile model nests deeper than Python recurses.
+    # An explicit stack: a hostile model may nest deeper than Python's recursion limit.
     stack: list[tuple[Iterator[_Thing], int]] = [(iter(roots), 0)]
     while stack:
         iterator, depth = stack[-1]

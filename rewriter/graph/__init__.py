@@ -1,1 +1,1 @@
-"""Graph helpers: a frozen index of a graph, its types and constants, and the surgery on it. Knows no MLPs."""
+"""Graph helpers: a frozen index of a graph, its types and constants, and graph surgery. Nothing here is about MLPs."""

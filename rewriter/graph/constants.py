@@ -1,8 +1,8 @@
-"""Which tensors are constant, and the values of the small ones.
+"""Find the constant tensors of a graph, and the values of the small ones.
 
-Comes in: a `GraphView`. Goes out: `Constants`: a tensor is constant when nothing but initializers and Constant
-nodes feeds it (so a live Transpose or DequantizeLinear of a weight is constant too). Values are computed only
-on demand and only for small inline tensors: weights are never read.
+A tensor is constant when it depends only on initializers and Constant nodes, so a Transpose or DequantizeLinear that
+is applied to a weight at run time makes a constant too. Values are computed on demand and only for small inline
+tensors: weights are never read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from rewriter.graph import elementwise
 from rewriter.graph.view import GraphView, subgraphs
 
 _SMALL = 1024
-"""Largest number of elements whose values may be read."""
+"""Maximum number of elements of a constant whose values are read."""
 
+# Their outputs differ from run to run, whatever their operands are.
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _RESHAPING = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"}
 _TYPES: dict[int, type[np.generic]] = {
@@ -41,12 +42,14 @@ class Constants:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """All constant tensors, found in one pass."""
+        """All constant tensors, found in one pass over the topologically ordered nodes."""
         constant = set(self._view.initializers)
         for node in self._view.nodes:
+            # A body may capture anything, so a control-flow node is never counted as constant.
             if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
                 continue
             named = [name for name in node.input if name]
+            # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
             is_source = node.op_type == "Constant" and self._view.is_onnx(node)
             if is_source or (named and all(name in constant for name in named)):
                 constant.update(node.output)
@@ -75,6 +78,7 @@ class Constants:
 
     def value(self, tensor: str) -> NDArray[np.generic] | None:
         """The value of a small constant in its own type, or None when it is large, external or not foldable."""
+        # The caller may replace the default of an overridable input at run time.
         if tensor not in self.names or tensor in self._view.overridable:
             return None
         if tensor not in self._values:
@@ -95,6 +99,7 @@ class Constants:
             return self._reshaped(node, tensor)
         return self._folded(node)
 
+    # The target shape comes from type inference, which already reads the shape operand or axes.
     def _reshaped(self, node: onnx.NodeProto, tensor: str) -> NDArray[np.generic] | None:
         value = self.value(node.input[0])
         shape = self._view.type_of(tensor).shape
@@ -120,11 +125,12 @@ class Constants:
 
 
 def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dtype[np.generic] | None:
-    """The element type that the operator gives, None where folding in float64 would not be faithful."""
+    """The element type of the operator's result; None where folding in float64 would change the value."""
     if node.op_type == "Cast":
         target = next((attribute.i for attribute in node.attribute if attribute.name == "to"), 0)
         numpy_type = _TYPES.get(target)
         return None if numpy_type is None else np.dtype(numpy_type)
+    # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.
     if args[0].dtype.kind in "iub" and node.op_type not in ("Identity", "Neg"):
         return None
     return args[0].dtype

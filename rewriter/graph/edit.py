@@ -1,7 +1,7 @@
-"""Splicing: new nodes in the place of old ones, everything else byte for byte as it was.
+"""Splice new nodes into a graph in place of old ones; everything else stays byte for byte as it was.
 
-Comes in: a ModelProto and `Replacement`s that were planned on its frozen view. Goes out: the same proto, changed.
-Dead nodes and constants are removed only where a replacement made them dead: what was dead before stays.
+Nodes and constants are removed only if a replacement made them dead. What was dead before stays, so that a diff of the
+two models shows nothing but the replacement.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import onnx
 from rewriter.graph.view import GraphView, captured_names, graph_at
 
 LOOSE_INITIALIZERS = 4
-"""Before this IR version an initializer must be a graph input too, which would change the signature."""
+"""First IR version whose initializers need not be graph inputs; in older models a new one would change the signature,
+so new constants become Constant nodes."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """One region and what takes its place.
+    """A region and the nodes that replace it.
 
     Attributes:
-        output: the tensor that the region makes; the new nodes make a tensor of the same name.
+        output: the tensor that the region produces; the new nodes produce a tensor of the same name.
         region: indices of the region's nodes in the view.
         nodes: the new nodes, in topological order.
-        initializers: their constants.
-        functions: the model-local functions that they call.
-        further: replacements that belong to this one, elsewhere in the same graph.
+        initializers: constants of the new nodes.
+        functions: model-local functions that the new nodes call.
+        further: replacements elsewhere in the same graph that must be applied together with this one.
     """
 
     output: str
@@ -40,14 +41,16 @@ class Replacement:
 
 
 def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Replacement]) -> None:
-    """Apply all replacements to the graph of `model` that `view` indexed, which must not have changed since.
+    """Apply all replacements to the graph of `model` that `view` indexes, which must not have changed since.
 
-    A region node that something else reads (another consumer, a graph output, a subgraph) stays and keeps its value.
+    A region node with another consumer (a node outside, a graph output, a subgraph) stays and keeps its value.
     """
     graph = graph_at(model, view.path)
     replacements = [part for replacement in replacements for part in (replacement, *replacement.further)]
     places = {view.producer[replacement.output]: replacement for replacement in replacements}
     dead = _dead_nodes(view, replacements, frozenset(places))
+    # The new nodes go where the producer of the region's output was. Their operands all come from before that node and
+    # the output's consumers all come after it, so the graph stays in topological order.
     merged: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
         if index in places:
@@ -56,6 +59,7 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
             merged.extend(places[index].nodes)
         elif index not in dead:
             merged.append(node)
+    # `merged` refers to messages of the repeated field, so they are copied before it is emptied.
     copies = [_copy(node) for node in merged]
     del graph.node[:]
     graph.node.extend(copies)
@@ -78,10 +82,11 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _dead_nodes(view: GraphView, replacements: Sequence[Replacement], replaced: frozenset[int]) -> set[int]:
-    """Nodes that nothing needs once the replacements are in place."""
+    """Nodes that are dead once the replacements are in place, by reference counting from the replaced nodes up."""
     uses: Counter[str] = Counter({name: len(readers) for name, readers in view.consumers.items()})
     for name in view.outputs:
         uses[name] += 1
+    # Counted before anything is released: the new nodes usually read tensors that the old region read.
     for replacement in replacements:
         for node in replacement.nodes:
             uses.update(name for name in (*node.input, *captured_names(node)) if name)
@@ -114,11 +119,12 @@ def _inputs_of(view: GraphView, nodes: Iterable[int]) -> frozenset[str]:
 
 
 def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
-    """Remove initializers among `candidates` that nothing reads any more, unless the signature declares them."""
+    """Remove initializers among `candidates` that are no longer read, unless a graph input declares them."""
     used = {name for node in graph.node for name in node.input}
     for node in graph.node:
         used |= captured_names(node)
     used.update(value.name for value in (*graph.output, *graph.input))
+    # In place and from the end: rebuilding the list would copy every weight.
     for position in reversed(range(len(graph.initializer))):
         name = graph.initializer[position].name
         if name in candidates and name not in used:
@@ -126,7 +132,7 @@ def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
 
 
 def drop_dead_constants(graph: onnx.GraphProto, tensors: frozenset[str]) -> None:
-    """Remove what makes `tensors` and is read no more: initializers, and nodes whose outputs nothing reads."""
+    """Remove the initializers and nodes that produce `tensors`, and what feeds them, where nothing reads them."""
     candidates = set(tensors)
     while True:
         used = {name for node in graph.node for name in (*node.input, *captured_names(node))}
@@ -146,7 +152,7 @@ def drop_dead_constants(graph: onnx.GraphProto, tensors: frozenset[str]) -> None
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:
-    """Remove value_info of tensors that no longer exist."""
+    """Remove the value_info of tensors that no longer exist."""
     made = {name for node in graph.node for name in node.output}
     made.update(tensor.name for tensor in graph.initializer)
     made.update(value.name for value in graph.input)

@@ -1,8 +1,7 @@
-"""What elementwise operators compute, as numpy functions in float64.
+"""Elementwise operators as numpy functions in float64.
 
-Comes in: a node and the values of its inputs. Goes out: the value of its output. One table, `OPERATORS`,
-holds every operator that acts on each entry of a tensor alone; whatever is not in it is not elementwise.
-Used to fold small constants and to evaluate an activation region on a grid.
+The table `OPERATORS` defines what counts as elementwise: an operator that is not in it is not. It serves to fold small
+constants and to evaluate an activation region on a grid.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Elementwise:
     """One elementwise operator.
 
     Attributes:
-        evaluate: numpy inputs (float64; absent optional inputs are left off the end) and attributes to output.
-        defaults: attribute defaults of the operator's specification.
+        evaluate: maps operands (float64; trailing optional ones may be missing) and attributes to the result.
+        defaults: attribute defaults of the ONNX specification.
     """
 
     evaluate: Evaluate
@@ -46,9 +45,9 @@ def erf(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), accurate in relative terms on both tails."""
+    """1 / (1 + exp(-x)), with a small relative error on both tails."""
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)  # exp of a non-positive number cannot overflow
 
 
 def softplus(x: Array) -> Array:
@@ -130,10 +129,6 @@ def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
     return lambda args, _: function(args[0] + args[1] if len(args) > 1 else args[0])
 
 
-def _power(base: Array, exponent: Array) -> Array:
-    return np.power(base, exponent)
-
-
 def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise:
     return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
 
@@ -141,6 +136,7 @@ def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise
 _IDENTITY = Elementwise(lambda args, _: args[0])
 
 _ONNX: dict[str, Elementwise] = {
+    # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
     "Identity": _IDENTITY,
     "Cast": _IDENTITY,
     "CastLike": _IDENTITY,
@@ -151,7 +147,7 @@ _ONNX: dict[str, Elementwise] = {
     "Sub": _fold(np.subtract),
     "Mul": _fold(np.multiply),
     "Div": _fold(np.divide),
-    "Pow": _fold(_power),
+    "Pow": _fold(np.power),
     "Max": _fold(np.maximum),
     "Min": _fold(np.minimum),
     "Abs": _unary(np.abs),
@@ -223,11 +219,12 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     """Apply an elementwise node to float64 inputs, in float64.
 
     Raises:
-        KeyError: when the node is not elementwise.
+        KeyError: the node is not elementwise.
     """
     domain = "" if node.domain in ONNX_DOMAINS else node.domain
     operator = OPERATORS[domain, node.op_type]
-    attributes = {name: float(np.float32(value)) for name, value in operator.defaults}  # attributes are float32
+    # ONNX stores float attributes in float32, so a default of 0.01 is the float32 nearest to it.
+    attributes = {name: float(np.float32(value)) for name, value in operator.defaults}
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.FLOAT:
             attributes[attribute.name] = attribute.f

@@ -1,7 +1,6 @@
-"""Cutting a part out of a model, as a model of its own.
+"""Cut a part out of a model, as a model with only the weights of that part.
 
-Comes in: a model, and the tensors to start from and to end at. Goes out: a small model with the weights of that part
-alone, so that a block of a large model can be run by itself.
+A block of a large model can then be run, and proved, in the memory of one block.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names
 
 ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
-"""Gives an initializer with its bytes inline."""
+"""Returns the initializer to put into the part, such as a copy with its bytes inline."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a part begins and ends.
+    """The nodes of a part, and its interface.
 
     Attributes:
-        inputs: the tensors that the caller starts from, then further ones that the part reads but that do not depend
-            on those, such as a shape computed elsewhere.
-        outputs: the tensors it ends at.
-        nodes: indices of the nodes inside, in graph order.
+        inputs: the tensors that the caller asked to start from, then other operands that do not depend on them, such
+            as a shape computed elsewhere.
+        outputs: the tensors that the part ends at.
+        nodes: indices of its nodes, in graph order.
     """
 
     inputs: tuple[str, ...]
@@ -35,17 +34,19 @@ class Cut:
 
 
 def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
-    """Find the nodes between `inputs` and `outputs`: those that depend on an input, and constants they need."""
+    """Find the nodes between `inputs` and `outputs`: those that depend on an input, and the constants they need."""
     constants = Constants(view)
     above = ancestors(view, frozenset(inputs), outputs)
     depends = set(inputs)
     inside: list[int] = []
+    # Indices are in topological order, so the producers of an operand have been classified before its consumers.
     for index in sorted(above):
         names = reads(view.nodes[index])
         constant = all(name in constants for name in view.nodes[index].output if name)
         if constant or any(name in depends for name in names):
             inside.append(index)
             depends.update(() if constant else view.nodes[index].output)
+    # `above` also contains constants that only feed nodes outside the part, such as a mask computed elsewhere.
     kept = _needed(view, inside, outputs)
     further = {
         name: None
@@ -57,15 +58,15 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
 
 
 def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
-    """Everything above `outputs`, down from tensors of `stops`, the graph's inputs, and constants.
+    """Everything that `outputs` depend on, back to the tensors in `stops`, the graph's inputs and constants.
 
-    Unlike `cut` nothing is left out: what lies on no path from a stop is computed from the graph's inputs again.
+    Unlike in `cut`, a node that depends on no stop is kept too, and is computed again from the graph's inputs.
     """
     above = sorted(ancestors(view, stops.difference(outputs), outputs))
     made = {name for index in above for name in view.nodes[index].output}
     read = dict.fromkeys(name for index in above for name in reads(view.nodes[index]))
     known = made | set(view.initializers)
-    # A body of control flow also names its own tensors; what this graph does not have is one of those.
+    # `reads` may report names that are local to a control-flow body; only tensors of this graph can be inputs.
     outside = [name for name in read if name not in known and (name in view.producer or name in view.inputs)]
     return Cut(tuple(outside), tuple(outputs), tuple(above))
 
@@ -73,9 +74,14 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
 def extract(
     model: onnx.ModelProto, view: GraphView, part: Cut, read: ReadTensor, *, elem_type: int = onnx.TensorProto.FLOAT
 ) -> onnx.ModelProto:
-    """The part as a model: same opsets, IR version and functions; only the weights it needs, inline.
+    """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
 
-    `elem_type` is what inputs are declared as whose type inference does not know.
+    Args:
+        model: the model that `view` indexes.
+        view: the graph that `part` was cut from.
+        part: the part.
+        read: maps an initializer of `model` to the one of the result.
+        elem_type: declared element type of inputs that type inference knows nothing about; 0 declares none.
     """
     result = onnx.ModelProto(ir_version=model.ir_version)
     result.opset_import.extend(model.opset_import)
@@ -92,7 +98,7 @@ def extract(
 
 
 def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]) -> onnx.ModelProto:
-    """A copy of `model` that also gives `tensors` as outputs (those that are not outputs yet)."""
+    """A copy of `model` with `tensors` as further outputs."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     present = {value.name for value in result.graph.output}
@@ -101,7 +107,7 @@ def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]
 
 
 def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
-    """The nodes that `outputs` depend on, up to the tensors in `stop`."""
+    """Indices of the nodes that `outputs` depend on, without going past the tensors in `stop`."""
     found: set[int] = set()
     pending = [name for name in outputs if name not in stop]
     while pending:
@@ -114,7 +120,7 @@ def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> 
 
 
 def _needed(view: GraphView, inside: list[int], outputs: Sequence[str]) -> list[int]:
-    """Of the nodes inside, those that an output needs."""
+    """The nodes of `inside` that an output depends on through nodes of `inside` alone."""
     wanted = set(outputs)
     kept = []
     for index in reversed(inside):
@@ -125,11 +131,11 @@ def _needed(view: GraphView, inside: list[int], outputs: Sequence[str]) -> list[
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, those of its bodies included."""
+    """The tensors that a node may read, including those that its subgraphs capture."""
     return [name for name in (*node.input, *captured_names(node)) if name]
 
 
 def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProto:
-    """Name and element type; the shape is left open, since parts run at many sizes."""
+    """Declare a tensor with its element type. The shape stays open, because a part is run at many sizes."""
     known = view.type_of(name).elem_type or elem_type
     return onnx.helper.make_tensor_value_info(name, known, None) if known else onnx.ValueInfoProto(name=name)

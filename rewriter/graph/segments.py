@@ -1,10 +1,9 @@
-"""A graph as consecutive parts, so that a model is run without ever holding all of its weights.
+"""Split a graph into consecutive parts, so that a model can be run without holding all of its weights.
 
-Comes in: the view of a main graph, the tensors wanted of it, and a bound on the weights of a part. Goes out: `Cut`s in
-order: each reads graph inputs and outputs of earlier parts only. Together they compute what the graph computes.
+Each part reads only graph inputs and outputs of earlier parts, and together they compute what the graph computes.
 
-Nodes that depend on nothing but constants belong to every part that reads them, so that onnxruntime sees there what it
-sees in the whole graph: a constant. A node whose weights alone exceed the bound is a part by itself.
+Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there, as it
+does in the whole graph. A node whose weights alone exceed the bound forms a part by itself.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from rewriter.graph.view import GraphView
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Cut a graph into parts whose weights take at most `limit` bytes each, where single nodes allow that.
+    """Split a graph into parts of at most `limit` bytes of weights each, unless a single node needs more.
 
     Args:
-        view: the graph.
-        wanted: tensors that the parts must give beside the graph's outputs.
-        limit: bytes.
+        view: the main graph of a model.
+        wanted: tensors that the parts must output besides the graph's own outputs.
+        limit: bound on the weights of a part, in bytes.
     """
     ends = [name for name in dict.fromkeys((*view.outputs, *wanted)) if name not in view.inputs]
     constants = _Constants(view)
-    # A constant that is asked for is computed by the first part that holds a node, as any other result.
     needed = sorted(ancestors(view, frozenset(), ends))
     groups = _groups(
         [index for index in needed if not constants.is_constant(view.nodes[index])], view, constants, limit
     )
+    # A graph may have constants as its only outputs; and a wanted constant must be computed by some part, so the first.
     groups = groups or [[]]
     groups[0][:0] = constants.makers(name for name in ends if name in constants)
     return _cuts(view, groups, ends, constants)
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
-    """Bytes that the values of a tensor take, about: types smaller than a byte count one."""
+    """Approximate size of a tensor's values in bytes; packed types narrower than a byte count one byte each."""
     try:
         itemsize = int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except KeyError:
@@ -49,7 +48,7 @@ def bytes_of(tensor: onnx.TensorProto) -> int:
 
 
 class _Constants:
-    """What stands behind the constants of a view: the nodes that make them, the initializers they come from."""
+    """The nodes that compute the constants of a view, and the initializers that they are computed from."""
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
@@ -75,6 +74,7 @@ class _Constants:
         return frozenset(found)
 
     def _behind(self, name: str) -> frozenset[str]:
+        # Cached, since one weight chain (Transpose, DequantizeLinear) may have many consumers.
         if name not in self._roots:
             read = {entry for index in self.makers([name]) for entry in reads(self._view.nodes[index])}
             self._roots[name] = frozenset(entry for entry in (name, *read) if entry in self._view.initializers)
@@ -82,6 +82,8 @@ class _Constants:
 
 
 def _groups(indices: Sequence[int], view: GraphView, constants: _Constants, limit: int) -> list[list[int]]:
+    # Greedy in graph order: every prefix of a topological order is closed under "depends on", so a part never needs
+    # the output of a later one. A weight shared within a part counts once, across parts once in each.
     groups: list[list[int]] = []
     held: set[str] = set()
     used = 0
@@ -104,17 +106,19 @@ def _cuts(
 ) -> tuple[Cut, ...]:
     made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
     last, final = _last_readers(view, groups), set(ends)
+    # A part outputs what a later part reads or the caller wants; everything else never leaves onnxruntime.
     crossing: list[list[str]] = [[] for _ in groups]
     for name, number in made.items():
         if name and (name in final or last.get(name, number) > number):
             crossing[number].append(name)
-    # Initializers that are outputs too are made by no node.
+    # An initializer that is also an output has no producer.
     crossing[0] += [name for name in ends if name not in made]
     cuts = []
     for number, group in enumerate(groups):
         read = [name for index in group for name in reads(view.nodes[index])]
         inside = sorted({*group, *constants.makers(read)})
         produced = {name for index in inside for name in view.nodes[index].output}
+        # The last condition drops names that are local to a control-flow body.
         inputs = dict.fromkeys(
             name
             for index in inside
@@ -122,6 +126,7 @@ def _cuts(
             if name not in produced and name not in view.initializers and (name in made or name in view.inputs)
         )
         cuts.append(Cut(tuple(inputs), tuple(crossing[number]), tuple(inside)))
+    # A part without outputs computes nothing that anyone reads.
     return tuple(cut for cut in cuts if cut.outputs)
 
 

@@ -1,10 +1,9 @@
-"""The one place that touches onnx-graphsurgeon: it builds the new parts of a graph.
+"""Build new nodes with onnx-graphsurgeon, for `rewriter.graph.edit` to splice into a model.
 
-Comes in: operators and constants, by name. Goes out: protobuf nodes, initializers and functions, which
-`rewriter.graph.edit` splices into a model. Only what is new goes through graphsurgeon: a round trip of a whole model
-would lose metadata, doc strings and IR version, so the model itself stays the protobuf that it was
-(docs/decisions/0001). Traps avoided here: nodes are compared with `is`, never `==`; `Graph.layer` is not used
-(quadratic, float32 constants); no LazyValues; no TensorProto is shared with the model.
+This is the only module that imports graphsurgeon. Only new nodes go through it: a round trip of a whole model would
+lose metadata, doc strings and the IR version, so the model itself remains a protobuf (docs/decisions/0001). The traps
+avoided here: nodes are compared with `is`, never `==`; `Graph.layer` is not used (quadratic, float32 constants); no
+LazyValues; no TensorProto is shared with the model.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 Tensor = gs.Tensor
-"""A tensor of a fragment: existing, new, or constant."""
+"""A tensor of a fragment: one of the model, a new one, or a constant."""
 
 Constant = gs.Constant
 Variable = gs.Variable
 
 
 class Fragment:
-    """New nodes that read existing tensors by name and write into existing names.
+    """New nodes that refer to tensors of a model by name.
 
-    Every tensor made here is called `<prefix>/<name>`, and so is the node that makes it.
+    A new tensor is called `<prefix>/<name>`, and so is its producer.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -37,11 +36,12 @@ class Fragment:
         self._constants: list[gs.Constant] = []
 
     def tensor(self, name: str) -> gs.Variable:
-        """A tensor that exists already, or that a later node of this fragment writes, by its full name."""
+        """A tensor of the model, or the output of a later node of this fragment, by its full name."""
         return self._tensors.setdefault(name, gs.Variable(name))
 
     def constant(self, name: str, values: NDArray[np.generic]) -> gs.Constant:
         """A new constant `<prefix>/<name>`."""
+        # `ascontiguousarray` turns a scalar into a vector of one element; `reshape` undoes that.
         constant = gs.Constant(self.qualified(name), np.ascontiguousarray(values).reshape(values.shape))
         self._constants.append(constant)
         return constant
@@ -64,7 +64,7 @@ class Fragment:
         return result
 
     def inlined(self, function: onnx.FunctionProto, inputs: Sequence[gs.Tensor], name: str) -> gs.Variable:
-        """Append the nodes of a model-local function of one output, every name in it under `<prefix>/<name>/`."""
+        """Append the body of a model-local function with one output, its names prefixed with `<prefix>/<name>/`."""
         result = self.tensor(self.qualified(f"{name}/{function.output[0]}"))
         names = {formal: tensor.name for formal, tensor in zip(function.input, inputs, strict=True)}
         for node in function.node:
@@ -76,7 +76,7 @@ class Fragment:
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
-        """The nodes in the order they were added, each with `metadata`."""
+        """The nodes in the order in which they were added, each with `metadata`."""
         protos = [node if isinstance(node, onnx.NodeProto) else OnnxExporter.export_node(node) for node in self._nodes]
         for proto in protos:
             for key, value in metadata.items():
@@ -113,7 +113,7 @@ class Fragment:
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
-    """A copy with every tensor renamed, in its subgraphs too: by `names`, or under a prefix."""
+    """A copy with every tensor renamed, also in subgraphs: mapped by `names`, else prefixed."""
 
     def rename(name: str) -> str:
         return names.get(name, f"{prefix}/{name}") if name else name

@@ -1,7 +1,7 @@
-"""Element types and shapes of a model's tensors, inferred without touching the weights.
+"""Infer element types and shapes without touching the weights.
 
-Comes in: a ModelProto of any size, its external data not loaded. Goes out: a mapping from tensor name to
-`TensorType`. onnx's own inference does the work, on a skeleton that carries no weight bytes.
+onnx's own inference runs on a skeleton of the model without weight bytes, so the size of the model does not matter and
+external data need not be loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Dim = int | str | None
 """One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
 
 _INLINE_LIMIT = 1024
-"""Initializers up to this many elements keep their values: shape inference reads small ones (Reshape, Slice)."""
+"""Initializers of at most this many elements keep their values, because inference reads the operands of Reshape, Slice
+and the like."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ TensorType.UNKNOWN = TensorType(0, None)
 def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     """Infer the types of all tensors of the main graph.
 
-    Inference stops at operators that onnx does not know (custom domains); what it cannot say is left out.
-    A model that inference cannot read at all yields what the model itself declares.
+    Inference stops at operators that onnx does not know (custom domains); what it cannot determine is left out.
+    Where inference fails altogether, the types that the model declares remain.
     """
     return declared_types(inferred_skeleton(model).graph)
 
 
 def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The skeleton of `model` with inferred types in the value_info of every graph; node for node the model's own."""
+    """The skeleton of `model` with inferred types in the value_info of every graph; its nodes are those of `model`."""
     skeleton = skeleton_of(model)
     try:
         return onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
@@ -56,8 +57,9 @@ def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
-    """The types that a graph states: inputs, outputs, value_info and initializers."""
+    """The types that a graph declares: of inputs, outputs, value_info and initializers."""
     types: dict[str, TensorType] = {}
+    # In increasing order of authority: value_info may be stale, an initializer knows its own type.
     for value in (*graph.value_info, *graph.output, *graph.input):
         if value.type.HasField("tensor_type"):
             types[value.name] = _tensor_type(value.type.tensor_type)
@@ -69,7 +71,7 @@ def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
 def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of `model` without weight bytes: large initializers become external stubs of the same type and shape.
 
-    The copy is made field by field, so a model of gigabytes costs kilobytes.
+    Fields are copied one by one, never the whole model, so a model of gigabytes costs kilobytes.
     """
     skeleton = onnx.ModelProto()
     skeleton.ir_version = model.ir_version

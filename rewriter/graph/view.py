@@ -1,7 +1,7 @@
-"""A frozen index of one graph: who makes and who reads each tensor.
+"""A frozen index of one graph: the producer and the consumers of each tensor.
 
-Comes in: a GraphProto or FunctionProto that nobody changes while the view lives. Goes out: `GraphView`,
-which every matcher reads instead of the protobuf. Building it is one pass over the nodes.
+Matchers read this index instead of the protobuf, which must not change while a view of it is in use. Building it takes
+one pass over the nodes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class GraphView:
     Attributes:
         where: the empty string for the main graph, else a readable path such as `If_3/then_branch`.
         nodes: the nodes in topological order; everything below refers to them by index.
-        producer: tensor name to the index of the node that writes it.
-        consumers: tensor name to the indices of the nodes that read it, a node once per input that reads
-            it; a node whose subgraph captures the tensor counts once.
-        initializers: tensor name to initializer; their bytes are never touched here.
-        overridable: initializers that are graph inputs too, so that a caller may replace them. A graph that lists all
-            of its initializers as inputs only follows an old habit of exporters (IR version 3 asked for it): then none.
+        producer: maps a tensor to the index of the node that writes it.
+        consumers: maps a tensor to the indices of the nodes that read it: a node once per operand, and once if a
+            subgraph of it captures the tensor.
+        initializers: maps a name to the initializer; its bytes are never touched here.
+        overridable: initializers that are graph inputs too, so that a caller may replace them. Empty if the graph lists
+            all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
+            mean that the weights are meant to be replaced.
         inputs: names of the graph's inputs, without those that only declare an initializer.
         outputs: names of the graph's outputs.
-        types: tensor name to element type and shape, as far as inference knows them.
-        opsets: operator domain to version, the default domain under the empty string.
-        path: how to reach the graph from the main one, step by step: the number of the node among those that hold
-            graphs, and the attribute. Rewriting the other nodes does not change it.
+        types: maps a tensor to its element type and shape, as far as inference knows them.
+        opsets: maps an operator domain to its version; the default domain is the empty string.
+        path: the way from the main graph, step by step: the position of the node among those that hold graphs, and the
+            attribute. Rewriting nodes without subgraphs does not change it.
     """
 
     where: str
@@ -73,7 +74,7 @@ class GraphView:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """How messages name a node: its operator, and its name or first output."""
+    """The name of a node in messages: its operator, and its name or first output."""
     operator = node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
     name = node.name or (node.output[0] if node.output else "")
     return f"{operator} '{name}'"
@@ -94,6 +95,7 @@ def view_graph(
     path: Path = (),
 ) -> GraphView:
     """Index one graph: the main graph, or a subgraph that also sees the `outer` initializers."""
+    # A graph's own initializer shadows an outer one of the same name.
     initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     declared = tuple(value.name for value in graph.input)
     own = {tensor.name for tensor in graph.initializer}
@@ -140,9 +142,9 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
-    """Views of the main graph and of all bodies of control flow in it, outer before inner; local functions apart.
+    """Views of the main graph and of all control-flow bodies in it, outer before inner; without local functions.
 
-    An inner view sees the initializers and the types of the graphs around it.
+    An inner view includes the initializers and the types of the graphs around it.
     """
     inferred = inferred_skeleton(model)
     main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred.graph))
@@ -150,6 +152,7 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     pending = [(main, inferred.graph)]
     while pending:
         outer, typed = pending.pop(0)
+        # The skeleton has the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
                 inner = view_graph(
@@ -166,7 +169,7 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
 
 
 def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
-    """The tensors of a view's Constant nodes, by the name that bodies inside it read them under."""
+    """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
     tensors: dict[str, onnx.TensorProto] = {}
     for node in view.nodes:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
@@ -194,7 +197,9 @@ def holder_name(node: onnx.NodeProto) -> str:
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the subgraphs of `node` may read from the scopes around them."""
     names: set[str] = set()
-    made: set[str] = set()  # a name is made once in a graph and those around it, so these are never captured
+    # One set for all depths: a node inside a body may not reuse a name that it can see from the scopes around it
+    # (`rewriter.files.scopes`), so a name that any body defines is taken to be local.
+    made: set[str] = set()
     pending = [graph for _, graph in subgraphs(node)]
     while pending:
         graph = pending.pop()
@@ -228,6 +233,7 @@ def _index(
         for name in node.input:
             if name:
                 consumers[name].append(index)
+        # A capture counts as a consumer: a node whose output only a body reads is not dead.
         for name in captured_names(node):
             consumers[name].append(index)
     return GraphView(

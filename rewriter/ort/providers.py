@@ -1,11 +1,9 @@
-"""Which execution providers of onnxruntime really work here.
+"""Parse execution providers of onnxruntime, and find out which ones really work.
 
-Comes in: what a user writes, `cpu`, `cuda` or `cuda:device_id=1`. Goes out: `Provider` with what onnxruntime wants to
-be told, or a ProviderError that says what to install. Used by `rewriter.ort.sessions` and the command line. The text
-names a provider everywhere else, so that settings and reports stay plain.
+Users write `cpu`, `cuda` or `cuda:device_id=1`; settings and reports keep that text.
 
-A provider that is built in may still not start (no driver, no cuDNN); onnxruntime then runs on the CPU
-without a word. So availability is tried out, once, on a model of one node.
+A provider that onnxruntime was built with may still fail to start (no driver, no cuDNN), and onnxruntime then silently
+runs on the CPU. Availability is therefore tested, once, with a model of one node.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        name: what users write.
+        name: the name that users write.
         kernel_set: onnxruntime's name for it.
         settings: its options.
-        package: the package that brings it.
+        package: the package that provides it.
         text: name and options as the user wrote them.
     """
 
@@ -53,7 +51,7 @@ class Provider:
 
 PROVIDERS = (
     Provider("cpu", "CPUExecutionProvider", text="cpu"),
-    # TF32 keeps 10 bits of mantissa in matrix products: no proof could be carried out with it.
+    # TF32 keeps 10 bits of mantissa in matrix products, which is too coarse to prove anything.
     Provider("cuda", "CUDAExecutionProvider", (("use_tf32", "0"),), "onnxruntime-gpu", "cuda"),
 )
 
@@ -75,15 +73,15 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "sdpa_kernel": _NUMBER,
     },
 }
-"""Provider to its options, each with a pattern of its values. Those that need more than a word are left out."""
+"""Maps a provider to its options and patterns of their values. Options that take more than a word are left out."""
 
 
 def parse_provider(text: str) -> Provider:
-    """The provider that `NAME` or `NAME:KEY=VALUE,...` describes; whether it works is not asked.
+    """Parse `NAME` or `NAME:KEY=VALUE,...`, without checking whether the provider works.
 
     Raises:
-        ProviderError: there is none of that name.
-        UsageError: an option that it does not have, or a value that the option does not take.
+        ProviderError: there is no provider of that name.
+        UsageError: it does not have an option, or the option does not take a value.
     """
     name, colon, rest = text.partition(":")
     known = next((provider for provider in PROVIDERS if provider.name == name), None)
@@ -107,15 +105,15 @@ def _checked_option(name: str, key: str, value: str) -> str:
     options = _OPTIONS[name]
     if key not in options:
         listed = f"it has {', '.join(sorted(options))}" if options else "it has none"
-        raise UsageError(f"execution provider {name} has no option '{one_line(key)}'; {listed}")
+        raise UsageError(f"execution provider {name} does not have the option '{one_line(key)}'; {listed}")
     if not re.fullmatch(options[key], value, re.ASCII):
         wanted = {_NUMBER: "a whole number", _SWITCH: "0 or 1"}.get(options[key], options[key].replace("|", " or "))
-        raise UsageError(f"option {key} of {name} is {wanted}, not '{one_line(value)}'")
+        raise UsageError(f"option {key} of {name} must be {wanted}, not '{one_line(value)}'")
     return value
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts of the providers to use, each once; all that work where none is named.
+    """The distinct providers to use, as text; if none is named, all that work.
 
     Raises:
         ProviderError: a provider is unknown or does not start.
@@ -126,15 +124,15 @@ def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def available_providers() -> tuple[str, ...]:
-    """Names of the providers that a session really starts on; `cpu` always."""
+    """Names of the providers on which a session really starts; `cpu` is always among them."""
     return tuple(provider.name for provider in PROVIDERS if _obstacle(provider) is None)
 
 
 def require_provider(text: str) -> Provider:
-    """The provider that `text` describes, known to work.
+    """Parse a provider and check that it works.
 
     Raises:
-        ProviderError: there is none, or no session starts on it; the message says what to install.
+        ProviderError: there is no such provider, or no session starts on it; the message says what to install.
         UsageError: an option is wrong.
     """
     provider = parse_provider(text)
@@ -146,8 +144,8 @@ def require_provider(text: str) -> Provider:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """The onnxruntime module, told to be quiet."""
-    with _quiet_stderr():  # while it is imported it may report on devices, before it can be told not to
+    """Import onnxruntime and silence its log."""
+    with _quiet_stderr():  # the import itself may log devices, before the severity can be set
         import onnxruntime
     onnxruntime.set_default_logger_severity(4)
     return onnxruntime
@@ -155,7 +153,7 @@ def load_onnxruntime() -> Any:
 
 @functools.cache
 def _obstacle(provider: Provider) -> str | None:
-    """Why no session starts on `provider`, None when one does."""
+    """Why no session starts on `provider`; None if one does."""
     if provider.name == "cpu":
         return None
     ort = load_onnxruntime()
@@ -201,7 +199,7 @@ def _tiny_model() -> bytes:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Send the process's standard error, C++ code included, to nowhere for a moment."""
+    """Discard the process's standard error for a moment, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

@@ -1,11 +1,7 @@
-"""Inference sessions of onnxruntime, quiet, with errors in one line.
+"""Inference sessions of onnxruntime, without log output and with one-line errors.
 
-Comes in: a model (path, protobuf or bytes) and the name of an execution provider. Goes out: `Session`, which
-runs numpy feeds and says how long the model took to load and which nodes did not run on the provider. Used
-by the validation, the benchmark and the float64 reference. Which providers work: `rewriter.ort.providers`.
-
-onnxruntime's Python interface has no bfloat16 arrays: such feeds are handed over as their bits, and such
-outputs come back through a `Cast` to float32, which is exact.
+onnxruntime's Python interface does not support bfloat16 arrays: such inputs are passed as their bits, and such outputs
+come back through a `Cast` to float32, which is exact.
 """
 
 from __future__ import annotations
@@ -32,14 +28,14 @@ _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "o
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """One loaded model.
+    """A loaded model.
 
     Attributes:
         inputs: names of the inputs.
-        outputs: names of the outputs, in the graph's order.
+        outputs: names of the outputs, in the order of the graph.
         load_seconds: how long onnxruntime took to read, optimise and place the model.
-        cpu_nodes: on another provider than the CPU, the nodes that onnxruntime placed on the CPU, as
-            `Operator 'name'`; None where this onnxruntime cannot say. Shapes are computed there on purpose.
+        cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
+            `Operator 'name'`; None if this onnxruntime cannot tell. Shapes are computed there on purpose.
     """
 
     inputs: tuple[str, ...]
@@ -53,27 +49,27 @@ class Session:
         """Run the model once.
 
         Args:
-            feeds: input name to array; bfloat16 as `ml_dtypes.bfloat16`.
-            outputs: names of the outputs wanted, all by default.
+            feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
+            outputs: names of the outputs to compute; all by default.
 
         Returns:
-            Output name to array.
+            Maps outputs to arrays.
 
         Raises:
-            ValidationError: onnxruntime refused the feeds or failed.
-            MemoryError: it could not allocate what it needed.
+            ValidationError: onnxruntime rejected the inputs or failed.
+            MemoryError: onnxruntime ran out of memory.
         """
         return {name: np.asarray(result) for name, result in self.run_any(feeds, outputs).items()}
 
     def run_any(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
-        """Run the model once; sequences go in and come out as lists of arrays.
+        """Run the model once, with sequences as lists of arrays.
 
         Returns:
-            Output name to value.
+            Maps outputs to values.
 
         Raises:
-            ValidationError: onnxruntime refused the feeds or failed.
-            MemoryError: it could not allocate what it needed.
+            ValidationError: onnxruntime rejected the inputs or failed.
+            MemoryError: onnxruntime ran out of memory.
         """
         wanted = list(self.outputs if outputs is None else outputs)
         try:
@@ -101,18 +97,18 @@ def open_session(
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: the execution provider, with options if any; nodes that it has no kernel for run on the CPU.
-        optimise: onnxruntime's default graph optimisation, or none at all.
-        base_dir: where the external data of a protobuf or of bytes lies.
-        prepack: let kernels copy weights into a layout of their own; without, external weights stay in the page cache.
-        spin: let idle threads wait busily, as onnxruntime does by default; only worth it where time is measured.
-        threads: how many an operator may use; by default one for each core, which cost more than a small model does.
+        provider: the execution provider, with options if any; nodes without a kernel there run on the CPU.
+        optimise: whether to apply onnxruntime's default graph optimisation, or none at all.
+        base_dir: directory of the external data of a protobuf or of bytes.
+        prepack: let kernels copy weights into a layout of their own; otherwise external weights stay in the page cache.
+        spin: let idle threads spin, as onnxruntime does by default; only useful where time is measured.
+        threads: number of threads per operator; by default one per core, which a small model does not repay.
 
     Raises:
         ProviderError: the execution provider is not available.
         UsageError: an option of the provider is wrong.
         ValidationError: onnxruntime cannot load the model.
-        MemoryError: it could not allocate what it needed.
+        MemoryError: onnxruntime ran out of memory.
     """
     known = require_provider(provider)
     ort = load_onnxruntime()
@@ -132,6 +128,7 @@ def open_session(
     start = time.perf_counter()
     try:
         source = _source(model)
+        # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
@@ -149,7 +146,7 @@ def open_session(
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:
-    """A model that does not fit is not a model that is refused: the inputs are not to blame."""
+    """Tell a lack of memory from a rejection of the model or its inputs, which onnxruntime reports alike."""
     if any(sign in str(error) for sign in _OUT_OF_MEMORY):
         raise MemoryError(one_line(error, 160)) from error
 
@@ -163,7 +160,7 @@ def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     try:
         assignments = session.get_provider_graph_assignment_info()
-    except Exception:  # noqa: BLE001 - an older onnxruntime: it cannot say
+    except Exception:  # noqa: BLE001 - an older onnxruntime cannot tell
         return None
     return tuple(
         f"{node.op_type} '{node.name}'"
@@ -181,7 +178,7 @@ def _quiet_run() -> Any:
 
 def _run_as_values(session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str]) -> list[NDArray[Any]]:
     ort = load_onnxruntime()
-    # A value on the CPU borrows the array's memory, so the arrays live in `held` until the run is over.
+    # A CPU value borrows the memory of its array, so `held` keeps the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
     values = {}
     for name, array in held.items():

@@ -1,6 +1,7 @@
-"""How large tensors get on the inputs that the model will be proved on, all of them.
+"""Measure how large tensors get on the inputs of the proof.
 
-A fitted head program holds on a domain, which is chosen from the largest pre-activations.
+A fitted head program holds on a bounded domain, which is chosen from the largest pre-activations. The inputs are all
+those of the proof, which fails if one of them leaves the domain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is claimed of a replaced part of a model, and the models that it is proved on.
+"""Claims about replaced blocks, and the models on which they are proved.
 
-The pass states a `Claim` for every block that it replaced: where the block is, and the numbers that take the
-activation's place (`Planned`). The proof reads nothing else of the pass.
+The pass states a `Claim` for every block that it replaced: where the block is, and the numbers that take the place of
+its activation (`Planned`). The proof knows nothing else about the pass.
 """
 
 from __future__ import annotations
@@ -20,56 +20,57 @@ from rewriter.proof.reference.operators.table import Operator
 
 
 class Planned(Protocol):
-    """What the plan puts in the place of an activation, as plain numbers evaluated in numpy.
+    """What the plan puts in place of an activation: coefficients, evaluated in numpy.
 
-    The proof compares the emitted nodes with these numbers, and these numbers with the original's own nodes, so that
-    neither is ever its own measure.
+    The proof compares the emitted nodes with the plan, and the plan with the original's own nodes, so that nothing is
+    ever measured by itself.
     """
 
     @property
     def crossings(self) -> NDArray[Any]:
-        """Pre-activations where the program changes quickly; adversarial points gather around them. 1-D."""
+        """Pre-activations where the program changes quickly, 1-D; adversarial points cluster around them."""
         ...
 
     def evaluate(self, y: NDArray[Any], z: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The value at pre-activations `y`, in float64; a gated block multiplies with `z`. Shapes broadcast."""
+        """The value at pre-activations `y`, in float64; a gated block multiplies it by `z`. Shapes broadcast."""
         ...
 
     def float64_rounding(self, y: NDArray[Any], z: NDArray[Any] | None = None) -> NDArray[Any]:
-        """How far any float64 evaluation may be from exact arithmetic there: absolute, in output units."""
+        """Bound on the distance of any float64 evaluation from exact arithmetic: absolute, in output units."""
         ...
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed of one replaced block.
+    """The claim about one replaced block.
 
     Attributes:
         name: the block's name.
-        inputs: the tensors that the replaced region reads: the pre-activation, for a gated block also the value.
-        output: the tensor that it makes.
+        inputs: the tensors that the replaced region reads: the pre-activation and, for a gated block, the value.
+        output: the tensor that the region produces.
         block_inputs: data inputs of the first linear operators.
-        block_outputs: outputs of the second ones.
-        max_error: certified largest error of `planned` against the original function f in exact arithmetic, over
-            max(1, |f|); for a gated block h(g) u over max(1, |h|) |u|.
+        block_outputs: outputs of the second linear operators.
+        max_error: certified maximum error of `planned` against the original function f in exact arithmetic, relative
+            to max(1, |f|); for a gated block h(g) u, relative to max(1, |h|) |u|.
         rounding: what float32 arithmetic may add, in the same unit.
-        elem_type: least precise element type at the ends of the region: what accuracy is judged by.
-        planned: the numbers that take the activation's place.
-        gated: whether `planned` is multiplied with a value; the last of `inputs`.
-        unstable: whether float64 rounding of `planned` is far above that of the operators around it.
-        path: path of the graph that holds the block, as in `GraphView`.
-        width: channels of the block's inputs, None where unknown.
-        domain: largest |pre-activation| that the claim is about; the proof fails when the model's own go beyond it.
-        axis: the axis of the region's channels, counted from the end.
-        heads: where the whole block was replaced, the tensor of the rewritten model that holds what its heads write,
-            [batch, tokens and further rows, channels]; its first rows are `output`. Empty where the region alone was.
-        shapes: tensors that hold shapes, computed from the block's inputs instead of a tensor inside it.
+        elem_type: the least precise element type at the ends of the region, by which accuracy is judged.
+        planned: the plan for the activation.
+        gated: whether `planned` is multiplied by a value, which is the last of `inputs`.
+        unstable: whether the float64 rounding of `planned` far exceeds that of the operators around it.
+        path: path of the graph that contains the block, as in `GraphView`.
+        width: number of channels of the block's inputs; None if unknown.
+        domain: largest |pre-activation| that the claim covers; the proof fails if the model's own exceed it.
+        axis: axis of the region's channels, counted from the end.
+        heads: if the whole block was replaced, the tensor of the rewritten model that holds the output of its heads,
+            [batch, tokens and further rows, channels]; its first rows are `output`. Empty if only the region was
+            replaced.
+        shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
         chunk_size: constant of the rewritten model that bounds the size of its attention patterns, so that a smaller
-            one makes it work in more chunks; empty where there are no chunks.
-        neurons: heads of one chunked attention, None where unknown.
-        bias_tokens: rows that the attention has beside the tokens'.
-        longest: the longest sequence that the block takes, None where any is.
-        accuracy: largest error that the user asked for, over max(1, |f|); 0 where nothing was asked.
+            value means more chunks; empty if there are no chunks.
+        neurons: number of heads of one chunked attention; None if unknown.
+        bias_tokens: number of rows that the attention has besides the tokens.
+        longest: maximum sequence length of the block; None if unlimited.
+        accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Claim:
 
     @property
     def value(self) -> str:
-        """What the activation is multiplied with; the pre-activation itself where there is nothing else."""
+        """The tensor that the activation is multiplied by; the pre-activation itself for a block without a gate."""
         return self.inputs[-1]
 
     @property
@@ -113,15 +114,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Variants:
-    """Other forms of the two models, where claims are about these.
+    """Other forms of the two models that claims may refer to.
 
     Attributes:
-        lowered: the form of the original that the claims name tensors of, where that is not the original itself. It
-            must compute what the original does, and that is proved as well.
-        reweighted: that form with the weights of the rewritten model, where some of them are others: these must make no
-            difference beyond rounding.
-        alone: the rewritten model with blocks that can be cut out, where its own cannot: they are then proved in it,
-            and the rewritten model end to end.
+        lowered: the form of the original whose tensors the claims name, if that is not the original itself. The proof
+            also shows that it computes what the original does.
+        reweighted: that form with the weights of the rewritten model, if they differ; they must make no difference
+            beyond rounding.
+        alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are proved in
+            this form, and the rewritten model itself end to end.
     """
 
     lowered: LoadedModel | None = None
@@ -134,7 +135,7 @@ NO_VARIANTS = Variants()
 
 @dataclass(frozen=True)
 class Side:
-    """One model: where its bytes are, the indices of its graphs, and numpy operators that only float64 knows."""
+    """One model with the indices of its graphs, and numpy operators that exist only in its float64 evaluation."""
 
     model: LoadedModel
     views: Mapping[Path, GraphView]
@@ -151,12 +152,12 @@ class Side:
         return self.views[()]
 
     def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> LoadedModel:
-        """The nodes between two sets of tensors of the claim's graph as a model; weights stay where they are."""
+        """The nodes between two sets of tensors of the claim's graph, as a model; weights stay where they are."""
         view = self.views[claim.path]
         return self.extracted(view, cut(view, inputs, outputs), elem_type=claim.elem_type)
 
     def piece(self, part: Cut) -> LoadedModel:
-        """A part of the main graph as a model of its own, its types as they are."""
+        """A part of the main graph as a model of its own; unknown types are left undeclared."""
         return self.extracted(self.main, part, elem_type=0)
 
     def extracted(self, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT) -> LoadedModel:

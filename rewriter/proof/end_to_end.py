@@ -1,16 +1,17 @@
-"""Proof end to end: the whole rewritten model against the whole original, on one execution provider.
+"""Prove the whole rewritten model against the whole original, on one execution provider.
 
-Three float64 evaluations decide: of the original (the truth), of the original with the plan's numbers as activations
-(`rewriter.proof.planned`), and of the rewritten model. Per output and channel:
+Three float64 evaluations decide: of the original (the truth), of the planned model (`rewriter.proof.planned`), and of
+the rewritten model. Per output and channel:
 
-1. the rewritten model is the planned one up to rounding: in float64 to float64's rounding, on the provider by the pass
-   rule (`rewriter.proof.pass_rule`), without and with onnxruntime's optimisation;
-2. the planned model is close to the original: what certified errors amount to is measured there, printed and capped;
-3. what else should be the original, such as its lowered form, is it up to rounding.
+1. The rewritten model equals the planned one up to rounding: to float64's rounding in float64, and by the pass rule
+   (`rewriter.proof.pass_rule`) on the provider, without and with onnxruntime's optimisation.
+2. The planned model is close to the original. Their distance, the effect of the certified errors, is reported and
+   capped.
+3. Other forms of the original, such as the lowered one, equal it up to rounding.
 
-Where there is no float64 evaluation, or none that is a measure (`rewriter.proof.diagnosis.doubt`), the original stands
-in for it: the rewritten model may be four times as far away as rounding moves the original by itself
-(`rewriter.proof.sensitivity`). The blocks' own proofs are not loosened by that.
+If there is no float64 evaluation, or none that can serve as the truth (`rewriter.proof.diagnosis.doubt`), the original
+stands in: the rewritten model may differ by four times as much as rounding moves the original by itself
+(`rewriter.proof.sensitivity`). This does not loosen the proofs of the blocks.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from rewriter.proof.sensitivity import Sensitivity, rounding, sensitivity
 from rewriter.proof.settings import LARGE
 from rewriter.proof.statistics import OutputStats, against_truth, compare, merge, uncompared
 
+# By element type, what rounding may amount to at the outputs of a whole model, as a share of their scale. Half
+# precision gets fewer eps, because 256 eps of float16 would be a quarter of the scale.
 _ALLOWANCES = {
     onnx.TensorProto.DOUBLE: 256 * 2.0**-52,
     onnx.TensorProto.FLOAT: 256 * 2.0**-23,
@@ -44,24 +47,24 @@ _ALLOWANCES = {
     onnx.TensorProto.BFLOAT16: 8 * 2.0**-7,
 }
 _QUANTISED_ALLOWANCE = 4 * 2.0**-8
-"""Activations quantised to 8 bits: a difference in the last place may move a value by a step."""
+"""For activations quantised to 8 bits: a difference in the last place may move a value by a whole step."""
 
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"}
 _SUSPICIOUS = 64.0
-"""An original this many times the spacing of floats away from float64 is worth a look at every operator."""
+"""If the original is further from float64 than this many eps, every operator of the evaluation is checked."""
 
 CPU = Way("cpu", optimise=True)
-"""What another provider is compared with, as a control."""
+"""The control that other providers are compared with."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """One output against float64, where the rewritten model is worst off; all in output units.
+    """Errors of one output against float64 and their allowance, in output units.
 
     Attributes:
         original: largest error of the original.
         rewritten: largest error of the rewritten model.
-        allowed: what that may be: rounding, and what certified errors amount to.
+        allowed: the allowance for that error: rounding plus the effect of certified errors.
         certified: what certified errors of the head programs amount to at this output.
         scale: largest |value| of the output.
     """
@@ -75,24 +78,23 @@ class Allowance:
 
 @dataclass(frozen=True)
 class ProviderProof:
-    """What was measured on one execution provider.
+    """Measurements on one execution provider.
 
     Attributes:
-        outputs: by output name, rewritten against original, both optimised, over all cases.
-        error_ratio: largest error against float64, rewritten over original, worst over outputs and optimisation
-            levels; None where there is no float64 evaluation.
-        load_seconds: how long onnxruntime took to load original and rewritten, optimised.
-        cpu_nodes: nodes that fell back to the CPU, where the original has no such node.
+        outputs: maps an output to statistics of rewritten against original, both optimised, over all cases.
+        error_ratio: largest error against float64, rewritten over original, the worst over outputs and optimisation
+            levels; None without a float64 evaluation.
+        load_seconds: how long onnxruntime took to load the original and the rewritten model, optimised.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
         failures: what did not hold.
-        distrusted: outputs for which float64 computes something else than rounding could explain, so that the original
-            was the measure.
-        doubt: why float64 is not the measure of those, with the operator; empty where no output gave reason to ask.
-        stand_in: where the original was the measure, by output, how far rounding moves it by itself; as a share of its
-            channel's scale.
-        allowances: by output, its errors against float64 and what they may be; worst of both optimisation levels.
-            Without the outputs that float64 is no measure of.
-        cpu_nodes_of_original: how many nodes of the original fell back to the CPU; None where onnxruntime cannot say.
-        control: on another provider than the CPU, the noise between the two: statistics of the *original* there against
+        distrusted: outputs whose float64 evaluation differs by more than rounding explains, so that the original stood
+            in for it.
+        doubt: the reason, with the operator; empty if no output required the search for one.
+        stand_in: for outputs where the original stood in, how far rounding moves it, as a share of its channel's scale.
+        allowances: for the other outputs, errors against float64 and their allowance; the worse of both optimisation
+            levels.
+        cpu_nodes_of_original: how many nodes of the original fell back to the CPU; None where onnxruntime cannot tell.
+        control: on a provider other than the CPU, the noise between the two: statistics of the *original* there against
             the original on the CPU, both optimised.
     """
 
@@ -111,13 +113,13 @@ class ProviderProof:
 
 @dataclass(frozen=True, eq=False)
 class Evaluations:
-    """The runs of both models, and float64 evaluations, on the same cases.
+    """Runs and float64 evaluations of both models, on the same cases.
 
     Attributes:
-        before: the original; its truth is the truth.
+        before: the original; its float64 evaluation is the truth.
         after: the rewritten model.
-        planned: the original with the plan's numbers as activations, in float64; None without a truth.
-        shaken: the same, every activation off by its float64 rounding; None where that is not worth knowing.
+        planned: the planned model in float64; None without a truth.
+        shaken: the same with every activation perturbed by its float64 rounding; None where that rounding is ordinary.
         lowered: the original with fused operators taken apart, in float64; None where none were.
         merged: the original with fewer neurons, in float64; None where none were merged.
     """
@@ -132,7 +134,16 @@ class Evaluations:
 
 @dataclass(frozen=True, eq=False)
 class _Truth:
-    """One output in float64, case by case."""
+    """One output in float64, case by case.
+
+    Attributes:
+        channels: its channels, by the truth.
+        right: the original, which is the truth.
+        planned: the planned model.
+        rebuilt: the rewritten model.
+        granted: [channels] the effect of the programs' float64 rounding.
+        carried: [channels] the effect of the certified errors, and `granted`.
+    """
 
     channels: Channels
     right: Sequence[Array]
@@ -144,7 +155,7 @@ class _Truth:
 
 @dataclass(eq=False)
 class _Aside:
-    """The original by itself, looked at only where an output asks for it."""
+    """Expensive facts about the original, computed once and only if an output needs them."""
 
     original: LoadedModel
     runs: Evaluations
@@ -155,16 +166,17 @@ class _Aside:
 
     @cached_property
     def doubt(self) -> Doubt:
-        """Why it is far from its float64 evaluation."""
+        """Why the original is far from its float64 evaluation."""
         self.asked = True
         return self.why()
 
     @cached_property
     def sensitivity(self) -> Sensitivity | None:
-        """How far rounding moves its outputs; None where the model is too large to be run with noise."""
+        """How far rounding moves the outputs; None if the model is too large to be run with noise."""
         if self.original.size > LARGE:
             return None
         plain = self.runs.before.ways[Way(self.provider, optimise=False)].results
+        # The claims may be about a lowered form, whose tensors the original does not all have.
         known = {name for node in self.original.proto.graph.node for name in node.output}
         claims = [claim for claim in self.claims if not claim.path and {claim.gate, claim.output} <= known]
         return sensitivity(self.original, self.runs.before.cases, plain, self.provider, claims=claims)
@@ -177,15 +189,18 @@ def judge_end_to_end(
 
     Args:
         original: the original model.
-        runs: its runs, on the provider in both ways, and on the CPU, optimised, too; those of the rewritten model.
-        claims: all that was replaced.
+        runs: runs of both models on the provider in both ways, and of the original on the CPU, optimised, as well.
+        claims: one for every replaced block.
         provider: execution provider.
         why: finds out why the original is far from its float64 evaluation.
     """
     before, after = runs.before, runs.after
+    # Both ways are judged: without optimisation the arithmetic is that of the file, with it that of deployment, where
+    # fusion may treat the two models differently.
     ways = [Way(provider, optimise) for optimise in (False, True)]
     plain = before.ways[ways[0]].results
     coarse, aside = coarsest_allowance(original.proto), _Aside(original, runs, claims, provider, why)
+    # A user who asks for coarse programs accepts their effect; the cap protects everyone else.
     asked = _AMPLIFIED * max((claim.accuracy for claim in claims), default=0.0)
     failures: list[str] = []
     ratios: list[float] = []
@@ -198,6 +213,7 @@ def judge_end_to_end(
         truth = _truth(runs, name)
         judge = _Judge(name, [case[name] for case in plain], truth, coarse, aside)
         if truth is not None:
+            # In float16 and coarser types four roundings exceed the usual cap.
             failures += judge.exact(runs, max(CAP, 4.0 * judge.eps, asked), _advice(claims))
             distrusted += [] if judge.trusted else [name]
         for way in ways:
@@ -247,14 +263,14 @@ def _truth(runs: Evaluations, name: str) -> _Truth | None:
 
 @dataclass(eq=False)
 class _Judge:
-    """One output of the rewritten model.
+    """The pass rule for one output of the rewritten model.
 
     Attributes:
         name: the output.
-        plain: what the original gives, not optimised, case by case.
-        truth: its float64 evaluations, None where there are none.
-        coarse: the rounding of the coarsest arithmetic in the model, as a share of each channel's scale.
-        aside: the original by itself.
+        plain: values of the original, not optimised, case by case.
+        truth: its float64 evaluations; None if there are none.
+        coarse: rounding of the coarsest arithmetic in the model, as a share of each channel's scale.
+        aside: expensive facts about the original.
     """
 
     name: str
@@ -265,12 +281,16 @@ class _Judge:
 
     @property
     def eps(self) -> float:
-        """The spacing of floats in the output's type."""
+        """Distance from 1 to the next larger number in the output's type."""
         return float(ml_dtypes.finfo(self.plain[0].dtype).eps)
 
     @cached_property
     def trusted(self) -> bool:
-        """Whether there is a float64 evaluation that is a measure: of the same function as the original's."""
+        """Whether there is a float64 evaluation that can serve as the truth: of the same function as the original.
+
+        From `_SUSPICIOUS` on, the operators are audited too: a wrong one could be less far off than the coarsest
+        rounding in the model explains.
+        """
         if self.truth is None:
             return False
         channels, right = self.truth.channels, self.truth.right
@@ -281,27 +301,31 @@ class _Judge:
         return believed(self.plain, right, self.coarse) or self.aside.doubt.trusted
 
     def noise(self, old: Sequence[Array]) -> Wide:
-        """[channels] how far rounding moves the original, where it stands in for float64."""
+        """[channels] How far rounding moves the original, where it stands in for float64."""
         channels = Channels.of(old)
+        # What optimisation changes in the original is one sample of its rounding, and costs nothing.
         told = channels.errors(self.plain, old)
         moved = self.aside.sensitivity
         if moved is None:
+            # Divided by the factor that the pass rule multiplies by.
             return np.maximum(told, channels.scale * self.coarse / FACTOR)
         return rounding(channels, np.maximum(told, moved.errors(self.name, channels)), self.eps)
 
     def exact(self, runs: Evaluations, cap: float, advice: str) -> list[str]:
-        """What is wrong in float64, where rounding hides nothing."""
+        """Failures in float64, where rounding hides nothing."""
         if self.truth is None:
             return []
         truth, channels = self.truth, self.truth.channels
         noise = channels.rounding(channels.errors(self.plain, truth.right, self.plain), self.eps)
         if not self.trusted:
+            # The original's distance from float64 is not rounding then. But rewritten and planned model are both
+            # evaluated in float64 and decide alike, so their comparison stays as sharp as for an exact original.
             noise = channels.scale * self.eps
         failures = []
         found = worst(channels.errors(truth.rebuilt, truth.planned), exact_rounding(noise, self.eps), truth.granted)
         if not found.holds:
             failures.append(
-                f"output {self.name}: in float64 the rewritten model is {found.error:.3g} away from its plan, more "
+                f"output {self.name}: in float64 the rewritten model differs from its plan by {found.error:.3g}, more "
                 f"than the {found.allowed:.3g} that rounding explains"
             )
         # Lowering changes no number, so float64 sees nothing but its own rounding; merged weights are rounded anew.
@@ -314,7 +338,7 @@ class _Judge:
                 continue
             found = worst(channels.errors([case[self.name] for case in results], truth.right), rounding_there)
             if not found.holds:
-                failures.append(f"output {self.name}: {what} computes something else, {found.text}")
+                failures.append(f"output {self.name}: {what} does not compute what the original does, {found.text}")
         share = channels.share(truth.carried)
         if not share <= cap:
             failures.append(
@@ -326,9 +350,9 @@ class _Judge:
     def on(
         self, way: Way, old: Sequence[Array], new: Sequence[Array]
     ) -> tuple[float | None, Allowance | None, str | None]:
-        """The ratio of errors in one way to run the models, the allowance, and what is wrong there.
+        """The ratio of errors, the allowance and the failure in one way of running the models; None for what is absent.
 
-        Where float64 computes something else the ratio is still told, but the original stands in to judge by.
+        If the float64 evaluation is not trusted the ratio is still reported, but the original stands in for the truth.
         """
         if self.truth is None:
             return None, None, self._against_original(way, old, new)
@@ -345,22 +369,23 @@ class _Judge:
 
     def _against_original(self, way: Way, old: Sequence[Array], new: Sequence[Array]) -> str | None:
         channels = Channels.of(old)
+        # Both sides of this comparison round on the provider, and the rewritten model has its certified errors besides.
         granted = np.zeros(()) if self.truth is None else self.truth.carried
         excess = worst(channels.errors(new, old), self.noise(old), granted)
         return None if excess.holds else f"output {self.name}: {excess.text} on {way}"
 
 
 def _worse(one: Allowance | None, other: Allowance) -> Allowance:
-    """The one of two with the larger error."""
+    """The allowance with the larger error."""
     return one if one is not None and one.rewritten >= other.rewritten else other
 
 
 _AMPLIFIED = 32.0
-"""Where the user asked for a coarse program, its error may grow by this much on the way to the outputs."""
+"""How much the error of a program that the user asked for may grow on the way to the outputs."""
 
 
 def _advice(claims: Sequence[Claim]) -> str:
-    """What the user can do about certified errors that amount to too much."""
+    """What the user can do if the effect of certified errors is too large."""
     if not claims:
         return ""
     helps = "ask for closer programs with --accuracy, or leave the block with --skip"
@@ -381,7 +406,7 @@ def _statistics(old: Results, new: Results, truth: Results | None = None) -> dic
 
 
 def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
-    """The nodes of the rewritten model on the CPU that the original has not there, and how many it has there."""
+    """CPU nodes of the rewritten model that are not CPU nodes of the original, and the number of the latter."""
     if before.cpu_nodes is None or after.cpu_nodes is None:
         return (), None
     there = set(before.cpu_nodes)
@@ -389,7 +414,7 @@ def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
 
 
 def coarsest_allowance(model: onnx.ModelProto) -> float:
-    """The allowance of the coarsest arithmetic in the model: its weights' types, its casts, its quantisers."""
+    """Rounding of the coarsest arithmetic in the model, by the types of its weights, its casts and its quantisers."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     found = [_ALLOWANCES[onnx.TensorProto.FLOAT]]
@@ -401,7 +426,7 @@ def coarsest_allowance(model: onnx.ModelProto) -> float:
 
 
 def _disparities(before: Results, after: Results, where: str) -> list[str]:
-    """What no tolerance forgives: shapes, types, NaN, infinities, and integers that differ."""
+    """What no tolerance can excuse: differences in shape, type, NaN, infinities and integers."""
     found: dict[str, None] = {}
     for name in before[0]:
         for old, new in zip(before, after, strict=True):
@@ -409,7 +434,7 @@ def _disparities(before: Results, after: Results, where: str) -> list[str]:
             if not (stats.same_shape and stats.same_dtype):
                 found[f"output {name}: shape or element type differs on {where}"] = None
             elif not (stats.nan_parity and stats.inf_parity):
-                found[f"output {name}: NaN or infinite at other places than the original on {where}"] = None
+                found[f"output {name}: NaN or infinite at other places than in the original on {where}"] = None
             elif not is_float(old[name].dtype) and stats.max_abs > 0.0:
                 found[f"output {name}: its values are not floating-point and differ on {where}"] = None
     return list(found)

@@ -1,8 +1,8 @@
-"""The pass rule for one tensor of any two models, A and B: an output, a boundary, the end of a part.
+"""Apply the pass rule to one tensor of any two models A and B: an output, a boundary, the end of a part.
 
-Against the float64 evaluation of A where there is one to be believed, per channel (`rewriter.proof.pass_rule`). Else A
-itself stands in, and B may be as far from it as A is from itself when it rounds differently
-(`rewriter.proof.sensitivity`). Shapes, types, NaN and infinities must agree in any case.
+A credible float64 evaluation of A is the truth (`rewriter.proof.pass_rule`). Without one A itself stands in, and B may
+differ from it by as much as A moves when it rounds differently (`rewriter.proof.sensitivity`). Shapes, types, NaN and
+infinities must agree in any case.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rewriter.proof.sensitivity import rounding
 from rewriter.proof.statistics import STRINGS, compare
 
 Moved = Callable[[Channels], Wide]
-"""[channels] how far A moves under rounding; called only where A stands in, and B does not hold without."""
+"""[channels] How far A moves under rounding. Expensive: called only where A stands in and B fails without it."""
 
 Planned = Callable[[], Sequence[Sequence[Array]]]
-"""Float64 evaluations of A with certified programs, each case by case; called only where B does not hold without."""
+"""Float64 evaluations of A with certified programs, each case by case. Called only where B fails without them."""
 
 Rule = Literal["float64", "original", "tolerance", "equal", "nothing"]
 """What judges a tensor; the last but one for values that are not floating-point."""
 
 _SUSPECT = 8.0
-"""Beyond this many times its coarse share, rounding does not explain how far an original is from float64."""
+"""A distance from float64 beyond this many times the coarsest rounding in the model is not explained by rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What the models give for one tensor, case by case.
+    """Values of one tensor, case by case.
 
     Attributes:
-        plain: A, without graph optimisation.
-        old: A, run as B is.
-        new: B.
-        right: A in float64; None where there is no such evaluation.
+        plain: of A, without graph optimisation.
+        old: of A, run in the same way as B.
+        new: of B.
+        right: of A in float64; None if there is no such evaluation.
     """
 
     plain: Sequence[Array]
@@ -57,17 +57,17 @@ class Values:
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found of one tensor; errors are those of the channel with the least room, in its units.
+    """The verdict on one tensor. Errors are those of the channel with the least room, in output units.
 
     Attributes:
-        rule: `float64`, `original` (it stands in), `equal` (values that are not floating-point).
+        rule: `float64`, `original` (A stands in), or `equal` (values that are not floating-point).
         channel: that channel.
         error_a: error of A against float64; None where A stands in.
-        error_b: error of B; infinite where no tolerance would help.
-        allowed: what that may be; 0 where nothing would help.
+        error_b: error of B; infinite if no tolerance would help.
+        allowed: the allowance for `error_b`; 0 if no tolerance would help.
         ratio: largest error of B over that of A, over all channels; None where A stands in.
-        reason: why it does not hold.
-        share: where A stands in, the most that is allowed for rounding, as a share of its channel's scale.
+        reason: why B fails; None if it passes.
+        share: where A stands in, the largest allowance for rounding, as a share of its channel's scale.
     """
 
     rule: Rule
@@ -81,17 +81,19 @@ class Judged:
 
 
 def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judged:
-    """Apply the rule.
+    """Apply the rule to one tensor.
 
     Args:
-        values: the tensor.
-        coarse: how far A may be from a float64 evaluation that is to be believed, as a share of its scale, up to a
-            factor.
-        moved: see there.
-        planned: see there.
+        values: its values in both models.
+        coarse: rounding of the coarsest arithmetic in A, as a share of the scale; a float64 evaluation that is much
+            further away is not credible.
+        moved: how far A moves under rounding.
+        planned: A with certified programs.
     """
     if not is_float(values.old[0].dtype):
         return _equal(values)
+    # Parity is judged on the provider's results even if there is a float64 evaluation: A may overflow where that does
+    # not, and B must do the same.
     exact = values.right is not None and believed(values.plain, values.right, coarse)
     apart = disparity(values.old, values.new)
     if apart is not None:
@@ -100,7 +102,7 @@ def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judg
 
 
 def believed(plain: Sequence[Array], right: Sequence[Array], coarse: float) -> bool:
-    """Whether a float64 evaluation is that of the same function: A is off by rounding only, and finite where it is."""
+    """Whether a float64 evaluation is credible: A differs from it by rounding only, and is finite only where it is."""
     channels = Channels.of(right)
     known = zip(plain, right, strict=True)
     return channels.share(channels.errors(plain, right, plain)) <= _SUSPECT * coarse and all(
@@ -109,7 +111,7 @@ def believed(plain: Sequence[Array], right: Sequence[Array], coarse: float) -> b
 
 
 def disparity(old: Sequence[Array], new: Sequence[Array]) -> str | None:
-    """What no tolerance forgives."""
+    """What no tolerance can excuse: differences in shape, type, NaN and infinities. None if there are none."""
     for ours, theirs in zip(old, new, strict=True):
         if ours.shape != theirs.shape:
             return f"has shape {list(theirs.shape)} instead of {list(ours.shape)}"
@@ -125,7 +127,7 @@ def disparity(old: Sequence[Array], new: Sequence[Array]) -> str | None:
 
 
 def ratio_of(error_b: float, error_a: float, floor: float) -> float:
-    """Error of B over error of A, where either counts as half of `floor` at least; 1 where they are equal."""
+    """Error of B over error of A, either counted as at least half of `floor`; 1 if both are below that."""
     least = max(0.5 * floor, float(np.finfo(np.float64).tiny))
     return max(error_b, least) / max(error_a, least)
 
@@ -143,6 +145,7 @@ def _stand_in(values: Values, moved: Moved) -> Judged:
     errors, told = channels.errors(values.new, values.old), channels.errors(values.plain, values.old)
     noise = rounding(channels, told, values.eps)
     excess = worst(errors, noise)
+    # What optimisation changes in A often suffices, and costs nothing; noisy runs of A do cost.
     if not excess.holds:
         noise = rounding(channels, np.maximum(told, moved(channels)), values.eps)
         excess = worst(errors, noise)
@@ -164,6 +167,7 @@ def _three_way(values: Values, planned: Planned) -> Judged:
     errors_a, errors_b = (channels.errors(given, right, values.old) for given in (values.old, values.new))
     noise = channels.rounding(errors_a, values.eps)
     excess = worst(errors_b, noise)
+    # Rounding alone explains most results; only the others need another float64 evaluation of A.
     if not excess.holds:
         excess = worst(errors_b, noise, _carried(channels, right, planned()))
     top_a, top_b, floor = (float(np.max(each, initial=0.0)) for each in (errors_a, errors_b, channels.scale))
@@ -179,7 +183,7 @@ def _three_way(values: Values, planned: Planned) -> Judged:
 
 
 def _carried(channels: Channels, right: Sequence[Array], programs: Sequence[Sequence[Array]]) -> Wide:
-    """[channels] what certified errors amount to, capped."""
+    """[channels] The effect of certified errors, capped."""
     carried: Wide = np.zeros(channels.scale.shape)
     for results in programs:
         carried = np.maximum(carried, channels.errors(results, right))

@@ -1,8 +1,8 @@
-"""A copy of a model with noise on the tensors that its linear operators and quantisers read.
+"""Copy a model and add noise to the operands of its linear operators and quantisers.
 
-The noise of a value x is x size sin(FREQUENCY x + draw): at most `size`, relative, unrelated from one value to the
-next, and the same in every run. It needs no random numbers and no shapes, so it reaches bodies of control flow too. Its
-size and phase are further inputs of the model, so that one session serves all draws.
+The noise of a value x is x size sin(FREQUENCY x + draw): at most `size` in relative terms, uncorrelated between values,
+and the same in every run. It needs neither random numbers nor shapes, so it works in control-flow bodies too. Its size
+and phase are additional inputs of the model, so that one session serves all draws.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from rewriter.proof.claims import Claim
 from rewriter.proof.distance import Array
 
 FREQUENCY = 12345.678
-"""Values that differ by 1e-3 or more get unrelated noise."""
+"""Makes the noise of values that differ by 1e-3 or more uncorrelated."""
 
 _HALF_STEPS = 2.0
-"""The most units in the last place in half precision: they are coarse themselves."""
+"""Maximum size of the noise in half precision, in units in the last place: these are coarse by themselves."""
 
 QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
-"""Operators that round floats to few bits."""
+"""Operators that round floats to a few bits."""
 
 _MIXERS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "RNN", "GRU", "LSTM", *QUANTISERS}
-"""Operators of ai.onnx that add up many values, or round them; so do most operators of other domains."""
+"""Operators of ai.onnx that sum many values or quantise them. Every operator of another domain counts as one."""
 
 _WIDE: Mapping[int, int] = {
     TensorProto.FLOAT: TensorProto.FLOAT,
     TensorProto.DOUBLE: TensorProto.DOUBLE,
     TensorProto.FLOAT16: TensorProto.FLOAT,
 }
-"""Element types that get noise, and the type that it is computed in: onnxruntime has no Sin in float16."""
+"""Element types that receive noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
 _OPSET = 7
-"""The first in which elementwise operators broadcast by themselves."""
+"""First opset in which elementwise operators broadcast without an attribute; older graphs receive no noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """A tensor that gets noise.
+    """A tensor that receives noise.
 
     Attributes:
         kind: its element type.
-        claim: what is claimed of it, where it is an activation.
+        claim: the claim about it, if it is a claimed activation.
     """
 
     kind: int
@@ -61,12 +61,12 @@ class _Point:
 
 @dataclass(frozen=True, eq=False)
 class NoisyModel:
-    """A model in which tensors have noise.
+    """A model with noise.
 
     Attributes:
-        proto: the model, with further scalar inputs.
-        points: the tensors.
-        prefix: what the names of the further inputs begin with.
+        proto: the model, with additional scalar inputs.
+        points: the tensors that receive noise.
+        prefix: prefix of the names of the additional inputs.
     """
 
     proto: onnx.ModelProto
@@ -74,7 +74,7 @@ class NoisyModel:
     prefix: str
 
     def feeds(self, steps: float, draw: int) -> dict[str, Array]:
-        """The values of the further inputs, for noise of so many units in the last place."""
+        """Values of the additional inputs, for noise of `steps` units in the last place."""
         given: dict[str, Array] = {}
         for kind in {point.kind for point in self.points}:
             size = relative_size(helper.tensor_dtype_to_np_dtype(kind), steps)
@@ -93,12 +93,12 @@ def with_noise(
     ends: Sequence[str] = (),
     types: Mapping[str, int] | None = None,
 ) -> NoisyModel:
-    """A copy in which every tensor that a mixing operator reads has noise.
+    """A copy in which every operand of a mixing operator has noise.
 
     Args:
         model: the model.
-        claims: about activations of it: what is granted to their programs is noise too.
-        ends: further tensors of the main graph that have noise.
+        claims: claims about its activations; the errors that they grant count as noise.
+        ends: further tensors of the main graph that receive noise.
         types: element types of tensors of the main graph that inference does not know (`untyped`).
     """
     result = onnx.ModelProto()
@@ -106,6 +106,7 @@ def with_noise(
     prefix = _unused(model)
     points: list[_Point] = []
     for view in all_views(model):
+        # Types, claims and ends are named for the main graph; a body may use the same names for other tensors.
         known = {} if view.path else {name: TensorType(kind, None) for name, kind in (types or {}).items()}
         typed = replace(view, types={**view.types, **known})
         there = {claim.output: claim for claim in claims if claim.path == view.path}
@@ -121,12 +122,12 @@ def with_noise(
 
 
 def untyped(view: GraphView) -> list[str]:
-    """The tensors that a mixing operator reads, of unknown element type: what operators of other domains make."""
+    """Operands of mixing operators whose element type inference does not know: results of custom operators."""
     return [name for name in _read(view) if not view.type_of(name).elem_type]
 
 
 def moved(array: Array, steps: float, draw: int) -> Array:
-    """The same noise on an input. Whole numbers stay: they are masks, flags and positions, and exact."""
+    """The same noise on an input array. Whole numbers are exact and stay as they are: masks, flags, positions."""
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         noisy = wide + wide * np.sin(FREQUENCY * wide + draw) * relative_size(array.dtype, steps)
@@ -135,7 +136,7 @@ def moved(array: Array, steps: float, draw: int) -> Array:
 
 
 def relative_size(dtype: DTypeLike, steps: float) -> float:
-    """So many units in the last place of an element type, over the value."""
+    """The relative size of `steps` units in the last place of an element type."""
     info = ml_dtypes.finfo(dtype)
     return (min(steps, _HALF_STEPS) if info.bits == 16 else steps) * float(info.eps)
 
@@ -145,16 +146,18 @@ def _scalar(value: float, kind: int) -> Array:
 
 
 def _points(view: GraphView, claims: Mapping[str, Claim], ends: Sequence[str]) -> dict[str, _Point]:
-    """The tensors of a graph that get noise."""
+    """The tensors of a graph that receive noise."""
     if view.opsets.get("", 0) < _OPSET:
         return {}
     names = dict.fromkeys((*(name for name in (*claims, *ends) if name in view.producer), *_read(view)))
+    # Integers, booleans and types without a kernel of Sin get none.
     kinds = {name: view.type_of(name).elem_type for name in names}
     return {name: _Point(kind, claims.get(name)) for name, kind in kinds.items() if kind in _WIDE}
 
 
 def _read(view: GraphView) -> list[str]:
-    """The tensors that a mixing operator reads, constants and inputs apart."""
+    """The operands of mixing operators that nodes compute."""
+    # Weights are the same in both models and would double in size; inputs receive their noise in numpy (`moved`).
     constants = Constants(view)
     names = dict.fromkeys(name for node in view.nodes if _mixes(view, node) for name in node.input)
     return [name for name in names if name in view.producer and name not in constants]
@@ -175,6 +178,8 @@ def _unused(model: onnx.ModelProto) -> str:
 
 
 def _inject(graph: onnx.GraphProto, points: Mapping[str, _Point], prefix: str) -> None:
+    # The producer writes to a new name and the noise restores the old one, so that no graph output and no consumer, in
+    # whatever body, has to be renamed.
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         copy = onnx.NodeProto()
@@ -189,7 +194,7 @@ def _inject(graph: onnx.GraphProto, points: Mapping[str, _Point], prefix: str) -
 
 
 def _noise(name: str, point: _Point, prefix: str) -> Iterator[onnx.NodeProto]:
-    """The nodes of x + size x sin(frequency x + phase), for a claimed activation with its error beside `size x`."""
+    """The nodes of x + size x sin(frequency x + phase); for a claimed activation, its error is added to `size x`."""
     kind, claim = point.kind, point.claim
     size, phase, frequency = (f"{prefix}{what}_{kind}" for what in ("size", "phase", "frequency"))
     own, wide = f"{prefix}{name}/", _WIDE[kind]
@@ -209,7 +214,8 @@ def _noise(name: str, point: _Point, prefix: str) -> Iterator[onnx.NodeProto]:
 
 
 def _granted(claim: Claim, kind: int, prefix: str) -> Iterator[onnx.NodeProto]:
-    """The nodes of error max(1, |x|), of a gate h(g) u error max(1, |x|, |u|): certified errors are over these."""
+    """The nodes of error max(1, |x|), or error max(1, |x|, |u|) for a gate h(g) u: the unit of certified errors."""
+    # With x = h(g) u, the unit max(1, |h|) |u| of a gated block is the larger of |u| and |x|.
     own = f"{prefix}{claim.output}/"
     units = [f"{prefix}one_{kind}", f"{own}size"]
     yield helper.make_node("Abs", [f"{own}x"], [f"{own}size"])

@@ -1,14 +1,14 @@
-"""The pass rule, in one place: how far a tensor may be from the truth.
+"""The pass rule: how far a tensor may be from the truth.
 
 With e(model) the largest distance of a model's output from a float64 evaluation, per channel,
 
     e(rewritten) <= 4 max(e(original), 3 median e(original), eps) + certified,
 
-every term in units of its channel's scale. The first term is rounding: the original's own, its typical value over all
-channels where one channel was lucky, and the spacing of floats where the original happens to be exact. `certified` is
-what certified program errors amount to at that output; it is never measured on the model under test
-(`rewriter.proof.planned`). Channels keep their allowances to themselves: one logit of -1e9 buys nothing for the others.
-See docs/decisions/0004-pass-rule.md.
+where every term is in units of its channel's scale. The first term is rounding: the original's own; the typical value
+over all channels, for a channel that was lucky; and the spacing of floats, for an original that happens to be exact.
+`certified` is the effect of certified program errors at that output; it is never measured on the model under test
+(`rewriter.proof.planned`). Allowances are per channel, so a logit of -1e9 loosens no other channel. See
+docs/decisions/0004-pass-rule.md.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ __all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "exact_rounding", "wor
 Wide = NDArray[np.float64]
 
 LUCK = 3.0
-"""A channel counts as rounded at least by this many times what the median channel is: it may have been lucky."""
+"""A channel's rounding counts as at least this many times that of the median channel, since it may have been lucky."""
 
 SLACK = 16.0
-"""What float64 evaluations may differ by, in units of the original's rounding scaled down to float64."""
+"""How far float64 evaluations may differ, in units of the original's rounding scaled down to float64."""
 
 CAP = 1e-3
-"""What certified errors may amount to at an output, as a share of its channel's scale."""
+"""Maximum effect of certified errors at an output, as a share of its channel's scale."""
 
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """How the elements of one output fall into channels.
+    """The division of an output's elements into channels.
 
-    The first axis, and every axis whose size differs between cases, counts samples (batch, tokens); the other axes
+    The first axis, and every axis whose size differs between cases, counts samples (batch, tokens); the remaining axes
     count channels.
 
     Attributes:
-        samples: the axes that count samples; None where the cases have nothing in common, so that all is one channel.
-        scale: [channels] largest finite |truth| of each channel; at least the median of those that are not all zero.
+        samples: the axes that count samples; None if the ranks of the cases differ, so that all is one channel.
+        scale: [channels] Largest finite |truth| of each channel, at least the median over channels that are not zero.
     """
 
     samples: tuple[int, ...] | None
@@ -55,15 +55,16 @@ class Channels:
         """The channels of an output, from its true values case by case."""
         samples = _sample_axes([value.shape for value in truth])
         top = _largest([_finite_magnitude(value) for value in truth], samples)
+        # A channel that is nearly zero on these inputs would otherwise allow nothing but exact results.
         used = np.sort(top[top > 0.0], axis=None)
         middle = used[(used.size - 1) // 2] if used.size else 0.0
         return cls(samples, np.maximum(top, middle))
 
     def errors(self, values: Sequence[Array], truth: Sequence[Array], known: Sequence[Array] | None = None) -> Wide:
-        """[channels] largest distance over the cases, in output units.
+        """[channels] Largest distance over the cases, in output units.
 
-        Elements are left out where the truth is not finite, or where `known` is not: those are judged by parity. A
-        wrong shape is infinitely far.
+        Elements where the truth or `known` is not finite are left out, since parity judges them. A wrong shape is an
+        infinite distance.
         """
         if any(value.shape != right.shape for value, right in zip(values, truth, strict=True)):
             return np.full(self.scale.shape, np.inf)
@@ -73,7 +74,7 @@ class Channels:
         return _largest(gaps, self.samples)
 
     def rounding(self, errors: Wide, eps: float) -> Wide:
-        """[channels] the rounding that counts as the original's, given its errors: see the module's rule."""
+        """[channels] The rounding attributed to the original, given its errors; see the rule above."""
         relative = self._relative(errors)
         typical = LUCK * float(np.median(relative)) if relative.size else 0.0
         return self.scale * np.maximum(np.maximum(relative, typical), eps)
@@ -90,13 +91,13 @@ class Channels:
 
 @dataclass(frozen=True)
 class Excess:
-    """The channel of an output that is worst off.
+    """The channel of an output with the least room.
 
     Attributes:
         channel: its index.
         error: its largest error, in output units.
-        allowed: what that may be.
-        rounding: the part of it that is the original's own rounding, before the factor.
+        allowed: the allowance for that error.
+        rounding: the original's own rounding in that allowance, before the factor.
     """
 
     channel: tuple[int, ...]
@@ -111,7 +112,7 @@ class Excess:
 
     @property
     def text(self) -> str:
-        """The failure in words, with what the allowance consists of."""
+        """The failure in words, with the terms of the allowance."""
         place = f" in channel {', '.join(map(str, self.channel))}" if self.channel else ""
         parts = f"{FACTOR:g} x {self.rounding:.3g} (the original's rounding)"
         further = self.allowed - FACTOR * self.rounding
@@ -121,10 +122,12 @@ class Excess:
 
 
 def worst(errors: Wide, rounding: Wide, certified: Wide | float = 0.0) -> Excess:
-    """Apply the rule to every channel; returns the one with the least room."""
+    """Apply the rule to every channel and return the one with the least room."""
     allowed = FACTOR * rounding + certified
     if not errors.size:
         return Excess((), 0.0, 0.0, 0.0)
+    # The share of the allowance that is used. Where the allowance is 0, NaN or exceeded, quotients are made comparable:
+    # any excess ranks above any channel that holds.
     with np.errstate(all="ignore"):
         use = np.where(errors <= allowed, np.where(allowed > 0.0, errors / allowed, 0.0), np.inf)
         use = np.where(np.isinf(use), np.maximum(2.0, np.nan_to_num(errors / allowed, nan=np.inf, posinf=1e300)), use)
@@ -136,9 +139,9 @@ def worst(errors: Wide, rounding: Wide, certified: Wide | float = 0.0) -> Excess
 
 
 def exact_rounding(rounding: Wide, eps: float) -> Wide:
-    """[channels] the same where both sides are float64: rounding shrinks with the spacing of floats.
+    """[channels] The allowance where both sides are float64: rounding shrinks with the spacing of floats.
 
-    `SLACK` leaves room for operators that the two sides evaluate in another order.
+    `SLACK` leaves room for operations that the two sides evaluate in a different order.
     """
     return rounding * (SLACK * float(np.finfo(np.float64).eps) / eps)
 

@@ -1,9 +1,9 @@
-"""The original with the plan's numbers in the place of its activations: what the rewritten model should compute.
+"""The planned model: the original with the plan in place of its activations, which the rewritten model should equal.
 
-Each claimed activation becomes one node of a private domain that numpy evaluates in float64 from the head program's
-coefficients (`Claim.planned`). No emitted node takes part. The proof therefore splits in two: how far the planned model
-is from the original is what the certified errors amount to; how far the rewritten model is from the planned one must
-be rounding alone. A wrong node, weight or splice cannot pass for a certified error.
+Each claimed activation becomes one node of a private domain, which numpy evaluates in float64 from the coefficients of
+the head program (`Claim.planned`); no emitted node takes part. This splits the proof in two: the distance of the
+planned model from the original is the effect of the certified errors, and the distance of the rewritten model from the
+planned one must be rounding alone. A wrong node, weight or splice therefore cannot pass for a certified error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PlannedOperator:
     """A head program as an operator of the float64 evaluation.
 
     Attributes:
-        planned: the plan's numbers.
-        shaken: whether the largest float64 rounding error is added, with alternating signs, to see what it amounts to.
-        reached: largest finite |pre-activation| that it was evaluated at, under the key "y".
+        planned: the plan.
+        shaken: whether to add the largest float64 rounding error, with alternating signs, to see what it amounts to.
+        reached: largest finite |pre-activation| that was evaluated so far, under the key "y".
     """
 
     planned: Planned
@@ -51,7 +51,7 @@ class PlannedOperator:
 
 
 def planned_side(original: Side, claims: Sequence[Claim]) -> Side:
-    """The original, in the form that the claims name tensors of, with every claimed activation as planned."""
+    """The original, in the form whose tensors the claims name, with every claimed activation as planned."""
     proto = onnx.ModelProto()
     proto.CopyFrom(original.model.proto)
     own: dict[tuple[str, str], Operator] = {}
@@ -59,6 +59,7 @@ def planned_side(original: Side, claims: Sequence[Claim]) -> Side:
         name = f"Program{number}"
         own[DOMAIN, name] = PlannedOperator(claim.planned)
         _put(graph_at(proto, claim.path), claim, name)
+        # Type inference stops at the private operator, and what depends on it would lose its types with it.
         kind = original.views[claim.path].type_of(claim.output)
         if kind.elem_type:
             value = onnx.helper.make_tensor_value_info(claim.output, kind.elem_type, kind.shape)
@@ -68,7 +69,7 @@ def planned_side(original: Side, claims: Sequence[Claim]) -> Side:
 
 
 def shaken(planned: Side) -> Side:
-    """The planned model with every activation off by its largest float64 rounding error, in alternating directions."""
+    """The planned model with every activation perturbed by its largest float64 rounding error, in mixed directions."""
     own = {
         key: replace(item, shaken=True) if isinstance(item, PlannedOperator) else item
         for key, item in planned.own.items()
@@ -77,7 +78,7 @@ def shaken(planned: Side) -> Side:
 
 
 def reached(side: Side, claims: Sequence[Claim]) -> dict[str, float]:
-    """Block name to the largest |pre-activation| that its planned activation was evaluated at, bodies included."""
+    """Maps each block to the largest |pre-activation| at which its plan was evaluated, in control-flow bodies too."""
     operators = zip(claims, side.own.values(), strict=True)
     return {
         claim.name: operator.reached["y"]
@@ -87,7 +88,8 @@ def reached(side: Side, claims: Sequence[Claim]) -> dict[str, float]:
 
 
 def _put(graph: onnx.GraphProto, claim: Claim, name: str) -> None:
-    """Let a node of the private domain make the claim's output."""
+    """Replace the producer of the claim's output by a node of the private domain."""
+    # The region's other nodes stay: dead ones are not evaluated.
     place = next(index for index, node in enumerate(graph.node) if claim.output in node.output)
     inputs = [claim.gate, claim.value] if claim.gated else [claim.gate]
     node = onnx.helper.make_node(name, inputs, [claim.output], f"{claim.name}/planned", domain=DOMAIN)
@@ -95,5 +97,5 @@ def _put(graph: onnx.GraphProto, claim: Claim, name: str) -> None:
 
 
 def _signs(count: int) -> Array:
-    """+1 and -1 in a fixed order without a pattern."""
+    """+1 and -1 in a fixed pseudo-random order."""
     return np.random.default_rng(0).integers(0, 2, count) * 2.0 - 1.0

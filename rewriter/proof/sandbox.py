@@ -1,13 +1,13 @@
-"""A proof in a child process, with limits on memory and time.
+"""Run a proof in a child process, with limits on memory and time.
 
-A model that crashes onnxruntime, exhausts memory or never ends takes the child down and not the caller, who gets a
-one-line ValidationError. Three parts, in this order: the parent; the wire format; the child, `python -m
-rewriter.proof.sandbox`.
+A model that crashes onnxruntime, exhausts memory or never ends takes down the child and not the caller, who gets a
+one-line ValidationError. The module has three parts: the parent, the wire format, and the child, which runs as
+`python -m rewriter.proof.sandbox`.
 
-The parent pickles a `Request` to the child's standard input. The child answers in JSON, one object a line: `progress`,
-then `result` or `error`. A process that ran a hostile model is no longer trusted, so its result is rebuilt field by
-field from plain data, and no code of it runs. The child exits with its parent, whose pipe it watches; the parent kills
-it and everything it started, however the proof ends. No file is created.
+The parent pickles a `Request` to the child's standard input. The child answers in JSON, one object per line:
+`progress`, then `result` or `error`. A process that ran a hostile model is no longer trusted, so its result is rebuilt
+field by field from plain data, where unpickling it would run code of its choice. The child exits with its parent, whose
+pipe it watches, and the parent kills it and everything that it started, however the proof ends. No file is created.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def prove(
     progress: Progress,
     variants: Variants = NO_VARIANTS,
 ) -> Validation:
-    """`rewriter.proof.validate.validate`, in a child process where `settings.isolate` asks for one.
+    """Run `rewriter.proof.validate.validate`, in a child process if `settings.isolate` is set.
 
     Raises:
-        ValidationError: as `validate`; also when the child crashed, ran out of memory or out of time.
+        ValidationError: as `validate`; also if the child crashed, ran out of memory or ran out of time.
         ProviderError: as `validate`.
         UsageError: as `validate`.
     """
@@ -63,7 +63,7 @@ def prove(
         stdin, stdout = child.stdin, child.stdout
         if stdin is None or stdout is None:
             raise ValidationError("the isolated proof could not be started")
-        with suppress(BrokenPipeError):  # the child died; how, is told below
+        with suppress(BrokenPipeError):  # the child died; `_death` says how
             pickle.dump(request, stdin, protocol=pickle.HIGHEST_PROTOCOL)
             stdin.flush()
         for message in _messages(stdout):
@@ -77,7 +77,7 @@ def prove(
 
 
 def _tell(progress: Progress, step: object) -> None:
-    with suppress(ValueError, TypeError):  # a step that cannot be read is not shown
+    with suppress(ValueError, TypeError):  # malformed progress is not worth failing for
         what, done, total = from_plain(tuple[str, int, int], step)
         progress(one_line(what, 160), done, total)
 
@@ -86,11 +86,13 @@ def _result(data: object) -> Validation:
     try:
         return from_plain(Validation, data)
     except ValueError as error:
-        raise ValidationError(f"the isolated proof gave no result that can be read ({one_line(error, 160)})") from error
+        raise ValidationError(f"the isolated proof returned a malformed result ({one_line(error, 160)})") from error
 
 
 @contextmanager
 def _child() -> Iterator[subprocess.Popen[bytes]]:
+    # The child must import this very package, which may have come onto `sys.path` in ways that it does not inherit. Its
+    # own session makes it the leader of a process group, so that what it starts can be killed with it.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.Popen(
         [sys.executable, "-m", "rewriter.proof.sandbox"],
@@ -112,7 +114,7 @@ def _child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and what it started. It is not reaped before, so its process group is still its own."""
+    """Kill the child and everything that it started. It was not reaped yet, so no other process can have its id."""
     if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -120,7 +122,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _deadline(child: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
-    """Kill the child when its time is over; the event says that it was."""
+    """Kill the child when its time is up; the event tells that this happened."""
     late = threading.Event()
     if seconds is None:
         yield late
@@ -144,7 +146,7 @@ def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any]]:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
-            return  # killed in the middle of a line
+            return  # the child was killed in the middle of a line
         if not isinstance(message, dict):
             return
         yield message
@@ -167,11 +169,11 @@ def _given(settings: Settings) -> str:
 
 
 def _death(child: subprocess.Popen[bytes], settings: Settings, *, late: bool) -> str:
-    """Why the child is gone without an answer."""
+    """Why the child ended without an answer."""
     if late:
         return (
-            f"the isolated proof did not end within {settings.time_limit:g} s and was stopped; give it more time, or "
-            "fewer and shorter inputs with --dim or --inputs"
+            f"the isolated proof did not finish within {settings.time_limit:g} s and was stopped; give it more time, "
+            "or fewer and shorter inputs with --dim or --inputs"
         )
     status = child.wait()
     how = f"with status {status}"
@@ -189,10 +191,10 @@ _NUMBERS = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
 
 
 def from_plain(kind: type[Made], data: object) -> Made:
-    """A value of `kind`: a dataclass of strings, numbers, tuples, mappings and further dataclasses.
+    """Rebuild a value of `kind`: a dataclass of strings, numbers, tuples, mappings and further dataclasses.
 
     Raises:
-        ValueError: the data have another form.
+        ValueError: the data has another form.
     """
     made: Made = _value(kind, data)
     return made
@@ -214,12 +216,12 @@ def _value(kind: Any, data: object) -> Any:
         return {str(key): _value(inner[1], entry) for key, entry in data.items()}
     if kind in _NUMBERS and isinstance(data, _NUMBERS[kind]) and (kind is bool or not isinstance(data, bool)):
         return kind(data)
-    raise ValueError(f"no {kind}: {str(data)[:80]}")
+    raise ValueError(f"not a {kind}: {str(data)[:80]}")
 
 
 def _dataclass(kind: Any, data: object) -> Any:
     if not isinstance(data, dict):
-        raise ValueError(f"no {kind.__name__}")  # noqa: TRY004 - the data are wrong, not the call
+        raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004 - the data is wrong, not the call
     hints = typing.get_type_hints(kind)
     names = {field.name for field in fields(kind)}
     if set(data) != names:
@@ -234,7 +236,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be proved: the arguments of `validate`."""
+    """The arguments of `validate`."""
 
     original: LoadedModel
     rewritten: LoadedModel
@@ -244,15 +246,15 @@ class Request:
 
 
 def main() -> None:
-    """Read a request, carry the proof out, and tell how it went."""
+    """Read a request, carry out the proof, and report the outcome."""
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what native code prints is no part of the protocol
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # native code may print, and must not disturb the protocol
 
     def tell(message: dict[str, Any]) -> None:
         lines.write(json.dumps(message) + "\n")
         lines.flush()
 
-    # From our parent, who starts this process for nothing else.
+    # Safe: only our parent writes to this pipe.
     request: Request = pickle.load(sys.stdin.buffer)  # noqa: S301
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     _limit(request.settings.memory_limit_mb)
@@ -285,12 +287,12 @@ def _end_with_the_parent() -> None:
 
 
 def _limit(megabytes: int | None) -> None:
-    """Bound what this process may allocate, and leave no core file behind when it crashes."""
+    """Limit what this process may allocate, and leave no core file if it crashes."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if megabytes is not None:
-        # Linux counts private writable memory under DATA; AS would count what is only reserved, too.
+        # On Linux DATA covers private writable memory; AS would also count address space that is only reserved.
         kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
         resource.setrlimit(kind, (megabytes * 10**6, megabytes * 10**6))
 

@@ -1,10 +1,11 @@
-"""How far rounding alone moves the outputs of a model: the measure where no float64 evaluation is one.
+"""Measure how far rounding alone moves the outputs of a model, for models without a usable float64 evaluation.
 
-The rewritten model may then move an output by what the original moves by itself when it rounds differently. One other
-run of the original is no measure of that. A quantiser turns a difference in the last place into a whole step, for one
-value in 10^5 or so, and what follows amplifies it: one run shows no such step, the next one ten. So the original is run
-several times, each time with noise of a few units in the last place on all that its linear operators and quantisers
-read (`rewriter.proof.noise`), and on its float inputs. Nothing is drawn at random, so the answer is always the same.
+The rewritten model may then differ from the original by as much as the original itself moves when it rounds
+differently. A single second run does not show that: a quantiser turns a difference in the last place into a whole step
+for about one value in 10^5, and later layers amplify it, so one run has no such step and the next has ten. The original
+is therefore run several times, each time with noise of a few units in the last place on the operands of its linear
+operators and quantisers (`rewriter.proof.noise`) and on its float inputs. The noise is deterministic, so results are
+reproducible.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from rewriter.proof.pass_rule import Channels, Wide
 DRAWS = 8
 
 LUCK = 2.0
-"""A channel counts as moved at least by this many times what the median channel is: it may have been lucky. In the pass
-rule it is more (`rewriter.proof.pass_rule.LUCK`): there is one sample there, and here are as many as draws."""
+"""A channel counts as moved by at least this many times the median channel, since it may have been lucky. The factor is
+smaller than in the pass rule (`rewriter.proof.pass_rule.LUCK`), which has one sample instead of `DRAWS`."""
 
 CAP = 2.0
-"""What may be allowed, as a share of the channel's scale: values of one channel are hardly further apart. From 1 on, an
-output says nothing."""
+"""Maximum allowance, as a share of the channel's scale: values of one channel are hardly further apart than twice their
+largest magnitude. An allowance of 1 or more means that the output proves nothing."""
 
 _STEPS = (1.0, 2.0, 4.0, 8.0)
-"""Size of the noise in units in the last place, draw by draw: another formula for the same value is off by as much."""
+"""Size of the noise in units in the last place, draw by draw: what another formula for the same value may differ by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,9 @@ class Sensitivity:
     """How far each float output of a model moves under rounding.
 
     Attributes:
-        moved: output name to the largest |deviation| of each element over all draws, case by case, in float64.
-        draws: how many runs that is over.
-        tensors: how many tensors inside the model had noise.
+        moved: maps an output to the largest |deviation| of each element over all draws, case by case, in float64.
+        draws: number of runs.
+        tensors: number of tensors inside the model that received noise.
     """
 
     moved: Mapping[str, tuple[Array, ...]]
@@ -71,17 +72,17 @@ def sensitivity(
     still: Collection[str] = (),
     draws: int = DRAWS,
 ) -> Sensitivity:
-    """Run a model with noise and say how far its outputs move.
+    """Run a model with noise and measure how far its outputs move.
 
     Args:
         model: the original.
         cases: the inputs.
-        plain: what it gives for them, without graph optimisation, case by case.
+        plain: its outputs without noise and without graph optimisation, case by case.
         provider: execution provider.
-        claims: about activations of this very model: what is granted to their programs beyond rounding is noise too.
-        ends: tensors of the main graph that have noise beside those that linear operators and quantisers read.
-        still: inputs that are exact; other floats have noise too.
-        draws: how many runs with noise.
+        claims: claims about activations of this very model; the certified errors of their programs count as noise.
+        ends: further tensors of the main graph that receive noise, besides operands of linear operators and quantisers.
+        still: inputs without noise; other float inputs receive it.
+        draws: number of runs with noise.
 
     Raises:
         ValidationError: onnxruntime does not run the model with noise.
@@ -104,30 +105,34 @@ def sensitivity(
 
 
 def rounding(channels: Channels, errors: Wide, eps: float) -> Wide:
-    """[channels] the rounding that counts as the original's, given how far it moves; capped."""
+    """[channels] The rounding attributed to the original, given how far its outputs move; capped."""
     with np.errstate(all="ignore"):
         relative = np.where(errors == 0.0, 0.0, errors / channels.scale)
     typical = LUCK * float(np.median(relative)) if relative.size else 0.0
+    # The cap bounds the allowance after the pass rule's factor. Without it a model that amplifies rounding to the size
+    # of its outputs would excuse any result.
     capped: Wide = channels.scale * np.clip(relative, max(typical, eps), max(CAP / FACTOR, eps))
     return capped
 
 
 def _types(model: LoadedModel, cases: Sequence[Case], provider: str) -> dict[str, int]:
-    """Element types that inference does not know, from running the smallest case."""
+    """Element types that inference does not know (operators of other domains), from a run of the smallest case."""
     view = view_model(model.proto)
     names = untyped(view)
     if not names:
         return {}
     session = open_session(with_outputs(model.proto, view, names), provider, optimise=False, base_dir=model.base_dir)
+    # Types do not depend on the sizes, and all of these tensors become outputs.
     smallest = min(cases, key=lambda case: sum(array.size for array in case.feeds.values()))
     found = session.run(smallest.feeds, names)
     return {name: onnx.helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in found.items()}
 
 
 def _widen(most: Array, ours: Array, theirs: Array) -> None:
-    """Take in the deviations of another run.
+    """Widen `most` by the deviations of another run, in place.
 
-    An element that becomes NaN or infinite says nothing about how far it may move, nor does another shape.
+    An element that becomes NaN or infinite does not count, nor does a run with another shape: otherwise the allowance
+    would be unlimited there.
     """
     if ours.shape == theirs.shape:
         with np.errstate(all="ignore"):

@@ -1,13 +1,13 @@
-"""How far apart two outputs are: `OutputStats` of an expected and an actual array, combined over several cases.
+"""Statistics of the difference between two outputs, an expected and an actual one, combined over several cases.
 
-Everything is computed in float64, in pieces, so that only one array of the output's size is held at a time (float32
-differences, for the percentile). Elements that are NaN or infinite on either side are left out of the distances and
-judged by parity: both sides must have them in the same places. An output without a single compared element has not
-been validated (`uncompared`).
+Everything is computed in float64 and in pieces, so that only one array of the output's size is in memory at a time
+(float32 differences, for the percentile). Elements that are NaN or infinite on either side are left out of the
+distances and judged by parity: both sides must have them in the same places. An output without a single compared
+element has not been validated (`uncompared`).
 
-Histograms count elements by distance in units in the last place of max(1, |expected|): eps times the power of two at
-or below it, so that an element near 0 is measured on the output's scale. The bins: exactly 0; up to 2^LOWEST; up to
-each further power of two; above 2^HIGHEST, infinite included.
+Histograms count elements by their distance in units in the last place of max(1, |expected|), which is eps times the
+power of two at or below it, so that an element near 0 is measured on the output's scale. The bins are: exactly 0; up to
+2^LOWEST; up to each further power of two; above 2^HIGHEST, infinity included.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BINS = HIGHEST - LOWEST + 3
 
 _BITS = 52
 _MANTISSA = (1 << _BITS) - 1
-"""Layout of a float64: the exponent stands above so many bits of mantissa."""
+"""Layout of a float64: number of mantissa bits, and their mask."""
 
 
 def ulp_counts(distances: Array, expected: Array, epsilon: float) -> NDArray[np.int64]:
-    """Count `distances` (>= 0, no NaN) from `expected` (finite), both float64 of one shape; gives `BINS` counts."""
-    # The exponents are read from the bits, which is several times as fast as frexp. A distance is rounded up to a power
-    # of two, what it is a distance from is rounded down, so the difference is the ceiling of the logarithm: exactly.
+    """Count `distances` (>= 0, no NaN) from `expected` (finite), both float64 of the same shape, in `BINS` bins."""
+    # Exponents are read from the bits, which is several times as fast as frexp. The distance is rounded up to a power
+    # of two and its unit down, so the difference of exponents is exactly the ceiling of the logarithm.
     above = (np.ascontiguousarray(distances, np.float64).view(np.int64) + _MANTISSA) >> _BITS
     below = np.maximum(1.0, np.abs(expected)).view(np.int64) >> _BITS
     power = above - below - (math.frexp(epsilon)[1] - 1)
@@ -47,9 +47,9 @@ def ulp_counts(distances: Array, expected: Array, epsilon: float) -> NDArray[np.
 
 
 def counts_against(values: Iterable[Array], truth: Iterable[Array]) -> tuple[int, ...]:
-    """Counts of the distances of `values` from their float64 evaluation, case by case, added up.
+    """Counts of the distances of `values` from their float64 evaluation, summed over all cases.
 
-    Elements whose truth is not finite are left out. Empty for values that are no floats, or of another shape.
+    Elements whose truth is not finite are left out. Empty if the values are not floats or shapes differ.
     """
     total = np.zeros(BINS, np.int64)
     for value, right in zip(values, truth, strict=True):
@@ -62,12 +62,12 @@ def counts_against(values: Iterable[Array], truth: Iterable[Array]) -> tuple[int
 
 
 def added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sum of several counts; those that are empty say nothing."""
+    """The sum of several counts; empty ones are ignored."""
     return tuple(map(sum, zip(*(each for each in counts if each), strict=True)))
 
 
 _PIECE = 1 << 20
-"""Elements looked at at once."""
+"""Number of elements that are processed at a time."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Distances:
 
 
 def is_ranking(array: Array) -> bool:
-    """Whether rows of `array` can be ranked: floats with a last axis."""
+    """Whether the rows of `array` can be ranked: floats with a non-empty last axis."""
     return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > 0
 
 
@@ -180,7 +180,7 @@ def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tupl
 
 
 def _difference(e: Array, a: Array) -> Array:
-    """|a - e| in float64; exact for integers, which float64 alone would round beyond 2^53."""
+    """|a - e| in float64. Integers are subtracted as such, since float64 would round them beyond 2^53."""
     if e.dtype.kind in "iu" and a.dtype.kind in "iu" and e.dtype == a.dtype:
         larger, smaller = np.maximum(e, a), np.minimum(e, a)
         # The difference of two 64-bit integers always fits the unsigned type, modulo 2^64.
@@ -209,7 +209,7 @@ def _cosine(products: Array) -> float | None:
 
 
 def _ranking(expected: Array, actual: Array) -> tuple[float | None, float | None, int]:
-    """Fraction of rows with the same argmax, mean KL divergence, number of rows; without rows with NaN."""
+    """Fraction of rows with the same argmax, mean KL divergence, and number of rows; rows with NaN are left out."""
     same, divergence, rows = 0, 0.0, 0
     for e_rows, a_rows in _rows(expected, actual):
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -239,46 +239,46 @@ def _rows(expected: Array, actual: Array) -> Iterator[tuple[Array, Array]]:
 
 
 STRINGS = frozenset("OUS")
-"""Kinds of numpy element types that hold strings."""
+"""Kinds of numpy element types for strings."""
 
 _LOGITS = re.compile(r"logits|scores", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class OutputStats:
-    """Distances of one output, or of several cases of it.
+    """Differences of one output, in one case or merged over several.
 
     Attributes:
         name: the output.
-        elements: how many elements there are.
-        max_abs: largest absolute difference, in output units; infinite when shapes or parity differ.
+        elements: number of elements.
+        max_abs: largest absolute difference, in output units; infinite if shapes or parity differ.
         mean_abs: mean absolute difference.
-        p99_abs: absolute difference that 99 % of the elements stay below; the largest of the cases' after
-            merging, so an upper bound.
+        p99_abs: 99th percentile of the absolute difference; after merging the largest of the cases', so an upper
+            bound.
         max_rel: largest |difference| / |expected|, over elements with expected != 0.
-        cosine: cosine of the angle between the two as vectors, None where one is all zero; the smallest of
-            the cases' after merging.
-        top1: fraction of rows over the last axis with the same argmax, None where the output is no logits.
-        kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None where no logits.
-        worst: index of the largest difference, None where nothing was compared.
-        worst_case: which of the merged cases it lies in.
+        cosine: cosine of the angle between the two as vectors, None if one is all zero; after merging the smallest of
+            the cases'.
+        top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
+        kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None if it is not logits.
+        worst: index of the largest difference; None if nothing was compared.
+        worst_case: the case in which that is.
         same_shape: the shapes are equal.
         same_dtype: the element types are equal.
         nan_parity: NaN at the same places.
         inf_parity: the same infinities at the same places.
-        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite
-            where no tolerance helps.
-        rows: how many rows `top1` and `kl` are about.
+        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
+            tolerance helps.
+        rows: number of rows that `top1` and `kl` cover.
         ulps: elements by |difference| in units in the last place of max(1, |expected|), in the bins of
-            `rewriter.proof.statistics`; empty where the output is no floats, or shapes differ.
+            `rewriter.proof.statistics`; empty if the output is not floating-point or shapes differ.
         original_ulps: the same of the original against float64; empty without a float64 evaluation.
         rewritten_ulps: the same of the rewritten model against float64.
         mean_rel: mean of |difference| / |expected| over the same elements as `max_rel`; the largest of the cases'.
         p99_rel: what 99 % of these relative differences stay below; the largest of the cases'.
         worst_rel: index of `max_rel`.
-        worst_rel_case: which of the merged cases it lies in.
-        finite: how many elements are finite on both sides, so that their distances were measured; of values that are
-            not floating-point, all.
+        worst_rel_case: the case in which that is.
+        finite: number of elements that are finite on both sides, whose distances were measured; all elements of values
+            that are not floating-point.
     """
 
     name: str
@@ -309,15 +309,15 @@ class OutputStats:
 
     @property
     def comparable(self) -> bool:
-        """Whether the two agree in all that no tolerance forgives."""
+        """Whether the two agree in everything that no tolerance can excuse."""
         return self.same_shape and self.same_dtype and self.nan_parity and self.inf_parity
 
 
 def compare(name: str, expected: Array, actual: Array) -> OutputStats:
     """Measure `actual` against `expected`.
 
-    Booleans count as 0 and 1. Strings differ by 0 or infinitely. An output is logits when its name says so or
-    when it is float with a last axis of two or more.
+    Booleans count as 0 and 1. Strings differ by 0 or infinity. Rows are ranked as logits if the name says so, or if the
+    output is floating-point with a last axis of two or more.
     """
     same_shape = expected.shape == actual.shape
     same_dtype = expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= STRINGS
@@ -331,7 +331,7 @@ def compare(name: str, expected: Array, actual: Array) -> OutputStats:
 
 
 def uncompared(stats: OutputStats) -> str | None:
-    """Why nothing of an output was compared, over all of its cases; None where at least one finite element was.
+    """Why nothing of an output was compared in any case; None if at least one finite element was.
 
     An output may be empty in some cases, such as a cache before the first token, but not in all.
     """
@@ -341,7 +341,7 @@ def uncompared(stats: OutputStats) -> str | None:
 
 
 def merge(stats: Sequence[OutputStats]) -> OutputStats:
-    """Combine the statistics of one output over several cases; every case counts by its elements or rows."""
+    """Combine the statistics of one output over several cases, weighted by their elements or rows."""
     if not stats:
         raise ValueError("no statistics to merge")
     worst = max(range(len(stats)), key=lambda index: stats[index].max_abs)
@@ -384,7 +384,7 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
 def against_truth(
     stats: OutputStats, expected: Sequence[Array], actual: Sequence[Array], truth: Sequence[Array]
 ) -> OutputStats:
-    """The statistics, with how far each side is from a float64 evaluation, case by case."""
+    """The statistics, with histograms of each side against a float64 evaluation."""
     return replace(stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth))
 
 
@@ -440,9 +440,9 @@ def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: b
 
 
 def top_k_agreement(expected: Array, actual: Array, k: int) -> tuple[float, int] | None:
-    """How much of the k best entries of each row over the last axis both have, and the number of rows.
+    """The share of the top k entries of each row over the last axis that both have, and the number of rows.
 
-    None where there are no rows to rank. Rows with NaN on either side are left out.
+    None if there are no rows to rank. Rows with NaN on either side are left out.
     """
     if expected.shape != actual.shape or not is_ranking(expected):
         return None

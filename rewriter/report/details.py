@@ -1,7 +1,7 @@
-"""What a page shows beyond the report: head programs as curves, and the accounting of heads.
+"""What an HTML page shows beyond the report: head programs as curves, and the accounting of heads.
 
-Comes in: nothing; these are the plain types that `rewriter.api` fills from the domain's own, so that
-`rewriter.report.html` draws without knowing what an MLP or a head program is. Carried by `Report.details`.
+These are plain types that `rewriter.api` fills, so that `rewriter.report.html` can draw them without knowing what an
+MLP or a head program is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class Curve:
     """One line of a drawing.
 
     Attributes:
-        label: what it is.
-        values: one per point of the drawing's axis.
+        label: its name.
+        values: one value per point of the drawing's axis.
     """
 
     label: str
@@ -24,10 +24,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Key:
-    """One key that a head attends to: its logit is a polynomial in the pre-activation y.
+    """One key that a head attends to; its logit is a polynomial in the pre-activation y.
 
     Attributes:
-        label: `self`, or which bias token.
+        label: `self`, or the name of the bias token.
         logit: coefficients of y^2, y and 1.
         value: its value, as text: a number, or `y`.
     """
@@ -42,7 +42,7 @@ class DrawnHead:
     """One head of a program.
 
     Attributes:
-        keys: what it attends to, the token itself first.
+        keys: its keys, the token itself first.
         weights: softmax weight of each key over `Drawing.near`, in the order of the keys.
     """
 
@@ -52,20 +52,20 @@ class DrawnHead:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One head program, evaluated in float64 with its coefficients as they stand in the graph.
+    """One head program, evaluated in float64 with the coefficients that the graph contains.
 
     Attributes:
         program: its name.
-        activation: the activation that it computes; of a gated block, that of the gate.
-        blocks: how many blocks use it.
+        activation: the activation that it computes; for a gated block, that of the gate.
+        blocks: number of blocks that use it.
         example: the first of them.
         exact: whether program and activation are equal in exact arithmetic.
-        certified: certified largest error over max(1, |f|).
+        certified: certified maximum error, relative to max(1, |f|).
         points: pre-activations y, ascending.
-        target: the activation at the points.
-        values: the program at the points, of the same length.
-        near: pre-activations where the softmax moves: `points`, or closer to 0 for a steep program.
-        error: program minus activation f at `near`, over max(1, |f|).
+        target: the activation at `points`.
+        values: the program at `points`.
+        near: pre-activations where the softmax changes: `points`, or closer to 0 for a steep program.
+        error: program minus activation f at `near`, relative to max(1, |f|).
         heads: its heads.
     """
 
@@ -85,16 +85,16 @@ class Drawing:
 
 @dataclass(frozen=True)
 class HeadCount:
-    """One block of the accounting; None where a size is unknown.
+    """One block of the accounting; sizes are None if unknown.
 
     Attributes:
         name: the block.
         d_model: width of its input.
-        d_ff: its neurons.
-        parameters: elements of its weights.
-        share: its part of the multiply-adds of the model's linear operators, for one token; 0 to 1.
-        heads: heads of the chosen form; None for a block that is left.
-        staged: heads of three sublayers (W1, activation, W2).
+        d_ff: number of neurons.
+        parameters: number of elements of its weights.
+        share: its share of the multiply-adds of the model's linear operators per token, from 0 to 1.
+        heads: number of heads in the chosen form; None for a block that is not converted.
+        staged: number of heads of each of three sublayers (W1, activation, W2).
     """
 
     name: str
@@ -111,13 +111,12 @@ class Details:
     """Everything that only a page shows.
 
     Attributes:
-        drawings: one per different program, in graph order of the first block that uses it.
+        drawings: one per distinct program, in graph order of the first block that uses it.
         counts: the accounting, block by block.
-        share: what all blocks together take of the multiply-adds of linear operators; 0 to 1.
-        head_dimension: d_head of the model's own attention, None where it was not found.
-        attention_heads: its heads per sublayer.
-        remaining: the nonlinearities beside softmax and normalisation that conversion leaves, such as `1 Tanh`; empty
-            for none.
+        share: share of all blocks in the multiply-adds of linear operators, from 0 to 1.
+        head_dimension: d_head of the model's own attention; None if it was not found.
+        attention_heads: number of its heads per sublayer.
+        remaining: the nonlinearities that remain besides softmax and normalisation, such as `1 Tanh`; empty if none do.
     """
 
     drawings: tuple[Drawing, ...]

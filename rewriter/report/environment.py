@@ -1,7 +1,6 @@
-"""What a result was made with: versions, processor, operating system.
+"""The environment of a result: versions, processor, operating system.
 
-Comes in: this machine. Goes out: labels and values for people, in a fixed order. No host names, no user names, no
-paths: reports are passed on.
+There are no host names, user names or paths in it, because reports are shared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment() -> dict[str, str]:
-    """Label to value, for example `onnxruntime` to `1.22.0`."""
+    """Maps labels to values, such as `onnxruntime` to `1.22.0`, in a fixed order."""
     return {
         **{name: _version(name) for name in _PACKAGES},
         "Python": platform.python_version(),
@@ -34,12 +33,12 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "unknown"  # for example a checkout on PYTHONPATH that was not installed
+        return "unknown"  # such as a checkout on PYTHONPATH that is not installed
 
 
 @cache
 def _processor() -> str:
-    """The processor's name: Linux has it in /proc/cpuinfo, other systems answer `platform.processor`."""
+    """The processor's name, from /proc/cpuinfo on Linux and from `platform.processor` elsewhere."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

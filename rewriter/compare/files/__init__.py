@@ -1,1 +1,1 @@
-"""What differs between two models as files: operators, nodes, weights, metadata. Nothing is run here."""
+"""Compare two models as files: operators, nodes, weights, metadata. Nothing is run here."""

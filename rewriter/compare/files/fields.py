@@ -1,7 +1,4 @@
-"""What two models declare: opsets, inputs, outputs, local functions, metadata.
-
-Comes in: two models, or two graphs of theirs. Goes out: `FieldChange`s. Used by `rewriter.compare.files.models`.
-"""
+"""Compare what two models declare: opsets, inputs, outputs, local functions, metadata."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from rewriter.files.walk import is_external, iter_nodes, iter_tensors
 
 @dataclass(frozen=True)
 class FieldChange:
-    """One entry that differs; the side that lacks it has None.
+    """One entry that differs.
 
     Attributes:
         what: the kind of entry: `opset`, `input`, `metadata` and so on.
-        name: which one.
-        a: as A has it.
-        b: as B has it.
+        name: its name.
+        a: its value in A; None if A lacks it.
+        b: its value in B; None if B lacks it.
     """
 
     what: str
@@ -50,10 +47,10 @@ def fields(a: LoadedModel, b: LoadedModel) -> Iterator[FieldChange]:
 
 
 def declared(scope: str, a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[FieldChange]:
-    """Inputs and outputs that differ, and the shapes of sparse weights.
+    """Inputs and outputs that differ, and shapes of sparse weights that differ.
 
-    Those of the main graph, whose `scope` is empty, go by their names and have an order. Those of a body of control
-    flow go by their places, so there only their number can differ.
+    In the main graph, whose `scope` is empty, inputs and outputs are identified by name, and their order counts. In a
+    control-flow body they are identified by position, so only their number can differ.
     """
     for what in ("input", "output"):
         ours, theirs = (_types(graph, what) for graph in (a, b))
@@ -84,14 +81,14 @@ def _function_name(function: onnx.FunctionProto) -> str:
 
 
 def _function_value(model: LoadedModel, function: onnx.FunctionProto) -> bytes:
-    """All of a function, with what other files hold of it."""
+    """A function with all of its data, external data included."""
     tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
     stated: bytes = function.SerializeToString(deterministic=True)
     return stated + b"".join(digest(model, tensor) for tensor in tensors)
 
 
 def remarks(a: onnx.ModelProto, b: onnx.ModelProto) -> Iterator[FieldChange]:
-    """What differs and is not computed: metadata, producer, IR version, annotations, opsets that no node uses."""
+    """Differences that do not affect the computation: metadata, producer, IR version, annotations, unused opsets."""
     used = _used(a) | _used(b)
     yield from (change for change in _opsets(a, b) if change.name not in used)
     yield from _changes("annotation", *(_annotations(m.graph) for m in (a, b)))
@@ -111,7 +108,7 @@ def _used(model: onnx.ModelProto) -> set[str]:
 
 
 def _annotations(graph: onnx.GraphProto) -> dict[str, str]:
-    """What is said of the quantisation of tensors; no operator reads it."""
+    """Quantisation annotations of tensors, which no operator reads."""
     said = {
         entry.tensor_name: sorted(f"{item.key}: {item.value}" for item in entry.quant_parameter_tensor_names)
         for entry in graph.quantization_annotation

@@ -1,7 +1,7 @@
-"""What differs between two models as files.
+"""Find the differences between two models as files.
 
-Comes in: two loaded models. Goes out: `GraphDifference`. Used by `rewrite diff`. Nothing is run, and weights are
-compared in bounded memory; time is linear in the nodes and in the bytes of the weights.
+Nothing is run. Weights are compared in bounded memory; the time is linear in the number of nodes and the bytes of the
+weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 
 _TWINS = 8
-"""How many weights with the fingerprint of a lost one are compared with it in full."""
+"""Maximum number of weights with the fingerprint of a missing one that are compared with it in full."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class NodeChange:
 
     Attributes:
         status: `changed`, `only in A` or `only in B`.
-        scope: the body of control flow it stands in, empty for the main graph.
-        a: operator and name in A; None where it is only in B.
-        b: operator and name in B.
-        what: what changed: the operator, `attribute NAME`, `input NUMBER`.
+        scope: the control-flow body that contains it; empty for the main graph.
+        a: operator and name in A; None if it is only in B.
+        b: operator and name in B; None if it is only in A.
+        what: what changed: `operator`, `attribute NAME`, `input NUMBER`, `outputs`.
     """
 
     status: Status
@@ -44,17 +44,17 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class GraphDifference:
-    """What differs.
+    """The differences between two models.
 
     Attributes:
-        operators: every operator, bodies of control flow included, with its count in A and in B.
+        operators: maps every operator, also in control-flow bodies, to its counts in A and in B.
         nodes: the nodes that differ.
-        same_nodes: how many nodes are the same: operator, attributes and what they read.
-        renamed: how many of those have another name or name their outputs otherwise.
+        same_nodes: number of nodes with the same operator, attributes and operands.
+        renamed: number of those whose own name or outputs' names differ.
         tensors: the weights that differ.
-        same_tensors: how many weights are equal bit for bit.
-        fields: inputs, outputs and what makes them, local functions and opsets that differ.
-        remarks: metadata, producer, IR version and annotations that differ: nothing that is computed.
+        same_tensors: number of weights that are equal bit for bit.
+        fields: differences in inputs, outputs and their producers, local functions, and opsets.
+        remarks: differences in metadata, producer, IR version and annotations, which do not affect the computation.
     """
 
     operators: Mapping[str, tuple[int, int]]
@@ -68,7 +68,7 @@ class GraphDifference:
 
     @property
     def same(self) -> bool:
-        """Whether both compute the same by the same nodes and weights; names and remarks may differ."""
+        """Whether both models have the same nodes and weights; names and remarks may differ."""
         return not (self.nodes or self.tensors or self.fields)
 
 
@@ -115,14 +115,14 @@ class _Changes:
 
 
 def _tensor_changes(scope: Scope) -> tuple[list[TensorChange], int]:
-    """The weights that differ, and how many of A are equal; a weight under another name is the same weight."""
+    """The weights that differ, and the number of A's that are equal, possibly under another name."""
     ours, theirs = scope.left.weights, scope.right.weights
     changes = []
     for name in ours.keys() & theirs.keys():
         change = compare_tensors(name, (scope.left.model, ours[name]), (scope.right.model, theirs[name]))
         changes += [] if change is None else [change]
     changes += [only(name, ours[name], "only in A") for name in _lost(scope.left, scope.right)]
-    same = len(ours) - len(changes)
+    same = len(ours) - len(changes)  # before those that only B has are added
     changes += [only(name, theirs[name], "only in B") for name in _lost(scope.right, scope.left)]
     return sorted(changes, key=lambda change: change.name), same
 
@@ -151,7 +151,7 @@ def _node_changes(scope: Scope) -> _Changes:
 
 
 def _output_changes(scope: Scope, same_input: SameInput) -> Iterator[FieldChange]:
-    """Outputs that something else is the source of: names alone do not tell what they hold."""
+    """Outputs with another source. Comparing nodes does not cover this: two outputs may have swapped names."""
     left, right = scope.left, scope.right
     theirs = {place: name for name, place in right.graph.outputs}
     for name, place in left.graph.outputs:
@@ -166,12 +166,14 @@ def _source(side: Side, name: str) -> str:
 
 
 def _lost(side: Side, other: Side) -> list[str]:
-    """The weights of one side that the other has neither by name nor by content."""
+    """The weights of one side that the other side has neither by name nor by content."""
     held: dict[bytes, list[str]] = {}
     for name, digest in other.prints.items():
         held.setdefault(digest, []).append(name)
     lost = []
     for name in sorted(side.weights.keys() - other.weights.keys()):
+        # Fingerprints cover the ends of large weights only, so candidates are compared in full, but not without limit:
+        # a model may hold thousands of alike weights (zeros).
         twins = held.get(side.prints[name], [])
         ours = (side.model, side.weights[name])
         if all(compare_tensors(name, ours, (other.model, other.weights[twin])) for twin in twins[:_TWINS]):
@@ -182,7 +184,7 @@ def _lost(side: Side, other: Side) -> list[str]:
 def _what(
     one: onnx.NodeProto, other: onnx.NodeProto, values: Sequence[Mapping[str, bytes]], same_input: SameInput
 ) -> tuple[str, ...]:
-    """What changed in a node."""
+    """The changes in a node."""
     what = []
     if operator(one) != operator(other):
         what.append("operator")
@@ -194,6 +196,7 @@ def _what(
         ours, theirs = (names[number] if number < len(names) else "" for names in inputs)
         if not same_input(ours, theirs):
             what.append(f"input {number}")
+    # Names of outputs are free, but an optional output that is present in one model only is a difference.
     made = [[place for place, name in enumerate(node.output) if name] for node in (one, other)]
     if made[0] != made[1]:
         what.append("outputs")
@@ -201,7 +204,7 @@ def _what(
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """Operator and name, or the first output of a node without a name."""
+    """Operator and name of a node, or its first output if it has no name."""
     name = node.name or next((name for name in node.output if name), "")
     return f"{operator(node)} {name}".rstrip()
 

@@ -1,12 +1,15 @@
-"""Which node of one graph is which node of the other, and what changed in it.
+"""Match the nodes of two graphs, in time linear in the number of nodes.
 
-Comes in: two graphs. Goes out: `Matches`: pairs of nodes, and those that have no partner. Used by
-`rewriter.compare.files.models`. Time is linear in the nodes.
+A node is paired by the first of these keys that identifies exactly one node in either graph, or equally many, which are
+then paired in graph order:
 
-A node finds its partner by the first of these that names exactly one on either side, or the same number in the same
-order: its name and operator, the tensor it makes, what it computes from the graph's inputs (equal operators,
-attributes and weights all the way up, so renaming changes nothing), what is computed from it down to the outputs, the
-operators around it, and the tensors that it reads.
+1. its name and operator;
+2. the tensor that it produces;
+3. the computation above it, up to the graph's inputs (operators, attributes and weights, so that renaming changes
+   nothing);
+4. the computation below it, down to the outputs;
+5. the operators around it;
+6. the tensors that it reads.
 """
 
 from __future__ import annotations
@@ -24,17 +27,17 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import ONNX_DOMAINS, opsets
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
-"""Where the defaults of attributes stand."""
+"""An empty model, as the owner of the tensors in operator schemas."""
 
 _ROUNDS = 2
-"""How many steps around a node its surroundings reach."""
+"""Number of steps that the surroundings of a node extend."""
 
 Key = Callable[[int], Hashable | None]
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Pairs of node indices; the nodes of A and of B that have no partner."""
+    """Pairs of node indices, and the unmatched nodes of A and of B."""
 
     pairs: tuple[tuple[int, int], ...]
     only_a: tuple[int, ...]
@@ -43,15 +46,15 @@ class Matches:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of one graph, with what matching asks of them.
+    """The nodes of one graph, with everything that matching needs.
 
     Attributes:
-        model: the model that holds the graph.
-        nodes: in graph order.
-        weights: initializer name to its fingerprint, those of the graphs around it included.
-        inputs: the graph's inputs, each with what tells it from the others: a name, in a body its place.
+        model: the model that contains the graph.
+        nodes: its nodes, in graph order.
+        weights: maps an initializer, also of an enclosing graph, to its fingerprint.
+        inputs: maps an input to its identity: its name, or its position in a body, where names are arbitrary.
         outputs: its outputs, likewise.
-        outer: names of the graphs around it, and what the other model calls these tensors.
+        outer: maps a tensor of an enclosing graph to its name in the other model.
     """
 
     model: LoadedModel
@@ -67,7 +70,9 @@ class Nodes:
         return opsets(self.model.proto.opset_import)
 
     def computed(self) -> list[bytes]:
-        """For each node a digest of the whole computation above it."""
+        """For each node, a digest of the whole computation above it."""
+        # Digests of operands are combined (a Merkle tree), so shared subexpressions are not expanded and the time is
+        # linear.
         known = {**self.weights, **{name: b"i" + place.encode() for name, place in self.inputs.items()}}
         found = []
         for node in self.nodes:
@@ -78,7 +83,11 @@ class Nodes:
         return found
 
     def surroundings(self) -> list[bytes]:
-        """For each node a digest of the operators, attributes and weights within a few steps of it."""
+        """For each node, a digest of the operators, attributes and weights within `_ROUNDS` steps.
+
+        A changed weight alters the digests of everything below it (`computed`) and above it (`led_to`), but only a few
+        of these: the layers far from the change still find their partners.
+        """
         maker = {name: index for index, node in enumerate(self.nodes) for name in node.output if name}
         readers: dict[str, list[int]] = defaultdict(list)
         for index, node in enumerate(self.nodes):
@@ -87,7 +96,7 @@ class Nodes:
         digests = self._own()
         for _ in range(_ROUNDS):
             above = [[digests[maker[name]] for name in node.input if name in maker] for node in self.nodes]
-            # A tensor that everything reads (a mask) tells little, and would make this quadratic.
+            # Only a few consumers count: a tensor with many (a mask) tells little and would make this quadratic.
             below = [
                 sorted(digests[reader] for name in node.output for reader in readers[name][:8]) for node in self.nodes
             ]
@@ -97,7 +106,7 @@ class Nodes:
         return digests
 
     def led_to(self) -> list[bytes]:
-        """For each node a digest of everything below it, down to the outputs of the graph."""
+        """For each node, a digest of everything below it, down to the outputs of the graph."""
         below: dict[str, list[bytes]] = defaultdict(list)
         for name, place in self.outputs:
             below[name].append(b"o" + place.encode())
@@ -110,7 +119,7 @@ class Nodes:
         return own
 
     def _own(self) -> list[bytes]:
-        """For each node a digest of its operator, attributes and weights."""
+        """For each node, a digest of its operator, attributes and weights."""
         return [_digest([own_digest(self, node), *(self._weight(name) for name in node.input)]) for node in self.nodes]
 
     def _weight(self, name: str) -> bytes:
@@ -119,6 +128,8 @@ class Nodes:
 
 def match(a: Nodes, b: Nodes) -> Matches:
     """Pair the nodes of two graphs."""
+    # From the most to the least specific evidence. Exporters give stable names, so the first two keys usually pair
+    # everything, and the digests, which read weights, are computed only for the rest.
     matcher = _Matcher(a, b)
     matcher.unique(_by_name(a), _by_name(b))
     matcher.unique(_by_output(a), _by_output(b))
@@ -126,12 +137,13 @@ def match(a: Nodes, b: Nodes) -> Matches:
         for digests in (Nodes.computed, Nodes.led_to, Nodes.surroundings):
             ours, theirs = digests(a), digests(b)
             matcher.in_order(ours.__getitem__, theirs.__getitem__)
+        # Last, because the names of operands can be compared only through the pairs found so far.
         matcher.unique(_by_inputs(a, matcher.aliases()), _by_inputs(b, {}))
     return matcher.result()
 
 
 def attributes(graph: Nodes, node: onnx.NodeProto) -> dict[str, bytes]:
-    """The attributes of a node as bytes, without those at their defaults: stating a default changes nothing.
+    """The attributes of a node as bytes, without those at their defaults, which make no difference.
 
     Raises:
         ModelError: external data cannot be read.
@@ -143,7 +155,7 @@ def attributes(graph: Nodes, node: onnx.NodeProto) -> dict[str, bytes]:
 
 
 def own_digest(graph: Nodes, node: onnx.NodeProto) -> bytes:
-    """Operator and attributes, without names and without the graphs inside."""
+    """A digest of operator and attributes, without names and without subgraphs."""
     stated = attributes(graph, node)
     return _digest([operator(node).encode(), *(name.encode() + b"=" + value for name, value in stated.items())])
 
@@ -159,7 +171,7 @@ def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
 
 
 def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
-    """The value of an attribute as bytes: its name, doc string and graphs left out, tensors by content."""
+    """The value of an attribute as bytes, without name, doc string and subgraphs; tensors by their content."""
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         return b"%d graphs" % max(len(attribute.graphs), 1)
     plain = onnx.AttributeProto()
@@ -178,13 +190,13 @@ def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
 
 
 def operator(node: onnx.NodeProto) -> str:
-    """`Add`, or `com.microsoft::Gelu` with a domain of its own; `:` and the overload of a function that has one."""
+    """`Add`, or `com.microsoft::Gelu` in another domain; an overload is appended after `:`."""
     name = node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
     return f"{name}:{node.overload}" if node.overload else name
 
 
 def aliases(a: Nodes, b: Nodes, pairs: Iterable[tuple[int, int]]) -> dict[str, str]:
-    """Tensor of A to the tensor of B in its place: outputs of paired nodes, inputs, tensors of the graphs around."""
+    """Maps a tensor of A to its counterpart in B: outputs of paired nodes, inputs, tensors of enclosing graphs."""
     places = {place: name for name, place in b.inputs.items()}
     alias = {**a.outer, **{name: places[place] for name, place in a.inputs.items() if place in places}}
     for ours, theirs in pairs:
@@ -204,7 +216,7 @@ class _Matcher:
         return bool(self._a and self._b)
 
     def unique(self, key_a: Key, key_b: Key) -> None:
-        """Pair nodes whose key is theirs alone on either side."""
+        """Pair nodes whose key is unique in both graphs."""
         groups_a, groups_b = _groups(self._a, key_a), _groups(self._b, key_b)
         for key, ours in groups_a.items():
             theirs = groups_b.get(key, [])
@@ -212,7 +224,7 @@ class _Matcher:
                 self._pair(ours[0], theirs[0])
 
     def in_order(self, key_a: Key, key_b: Key) -> None:
-        """Pair nodes of equal keys in graph order, where there are as many on either side."""
+        """Pair nodes with equal keys in graph order, if both graphs have equally many."""
         groups_a, groups_b = _groups(self._a, key_a), _groups(self._b, key_b)
         for key, ours in groups_a.items():
             theirs = groups_b.get(key, [])
@@ -224,7 +236,7 @@ class _Matcher:
         return Matches(tuple(sorted(self._pairs)), tuple(self._a), tuple(self._b))
 
     def aliases(self) -> dict[str, str]:
-        """Tensor of A to the tensor of B that stands in its place, as far as nodes are paired."""
+        """Maps a tensor of A to its counterpart in B, as far as nodes are paired."""
         return aliases(*self._graphs, self._pairs)
 
     def _pair(self, ours: int, theirs: int) -> None:
@@ -250,13 +262,14 @@ def _by_output(graph: Nodes) -> Key:
 
 
 def _by_inputs(graph: Nodes, alias: Mapping[str, str]) -> Key:
-    """What a node reads: a node that has another operator now still stands between the same tensors."""
+    """The operands of a node: a node whose operator was changed still reads the same tensors."""
     return lambda index: tuple(alias.get(name, name) for name in graph.nodes[index].input) or None
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
+        # Lengths keep the parts apart: ("ab", "c") and ("a", "bc") must not collide.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()

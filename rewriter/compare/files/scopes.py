@@ -1,7 +1,6 @@
-"""One graph of A and the graph of B that stands in its place: which tensor is which, and which weights they see.
+"""Pair a graph of A with its counterpart in B, and resolve which names refer to the same tensor.
 
-Comes in: a main graph or a body of control flow, with the graphs around it. Goes out: `Scope`, whose `same_input` says
-whether two names stand for the same tensor. Used by `rewriter.compare.files.models`.
+A graph is a main graph or a control-flow body, together with the graphs around it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import ONNX_DOMAINS, subgraphs
 
 SameInput = Callable[[str, str], bool]
-"""Whether a name of A and a name of B stand for the same tensor."""
+"""Whether a name in A and a name in B refer to the same tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +26,13 @@ class Side:
     """One graph, with the graphs around it.
 
     Attributes:
-        model: the model that holds it.
+        model: the model that contains it.
         proto: the graph.
-        graph: its nodes, as matching wants them, without Constant nodes.
-        weights: its initializers and the values of its Constant nodes, by name; of sparse ones the values and, under a
+        graph: its nodes, prepared for matching, without Constant nodes.
+        weights: its initializers and the values of its Constant nodes, by name; of a sparse one the values and, under a
             name that nothing reads, the indices.
-        prints: the fingerprints of these.
-        outer: the graph around it.
+        prints: the fingerprints of the weights.
+        outer: the enclosing graph.
     """
 
     model: LoadedModel
@@ -51,7 +50,7 @@ class Side:
         outer: Side | None = None,
         alias: Mapping[str, str] | None = None,
     ) -> Side:
-        """Index a graph; `alias` is what the other model calls tensors of the graphs around it."""
+        """Index a graph; `alias` maps tensors of enclosing graphs to their names in the other model."""
         weights = {tensor.name: tensor for tensor in proto.initializer}
         nodes = []
         for node in proto.node:
@@ -76,7 +75,7 @@ class Side:
         return cls(model, proto, graph, weights, prints, outer)
 
     def weight(self, name: str, depth: int = 0) -> tuple[int, onnx.TensorProto] | None:
-        """The weight that a name stands for here, and how many graphs further out it is; None for other tensors."""
+        """The weight that a name refers to here, and how many graphs further out it is; None for other tensors."""
         if name in self.weights:
             return depth, self.weights[name]
         return None if self.outer is None or name in self.graph.inputs else self.outer.weight(name, depth + 1)
@@ -84,14 +83,14 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """One graph of A and the graph of B that stands in its place; `name` is empty for the main graph."""
+    """A graph of A and its counterpart in B; `name` is empty for the main graph."""
 
     name: str
     left: Side
     right: Side
 
     def same_input(self, alias: Mapping[str, str]) -> SameInput:
-        """The test for names of this scope; `alias` maps tensors of A to those of B in their place."""
+        """The test for names of this scope; `alias` maps tensors of A to their counterparts in B."""
         made = frozenset(alias.values())
 
         @cache
@@ -100,9 +99,12 @@ class Scope:
                 return alias[ours] == theirs
             one, other = self.left.weight(ours), self.right.weight(theirs)
             if one is None or other is None:
+                # Neither is a weight: an input or an outer tensor. `made` excludes a name that B gave to the
+                # counterpart of another tensor of A.
                 return ours == theirs and one is other and theirs not in made
             if ours == theirs and one[0] == other[0]:
-                return True  # weights of one name are compared where they are defined
+                return True  # weights of the same name are compared where they are defined
+            # Fingerprints first: comparing whole weights is expensive.
             if self.left.graph.weights[ours] != self.right.graph.weights[theirs]:
                 return False
             return compare_tensors(ours, (self.left.model, one[1]), (self.right.model, other[1])) is None
@@ -110,7 +112,7 @@ class Scope:
         return same
 
     def bodies(self, one: onnx.NodeProto, other: onnx.NodeProto, alias: Mapping[str, str]) -> Iterator[Scope]:
-        """The bodies of control flow that two nodes hold under the same attribute."""
+        """Pairs of control-flow bodies that two nodes hold under the same attribute."""
         ours, theirs = dict(subgraphs(one)), dict(subgraphs(other))
         for attribute in sorted(ours.keys() & theirs.keys()):
             where = "/".join(part for part in (self.name, one.name or one.op_type, attribute) if part)
@@ -119,13 +121,13 @@ class Scope:
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node that holds a tensor."""
+    """The value of a Constant node that holds a tensor; None for any other node."""
     named = node.op_type == "Constant" and node.domain in ONNX_DOMAINS and len(node.attribute) == 1
     return node.attribute[0].t if named and node.attribute[0].name == "value" else None
 
 
 def _sparse_prints(model: LoadedModel, sparse: onnx.SparseTensorProto) -> tuple[bytes, bytes]:
-    """Of the whole sparse tensor, so that one is taken for another only if all of it is the same; of its indices."""
+    """Fingerprints of a sparse tensor as a whole, standing for its values, and of its indices alone."""
     indices = digest(model, sparse.indices)
     whole = (digest(model, sparse.values), indices, str(list(sparse.dims)).encode())
     return hashlib.blake2b(b"".join(whole), digest_size=16).digest(), indices

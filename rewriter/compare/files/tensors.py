@@ -1,10 +1,7 @@
-"""Two weights, bit for bit, in bounded memory.
+"""Compare weights bit for bit, in bounded memory, and compute fingerprints by which renamed weights are found.
 
-Comes in: two tensors and the directories that their external data lies in. Goes out: `TensorChange` where they differ,
-else None; or a fingerprint, by which a renamed weight is looked for. Used by `rewriter.compare.files.models`.
-
-External data is read piece by piece, never whole. Two references to the same bytes of the same file are equal
-without being read. Values inside typed fields (`float_data` and the like) are brought into the layout of raw data.
+External data is read piece by piece. Two references to the same bytes of the same file are equal without being read.
+Values in typed fields (`float_data` and the like) are converted to the layout of raw data.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from rewriter.files.walk import is_external
 from rewriter.text import quoted
 
 _PIECE = 8 * 2**20
-"""Bytes of each tensor that are in memory at once; a multiple of every element's size."""
+"""Number of bytes of each tensor in memory at once; a multiple of every element size."""
 
 Status = Literal["changed", "only in A", "only in B"]
 
 _SAMPLE = 4096
-"""Bytes at either end of a large tensor that its fingerprint looks at."""
+"""Number of bytes at either end of a large tensor that enter its fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,13 @@ class TensorChange:
     """One weight that differs.
 
     Attributes:
-        name: in A, or in B where it is only there.
+        name: its name in A, or in B if it is only there.
         status: `changed`, `only in A` or `only in B`.
-        kind: element type and dims, in A and in B; empty where it is not.
-        bytes: size of the data in A, or in B where it is only there.
-        elements: how many elements differ; None where kinds differ.
-        max_difference: largest |B - A| of a weight of numbers; None where it cannot be said.
-        index: where that is.
+        kind: element type and dims in A and in B; empty where it is missing.
+        bytes: size of the data in A, or in B if it is only there.
+        elements: number of elements that differ; None if element types or dims differ.
+        max_difference: largest |B - A|; None if it is not defined.
+        index: the index of that element.
     """
 
     name: str
@@ -61,14 +58,14 @@ class TensorChange:
 
 
 def kind_of(tensor: onnx.TensorProto) -> str:
-    """Element type and dims, as in `float32[768, 3072]`."""
+    """Element type and dims, such as `float32[768, 3072]`."""
     known = ELEMENT_TYPES.get(tensor.data_type)
     name = "?" if known is None else known.name.lower()
     return f"{'float32' if name == 'float' else name}[{', '.join(map(str, tensor.dims))}]"
 
 
 def only(name: str, tensor: onnx.TensorProto, status: Status) -> TensorChange:
-    """A weight that one model has and the other has not."""
+    """The change for a weight that only one model has."""
     kind = kind_of(tensor)
     count = element_type(tensor).bits * int(np.prod(tensor.dims, dtype=object) or 0) // 8
     return TensorChange(name, status, (kind, "") if status == "only in A" else ("", kind), count)
@@ -77,10 +74,10 @@ def only(name: str, tensor: onnx.TensorProto, status: Status) -> TensorChange:
 def compare_tensors(
     name: str, a: tuple[LoadedModel, onnx.TensorProto], b: tuple[LoadedModel, onnx.TensorProto]
 ) -> TensorChange | None:
-    """Compare two weights bit for bit, called `name` in the result; None where they are equal.
+    """Compare two weights bit for bit; the result calls them `name` and is None if they are equal.
 
     Raises:
-        ModelError: data cannot be read, or do not match the dims.
+        ModelError: data cannot be read, or does not match the dims.
     """
     first, second = a[1], b[1]
     kinds = kind_of(first), kind_of(second)
@@ -89,7 +86,7 @@ def compare_tensors(
         if kinds[0] != kinds[1]:
             return TensorChange(name, "changed", kinds, left.size)
         if left.place is not None and left.place == right.place:
-            return None
+            return None  # the same bytes of the same file
         if left.size != right.size:
             return TensorChange(name, "changed", kinds, left.size)
         tally = _Tally.of(first)
@@ -101,7 +98,9 @@ def compare_tensors(
 
 
 def fingerprint(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
-    """Type, dims and a digest of the data, for large tensors of both ends: equal weights have equal fingerprints.
+    """A digest of type, dims and the data, or of both ends of the data of a large tensor.
+
+    Equal weights have equal fingerprints, but not conversely.
 
     Raises:
         ModelError: data cannot be read.
@@ -110,7 +109,7 @@ def fingerprint(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
 
 
 def digest(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
-    """Type, dims and a digest of all data: the same for equal tensors only.
+    """A digest of type, dims and all of the data, equal for equal tensors only.
 
     Raises:
         ModelError: data cannot be read.
@@ -132,8 +131,8 @@ class _Source:
     """The bytes of one tensor: in memory, or a range of an open file.
 
     Attributes:
-        size: bytes.
-        place: device, inode and offset of external data; None for data in memory.
+        size: size in bytes.
+        place: device, inode and offset of external data, which identify it; None for data in memory.
     """
 
     size: int
@@ -165,14 +164,16 @@ class _Source:
             except OSError as error:
                 raise ModelError(f"cannot read {quoted(self._ref.path)}: {error.strerror}; check the disk") from error
             if not got:
-                raise ModelError(f"{quoted(self._ref.path)} shrank while it was read; run again")
+                raise ModelError(
+                    f"{quoted(self._ref.path)} shrank while it was read; run again when nothing writes to it"
+                )
             pieces.append(got)
             done += len(got)
         return b"".join(pieces)
 
 
 def _packed(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
-    """The data of a tensor with typed fields, as raw data would hold it; strings with their lengths between."""
+    """The data of a tensor with typed fields in the layout of raw data; each string is preceded by its length."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return b"".join(len(text).to_bytes(8, "little") + text for text in tensor.string_data)
     return bytes(onnx.numpy_helper.from_array(np.ascontiguousarray(read_tensor(model, tensor)), "").raw_data)
@@ -180,7 +181,7 @@ def _packed(model: LoadedModel, tensor: onnx.TensorProto) -> bytes:
 
 @dataclass
 class _Tally:
-    """What was found so far while walking through two tensors."""
+    """Running totals of the comparison of two tensors."""
 
     dtype: np.dtype[Any] | None
     elements: int = 0
@@ -192,7 +193,7 @@ class _Tally:
     def of(cls, tensor: onnx.TensorProto) -> _Tally:
         element = element_type(tensor)
         if element.bits == 0 or element.bits % 8:
-            return cls(None)
+            return cls(None)  # strings and packed types: elements have no bytes of their own
         return cls(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)))
 
     def count(self, start: int, ours: bytes, theirs: bytes) -> None:
@@ -206,6 +207,7 @@ class _Tally:
         gap = _gap(*(np.frombuffer(each, self.dtype)[unequal] for each in (ours, theirs)))
         if gap is None or not gap.size:
             return
+        # A NaN in only one of the weights counts as an infinite difference.
         top = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
         far = float("inf") if np.isnan(gap[top]) else float(gap[top])
         if far >= self.largest:
@@ -219,7 +221,7 @@ class _Tally:
 
 
 def _gap(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64] | None:
-    """|b - a| in float64; None for what has no distance."""
+    """|b - a| in float64; None for complex numbers."""
     if a.dtype.kind == "c":
         return None
     with np.errstate(all="ignore"):

@@ -1,14 +1,14 @@
-"""Proof of a replaced region by itself, on adversarial points in several batches and tokens.
+"""Prove a replaced region in isolation, on adversarial points laid out over batches and tokens.
 
-Four questions:
+The proof answers four questions:
 
-1. certificate: do the plan's numbers compute the original's own nodes within the certified error? Both in float64.
-2. emission: do the emitted nodes, evaluated in float64, compute the plan's numbers to rounding?
-3. accuracy: in the model's own type, is the new region as accurate as the old one?
-4. parity: NaN where the original gives NaN, and nowhere else; but NaN in may give NaN out where the original
-   swallows it (`Where(y > 0, y, 0)` does). Infinite where the original overflows.
+1. Certificate: is the plan within the certified error of the original's own nodes? Both are evaluated in float64.
+2. Emission: do the emitted nodes, evaluated in float64, compute the plan up to rounding?
+3. Accuracy: is the new region as accurate as the old one in the model's own type?
+4. Parity: is the result NaN exactly where the original's is, and infinite where the original overflows? A NaN input may
+   give NaN where the original swallows it, as `Where(y > 0, y, 0)` does.
 
-What happens at infinite pre-activations is measured and reported, not judged.
+The behaviour at infinite pre-activations is reported but not judged.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from rewriter.proof.run.whole import Way
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _EXACT_SLACK = 2e-14
-"""Rounding of the float64 evaluation of the original's own nodes, relative to the unit of errors."""
+"""Allowance for the rounding of the original's own nodes in float64 (about 90 eps), relative to the unit of errors. The
+plan states its own rounding (`Planned.float64_rounding`)."""
 
 _CLOSE = 1e-2
-"""At infinity values are compared as limits: 0, infinite or not a number. Accuracy is measured at finite points."""
+"""Relative tolerance at infinity, where only the limit matters (0, infinite or NaN); accuracy is measured elsewhere."""
 
 
 @dataclass(frozen=True)
 class RegionProof:
-    """What was measured; errors are over max(1, |f|), of a gate over max(1, |h|) |u|; ratios new over old.
+    """Measurements of one region. Errors are relative to max(1, |f|); of a gated block, to max(1, |h|) |u|.
 
     Attributes:
-        exact_error: largest error of the emitted nodes in float64; None where there is no float64 evaluation.
-        error: largest error in the model's type, worst over providers and optimisation levels.
-        ratio: `error` over the original region's.
+        exact_error: error of the emitted nodes in float64; None where there is no float64 evaluation.
+        error: error in the model's type, the worst over providers and optimisation levels.
+        ratio: `error` over the original region's error, the worst likewise.
         failures: what did not hold.
-        infinite: what the heads give at infinite pre-activations where the original gives something else.
-        original_error: largest error of the original region.
+        infinite: results of the heads at infinite pre-activations that differ from the original's.
+        original_error: the original region's error, the worst likewise.
     """
 
     exact_error: float | None
@@ -60,13 +61,13 @@ class RegionProof:
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """The region in both models, and what it is tried on.
+    """The region in both models, and the points that it is evaluated at.
 
     Attributes:
-        before: the original's.
-        after: the rewritten model's.
+        before: the original's region.
+        after: the rewritten model's region.
         feeds: adversarial points, all finite.
-        nans: pre-activations of NaN among others, at one token: a softmax over tokens spreads NaN to all of them.
+        nans: some NaN pre-activations, at a single token: a softmax over tokens spreads NaN to all of them.
         infinities: pre-activations of minus and plus infinity, likewise.
     """
 
@@ -78,7 +79,7 @@ class Regions:
 
 
 def regions_of(original: Side, rewritten: Side, claim: Claim) -> Regions:
-    """The two regions of a claim."""
+    """The region of a claim in both models, with its points."""
     before, after = (side.part(claim, claim.inputs, [claim.output]) for side in (original, rewritten))
     kind = original.views[claim.path].type_of(claim.gate)
     elem_type, rank = kind.elem_type or claim.elem_type, 3 if kind.rank is None else max(kind.rank, 1)
@@ -94,7 +95,7 @@ def regions_of(original: Side, rewritten: Side, claim: Claim) -> Regions:
 
 
 def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionProof:
-    """Answer the questions for one claim."""
+    """Prove one region, in every way. Raises ValidationError where onnxruntime cannot load or run it."""
     feeds = regions.feeds
     inside = _inside(feeds, claim)
     exact = _exact(regions, claim)
@@ -110,8 +111,11 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
         if new.shape != old.shape:
             failures.append(f"{claim.name}: the heads give shape {new.shape} instead of {old.shape} on {way}")
             continue
+        # The old region is measured against the truth and the new one against the plan. The plan's distance from the
+        # truth is judged once, in float64, so that a certified error never serves as an allowance for rounding.
         right = old.astype(np.float64) if exact.truth is None else exact.truth
         target = right if exact.planned is None else exact.planned
+        # Beyond the type's range, only parity and overflow mean anything.
         judged = (np.abs(right) <= largest_finite(claim.elem_type)) & inside
         units = unit(right, claim, feeds)
         old_error, new_error = (largest((gap(v, t) / units)[judged]) for v, t in ((old, right), (new, target)))
@@ -126,13 +130,13 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
             )
         failures += _parity(regions, claim, old, new, [session.run for session in sessions], str(way))
         if not _same_overflow(old, new, right, claim, inside):
-            failures.append(f"{claim.name}: infinite at other points than the original's on {way}")
+            failures.append(f"{claim.name}: infinite at other points than in the original on {way}")
         infinite |= dict.fromkeys(_at_infinity(regions, claim, sessions))
     return RegionProof(exact.error, error, worst, tuple(failures), original_error, tuple(infinite))
 
 
 def unit(right: Array, claim: Claim, values: Mapping[str, Array]) -> Array:
-    """What errors are measured in: max(1, |f|), of a gate h(g) u max(1, |h|) |u|. Never 0."""
+    """The unit of errors: max(1, |f|); for a gate h(g) u, max(1, |h|) |u|. Never 0."""
     size = np.abs(right.astype(np.float64))
     if not claim.gated:
         return np.maximum(1.0, size)
@@ -141,7 +145,7 @@ def unit(right: Array, claim: Claim, values: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Exact:
-    """The float64 evaluations of a region: the original's nodes, and the plan's numbers."""
+    """Float64 evaluations of a region: of the original's nodes (`truth`) and of the plan."""
 
     truth: Array | None
     planned: Array | None
@@ -162,6 +166,7 @@ def _exact(regions: Regions, claim: Claim) -> _Exact:
     judged = _inside(feeds, claim)
     units = unit(truth, claim, feeds)
     failures = []
+    # The certificate bounds the program in exact arithmetic; evaluating it rounds once more.
     excess = (gap(planned, truth) - rounding) / units - claim.max_error
     off = largest((gap(planned, truth) / units)[judged])
     if largest(excess[judged]) > _EXACT_SLACK:
@@ -169,11 +174,12 @@ def _exact(regions: Regions, claim: Claim) -> _Exact:
             f"{claim.name}: the head program's error {off:.3g} exceeds the certified {claim.max_error:.3g}; this is a "
             "bug, please report it"
         )
+    # Twice, because either side may be that far from exact arithmetic.
     emitted = (gap(rebuilt, planned) - 2.0 * rounding) / units
     if largest(emitted[judged]) > _EXACT_SLACK:
         failures.append(
-            f"{claim.name}: in float64 the heads are {largest((gap(rebuilt, planned) / units)[judged]):.3g} away from "
-            f"their program, more than rounding explains"
+            f"{claim.name}: in float64 the heads differ from their program by "
+            f"{largest((gap(rebuilt, planned) / units)[judged]):.3g}, more than rounding explains"
         )
     failures += _parity(regions, claim, truth, rebuilt, [reference.run for reference in references], "float64")
     exact = largest((gap(rebuilt, truth) / units)[judged])
@@ -181,7 +187,7 @@ def _exact(regions: Regions, claim: Claim) -> _Exact:
 
 
 def evaluated(claim: Claim, values: Mapping[str, Array]) -> tuple[Array, Array]:
-    """The plan's numbers at given pre-activations (and values), and what rounding may add, in float64."""
+    """The plan at given pre-activations (and values), and a bound on its rounding, both in float64."""
     y = values[claim.gate].astype(np.float64)
     z = values[claim.value].astype(np.float64) if claim.gated else None
     with np.errstate(all="ignore"):
@@ -189,7 +195,7 @@ def evaluated(claim: Claim, values: Mapping[str, Array]) -> tuple[Array, Array]:
 
 
 def _feeds(claim: Claim, points: Array) -> dict[str, Array]:
-    """The points for the pre-activation; normal numbers for the value of a gated block."""
+    """The points as pre-activations; normally distributed values for a gated block."""
     feeds = {claim.gate: points}
     for other in claim.inputs[1:]:
         values = np.random.default_rng(0).normal(0.0, 2.0, points.size)
@@ -198,7 +204,7 @@ def _feeds(claim: Claim, points: Array) -> dict[str, Array]:
 
 
 def _inside(feeds: Mapping[str, Array], claim: Claim) -> Array:
-    """The points that the claim is about: not the pre-activations beyond its domain."""
+    """Mask of the points in the claim's domain. Written so that NaN counts as inside."""
     return np.asarray(~(np.abs(feeds[claim.gate].astype(np.float64)) > claim.domain))
 
 
@@ -207,28 +213,34 @@ def _nan(values: Array) -> Array:
 
 
 def _nan_in(feeds: Mapping[str, Array]) -> Array:
-    """The points at which an input is NaN."""
+    """Mask of the points at which an input is NaN."""
     return np.asarray(np.logical_or.reduce([_nan(values) for values in feeds.values()]))
 
 
 def _parity(regions: Regions, claim: Claim, old: Array, new: Array, runs: Sequence[Run], where: str) -> list[str]:
-    """NaN at the same points; where an input is NaN, NaN or what the original gives, the first of `runs`."""
+    """Check that NaN occurs at the same points; where an input is NaN, the rewritten region may give NaN too.
+
+    `runs` evaluate the original's region and the rewritten one.
+    """
     ends = [run(regions.nans)[claim.output] for run in runs]
     spread = (_nan(ends[0]) == _nan(ends[1])) | (_nan_in(regions.nans) & _nan(ends[1]))
     if np.array_equal(_nan(old), _nan(new)) and spread.all():
         return []
-    return [f"{claim.name}: NaN at other points than the original's on {where}"]
+    return [f"{claim.name}: NaN at other points than in the original on {where}"]
 
 
 def _same_overflow(old: Array, new: Array, target: Array, claim: Claim, inside: Array) -> bool:
-    """Where the truth is beyond the type, what the original gives: the same infinity, or something finite."""
+    """Whether the new region agrees with every infinity of the old one where the truth exceeds the type's range.
+
+    Where the old region gives something finite there (an intermediate saturates), nothing is asked.
+    """
     beyond = (np.abs(target.astype(np.float64)) > largest_finite(claim.elem_type)) & inside
     old, new = (values.astype(np.float64)[beyond] for values in (old, new))
     return bool(np.all(~np.isinf(old) | (old == new)))
 
 
 def _at_infinity(regions: Regions, claim: Claim, sessions: Sequence[Session]) -> list[str]:
-    """Where the pre-activation is infinite and the heads give something else than the original, as text."""
+    """Results of the heads at infinite pre-activations that differ from the original's, as text."""
     try:
         old, new = (
             session.run(regions.infinities)[claim.output].astype(np.float64).reshape(-1) for session in sessions

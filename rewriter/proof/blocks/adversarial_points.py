@@ -1,7 +1,8 @@
-"""Adversarial points: the pre-activations that a replaced region is tried on.
+"""Adversarial points: the pre-activations on which a replaced region is evaluated.
 
-Zeros of both signs, denormals, the step where a softmax changes, every order of magnitude of both signs up to the
-largest finite number, and NaN; laid out over batch, tokens and channels so that no two rows hold the same values.
+They include zeros of both signs, subnormal numbers, the neighbourhood of every step of a softmax, every order of
+magnitude of both signs up to the largest finite number, and NaN. They are laid out over batch, tokens and channels so
+that no two rows hold the same values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def numpy_dtype(elem_type: int) -> np.dtype[Any]:
 
 
 def machine_epsilon(elem_type: int) -> float:
-    """Distance from 1 to the next number; 0 for types that are not floating-point."""
+    """Distance from 1 to the next larger number; 0 for types that are not floating-point."""
     dtype = numpy_dtype(elem_type)
     return float(ml_dtypes.finfo(dtype).eps) if is_float(dtype) else 0.0
 
@@ -33,14 +34,14 @@ def largest_finite(elem_type: int) -> float:
 
 
 def adversarial(elem_type: int, crossings: NDArray[Any] | None = None) -> NDArray[Any]:
-    """About 50,000 points of the type, 1-D, in ascending order but for the specials at the end.
+    """About 50,000 points of the type, 1-D, ascending, with special values at the end.
+
+    The step is 1/1024 around 0, so that no misplaced kink falls between two points; there are 40 points per decade from
+    1e-12 to 1e4, and 20 from there to the largest finite number.
 
     Args:
         elem_type: TensorProto element type.
-        crossings: where a program changes quickly. A kink that is off by one part in 10^7 shows nowhere else.
-
-    A step of 1/1024 around 0, so that a kink in another place than the original's is not stepped over; 40 points a
-    decade from 1e-12 to 1e4, and 20 from there to the largest finite number.
+        crossings: where a program changes quickly; a kink that is misplaced by one part in 10^7 shows only there.
     """
     dtype = numpy_dtype(elem_type)
     limits = ml_dtypes.finfo(dtype)
@@ -51,6 +52,7 @@ def adversarial(elem_type: int, crossings: NDArray[Any] | None = None) -> NDArra
     tiny = float(limits.smallest_subnormal)
     specials = [0.0, -0.0, tiny, -tiny, float(limits.tiny), -float(limits.tiny), 1e4, -1e4]
     edge = float(limits.max)
+    # Around the square root of the largest number squares overflow, and the self logit of a head may be quadratic.
     specials += [edge, -edge, edge / 2, -edge / 2, np.sqrt(edge), -np.sqrt(edge)]
     return np.concatenate(
         [np.unique(spread.astype(dtype)), np.asarray([*specials, np.nan], dtype=np.float64).astype(dtype)]
@@ -58,28 +60,29 @@ def adversarial(elem_type: int, crossings: NDArray[Any] | None = None) -> NDArra
 
 
 def _around(crossings: NDArray[Any], largest: float) -> NDArray[Any]:
-    """Points beside each crossing, from a part in 10^8 of it to a tenth, and as far from a crossing at 0."""
+    """Points beside each crossing, at relative distances from 1e-8 to 0.1; absolute ones for a crossing at 0."""
     places = crossings[np.abs(crossings) <= largest][:_MOST_CROSSINGS]
     steps = np.logspace(-8, -1, 57)
     steps = np.concatenate([-steps, [0.0], steps])
     return np.ravel(places[:, None] + np.where(places == 0.0, 1.0, np.abs(places))[:, None] * steps)
 
 
-_MOST_CROSSINGS = 64
+_MOST_CROSSINGS = 64  # each adds 115 points
 
 BATCH, TOKENS = 2, 23
-"""Rows that adversarial points are laid out in: more than one batch and an odd number of tokens."""
+"""Layout of adversarial points: more than one batch, and an odd number of tokens."""
 
 
 def laid_out(points: NDArray[Any], rank: int, axis: int, longest: int | None = None) -> NDArray[Any]:
-    """The points over batch, tokens and channels, shuffled so that neighbours in any direction differ.
+    """Lay the points out over batch, tokens and channels, shuffled so that neighbours in any direction differ.
 
     Args:
-        points: 1-D.
-        rank: of the result; 1 has channels only.
-        axis: of the channels, counted from the end.
-        longest: the most tokens that may be laid out.
+        points: the points, 1-D.
+        rank: rank of the result; a vector has channels only.
+        axis: axis of the channels, counted from the end.
+        longest: maximum number of tokens; None for no limit.
     """
+    # Where inference knows too small a rank for the claim's axis, the channels go last.
     axis = axis if -rank <= axis < 0 else -1
     shape = [1] * rank
     others = [place for place in range(rank) if place != axis % rank]
@@ -89,7 +92,7 @@ def laid_out(points: NDArray[Any], rank: int, axis: int, longest: int | None = N
     if len(others) > 1:
         shape[others[0]] = BATCH
     rows = int(np.prod(shape))
-    channels = -(-points.size // rows)
+    channels = -(-points.size // rows)  # rounded up; `resize` below repeats points to fill the last row
     shape[axis % rank] = channels
     order = np.random.default_rng(0).permutation(rows * channels)
     return np.resize(points, rows * channels)[order].reshape(shape)

@@ -1,11 +1,12 @@
-"""Proof of one replaced block: its region on adversarial points, and the whole block on real and spread inputs.
+"""Prove one replaced block: its region on adversarial points, and the whole block on real and spread inputs.
 
-Where the whole block was replaced, so that its region's ends are gone, the heads are proved from the block's inputs
-instead (`rewriter.proof.blocks.sublayer`).
+If the whole block was replaced, so that the ends of its region no longer exist, the heads are proved from the block's
+inputs instead (`rewriter.proof.blocks.sublayer`).
 
-A `BlockItem` holds the block's nodes and where its weights stand, so that it can be sent to another process, and a
-model of any size is proved in the memory of one block. The whole block (W1, heads, W2) must be the planned block up to
-rounding (`rewriter.proof.planned`): in float64 exactly so, and in the model's type as closely as the original block is.
+A `BlockItem` holds the block's nodes and refers to its weights on disk, so it can be sent to another process, and a
+model of any size is proved in the memory of one block. The whole block (W1, heads, W2) must equal the planned block
+(`rewriter.proof.planned`) up to rounding: to float64's rounding in float64, and to that of the original block in the
+model's type.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ class BlockItem:
     """Everything that the proof of one block needs; it can be pickled.
 
     Attributes:
-        claim: what is claimed.
-        heads: the replaced region of both models; or the parts from which heads are proved that replaced a whole block;
-            or what is wrong where the heads read something else than the original does.
+        claim: the claim about the block.
+        heads: the replaced region in both models; or, for a block that was replaced as a whole, the parts from which
+            its heads are proved; or, where the heads read a tensor that the original does not, the failure.
         before: the original's block.
-        after: the rewritten model's.
-        planned: the original's block with the plan's numbers as its activation, and with the rewritten model's weights
-            where these are others.
-        inputs: values that the block really sees, case by case; none skips the whole block.
+        after: the rewritten model's block.
+        planned: the original's block with the plan as its activation, and with the rewritten model's weights where they
+            differ.
+        inputs: values that the block receives in the model, case by case; if empty, only the heads are proved.
         ways: how to run it.
-        reweighted: the original's block with the rewritten model's weights, where these are others: it must compute
-            what the original's does.
+        reweighted: the original's block with the rewritten model's weights, where they differ; it must compute what
+            the original's block does.
     """
 
     claim: Claim
@@ -65,22 +66,22 @@ class BlockItem:
 
 @dataclass(frozen=True)
 class BlockProof:
-    """What was measured of one block; ratios are new over old.
+    """Measurements of one block; ratios are new over old.
 
     Attributes:
         name: the block.
-        exact_error: largest error of the heads in float64, over max(1, |f|) (of a gate over max(1, |h|) |u|); None
-            without a float64 evaluation.
-        region_error: largest error of the heads in the model's type, over max(1, |f|).
-        region_ratio: `region_error` over the original region's.
-        block_error: largest error of the block on real inputs, absolute; None without a float64 evaluation.
-        block_ratio: `block_error` over the original block's.
-        failures: what did not hold; empty when the block is proved.
-        infinite: what the heads give at infinite pre-activations where the original gives something else. No failure:
-            no head program that multiplies by the pre-activation can help it (docs/numerics.md).
-        region_original_error: largest error of the original region, as `region_error`; None where it was not kept.
+        exact_error: largest error of the heads in float64, relative to max(1, |f|) (of a gate to max(1, |h|) |u|);
+            None without a float64 evaluation.
+        region_error: largest error of the heads in the model's type, in the same unit.
+        region_ratio: `region_error` over the original region's error.
+        block_error: largest absolute error of the block on its inputs; None without a float64 evaluation.
+        block_ratio: `block_error` over the original block's error.
+        failures: what did not hold; empty if the block is proved.
+        infinite: results of the heads at infinite pre-activations that differ from the original's. Not a failure: no
+            head program that multiplies by the pre-activation can avoid it (docs/numerics.md).
+        region_original_error: largest error of the original region, in the unit of `region_error`; None if unknown.
         block_original_error: largest error of the original block, as `block_error`.
-        block_allowed: what `block_error` may be, where it is largest.
+        block_allowed: the allowance for `block_error`, in the way of running it where that is largest.
     """
 
     name: str
@@ -119,22 +120,24 @@ def block_item(
     ways: Sequence[Way],
     reweighted: Side | None = None,
 ) -> BlockItem:
-    """What `prove_block` needs.
+    """Cut out what `prove_block` needs.
 
     Args:
-        original: the original model, in the form that the claim names tensors of.
+        original: the original model, in the form whose tensors the claim names.
         rewritten: the rewritten model.
-        planned: the original with the plan's numbers as its activations.
-        claim: what is claimed.
-        inputs: values of `block_needs`, one mapping per case; none skips the second half of the proof.
+        planned: the original with the plan as its activations.
+        claim: the claim about the block.
+        inputs: values of the tensors in `block_needs`, one mapping per case; if empty, only the heads are proved.
         ways: execution providers, with and without graph optimisation.
-        reweighted: the original with the rewritten model's weights, where these are others.
+        reweighted: the original with the rewritten model's weights, where they differ.
     """
     names = tuple(inputs[0]) if inputs else claim.block_inputs
     before, after, between = (
         Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
     )
     heads: Regions | Heads | str
+    # Checked before cutting: a part that reads more than the original's cannot be fed the original's values, and a leak
+    # from elsewhere in the model is a fault however close its numbers come.
     foreign = _foreign(original, rewritten, claim, names, claim.block_outputs)
     if foreign is None and not claim.heads:
         foreign = _foreign(original, rewritten, claim, claim.inputs, (claim.output,))
@@ -151,13 +154,13 @@ def block_item(
 def _foreign(
     original: Side, rewritten: Side, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]
 ) -> str | None:
-    """A tensor that the rewritten part reads and the original's does not; None where there is none."""
+    """A tensor that the rewritten part reads and the original's does not, if there is one."""
     ours, theirs = (cut(side.views[claim.path], inputs, outputs).inputs for side in (original, rewritten))
     return next((name for name in theirs if name not in ours), None)
 
 
 def prove_block(item: BlockItem) -> BlockProof:
-    """Prove one block. A function of its item alone: it runs in any process that can read the weights."""
+    """Prove one block. Depends on the item alone, so it runs in any process that can read the weights."""
     heads = item.heads
     if isinstance(heads, str):
         return _unproved(item.claim, heads)
@@ -190,14 +193,14 @@ def _unproved(claim: Claim, why: str) -> BlockProof:
 
 
 def block_needs(original: Side, claim: Claim) -> tuple[str, ...]:
-    """The tensors whose values the proof of a block needs: the block's inputs, and shapes computed elsewhere."""
+    """The tensors whose values the proof of a block needs: its inputs, and shapes that are computed elsewhere."""
     return cut(original.views[claim.path], claim.block_inputs, claim.block_outputs).inputs
 
 
 def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
-    """Normal numbers for a block whose real inputs cannot be had: it lies in a body of control flow.
+    """Normally distributed inputs for a block in a control-flow body, whose real inputs cannot be observed.
 
-    None where the block also needs something else than its inputs, or its width is unknown.
+    Empty if the block needs anything besides its inputs, or its width is unknown.
     """
     if claim.width is None or set(block_needs(original, claim)) != set(claim.block_inputs):
         return []
@@ -212,6 +215,7 @@ def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
 
 
 def _prove_whole(item: BlockItem) -> _Whole:
+    # Real inputs alone are weak evidence: a mix-up of tokens or batches can hide where rows are alike or few.
     real = [Case(str(number), feeds) for number, feeds in enumerate(item.inputs)]
     cases = [*real, *_accepted(item.before, spread(item.claim, item.inputs))]
     evaluated = _Evaluated.of(item, cases)
@@ -231,7 +235,7 @@ def _prove_whole(item: BlockItem) -> _Whole:
 
 @dataclass(frozen=True, eq=False)
 class _Evaluated:
-    """Float64 evaluations of a block, case by case."""
+    """Float64 evaluations of a block, case by case: the original's, the planned, the planned shaken, the emitted."""
 
     truth: Results
     planned: Results
@@ -254,10 +258,11 @@ class _Evaluated:
 
 
 def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: str) -> _Whole:
-    """One output of the block: the emitted block against the planned one, in float64 and in every way."""
+    """Judge one output of the block: the emitted block against the planned one, in float64 and in every way."""
     claim, eps = item.claim, machine_epsilon(item.claim.elem_type)
     truth, planned, moved, rebuilt = evaluated.of_output(name)
     channels = Channels.of(truth)
+    # What the rounding of the programs in float64 amounts to here: the sharp comparison below must allow for it.
     granted = channels.errors(moved, planned)
     failures: list[str] = []
     error = worst_ratio = original_error = allowed = 0.0
@@ -269,10 +274,12 @@ def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: 
         found = worst(channels.errors(new, planned, old), rounding, granted)
         if not found.holds:
             failures.append(f"{claim.name}: on its inputs the block's {found.text} on {way}")
+        # The sharp test: float64 shows faults far below the model's own rounding, and certified errors do not enter,
+        # since both sides compute the same programs.
         found64 = worst(exact, exact_rounding(rounding, eps), granted)
         if not found64.holds:
             failures.append(
-                f"{claim.name}: in float64 the block is {found64.error:.3g} away from its plan on its inputs, more "
+                f"{claim.name}: in float64 the block differs from its plan by {found64.error:.3g} on its inputs, more "
                 f"than the {found64.allowed:.3g} that rounding explains"
             )
         new_error = float(np.max(channels.errors(new, truth, old), initial=0.0))
@@ -286,12 +293,15 @@ def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: 
 
 
 def _total(rounding: float, certified: Wide) -> float:
-    """What the distance from the original may be: rounding, and what the certified error amounts to."""
+    """The allowance for the distance from the original: rounding plus the effect of the certified error."""
     return rounding + float(np.max(certified, initial=0.0))
 
 
 def _reweighted(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated) -> list[str]:
-    """Where neurons were merged: what the block's other weights make of its inputs, with its own activation."""
+    """Check that merging neurons did not change the block: the new weights with the original's activation.
+
+    Without this step an error in the merged weights would be in the plan as well as in the emitted block.
+    """
     if item.reweighted is None:
         return []
     merged = _wide(item.reweighted, cases)
@@ -305,14 +315,12 @@ def _reweighted(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated) -
         rounding = channels.rounding(channels.errors(own, truth, own), machine_epsilon(item.claim.elem_type))
         found = worst(channels.errors([case[name] for case in merged], truth), rounding)
         if not found.holds:
-            failures.append(
-                f"{item.claim.name}: with its neurons merged the block computes something else, {found.text}"
-            )
+            failures.append(f"{item.claim.name}: merging its neurons changes what the block computes, {found.text}")
     return failures
 
 
 def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
-    """The rarer ways through the block: several chunks, every position slot. In the model's type, the first way."""
+    """Run the rarer paths through the block (several chunks, every position slot), in the first way only."""
     claim, way, failures = item.claim, item.ways[0], list[str]()
     for case, part, what in variants(claim, item.after.model, cases):
         truth, planned = (_wide(side, [case]) for side in (item.before, item.planned))
@@ -331,7 +339,7 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
 
 
 def _accepted(before: Side, cases: Sequence[Case]) -> list[Case]:
-    """The cases whose sizes the original's block takes: a static shape inside it may fix them."""
+    """The cases that the original's block accepts: a static shape inside it may fix the sizes."""
     kept = []
     if cases:
         session = open_part(before.model, "cpu", optimise=False, prepack=False)
@@ -350,12 +358,13 @@ def _wanted(case: Case, part: LoadedModel) -> dict[str, Array]:
 
 
 def _wide(side: Side, cases: Sequence[Case]) -> Results | None:
-    """The block in float64, one of its weights at a time where they are large."""
+    """Evaluate the block in float64; if its weights are large, one at a time."""
     cases = [Case(case.name, _wanted(case, side.model)) for case in cases]
     return run_in_segments(side, cases, Wanted(wide=True), lambda _what, _done, _total: None).truth
 
 
 def _runs(side: Side, way: Way, cases: Sequence[Case], outputs: Sequence[str]) -> Results:
+    # Prepacking copies the weights: faster, but twice the memory.
     weights = sum(bytes_of(tensor) for tensor in side.model.proto.graph.initializer)
     session = open_part(side.model, way.provider, optimise=way.optimise, prepack=weights <= SEGMENT)
     return [session.run(_wanted(case, side.model), outputs) for case in cases]

@@ -1,8 +1,8 @@
-"""Further inputs of a block: more batches and tokens than the model's own, every row different.
+"""Spread inputs for a block: more batches and tokens than the model's own, every row different.
 
-The rows that a block really sees are drawn at random and scaled, so that a mix-up of tokens, batches or neurons shows
-at every position. Where the block has position slots one sequence fills them all; where its attention works in chunks
-the sizes are such that several chunks are needed and the last is uneven.
+Rows that the block receives in the model are sampled and scaled at random, so that a mix-up of tokens, batches or
+neurons shows at every position. If the block has position slots, one sequence fills them all; if its attention works in
+chunks, several chunks are needed and the last one is smaller.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 
+# Prime numbers of tokens, so that chunks hardly ever divide them evenly.
 _BATCH, _TOKENS = 2, 67
 _SMALL = 19
-_MOST_SLOTS = 4096
+_MOST_SLOTS = 4096  # attention patterns grow with the square of the sequence
 
 Feeds = Mapping[str, Array]
 
 
 def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
-    """Inputs of other sizes than the real ones; none where the block also reads shapes, or has no token axis."""
+    """Inputs of other sizes than the real ones; none if the block also reads shapes or has no token axis."""
     if not inputs or set(inputs[0]) != set(claim.block_inputs):
         return []
     if any(not is_float(value.dtype) or value.ndim not in (2, 3) for value in inputs[0].values()):
@@ -40,10 +41,10 @@ def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
 
 
 def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator[tuple[Case, LoadedModel, str]]:
-    """The block where its rarer ways are taken, each with the case that takes it and its name.
+    """Variants of the block that take its rarer paths, each with a case that does so and a description.
 
-    A smaller bound on its patterns makes several chunks of heads, then several chunks of queries; one sequence is as
-    long as the block has slots.
+    Lowering the bound on the size of its attention patterns forces several chunks of heads, then of queries. One
+    sequence is as long as the block has position slots.
     """
     if not cases or set(cases[0].feeds) != set(claim.block_inputs):
         return
@@ -54,6 +55,7 @@ def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator
         return
     batch, tokens = _shape(claim, small)
     keys = tokens + claim.bias_tokens
+    # A number of chunks that does not divide the neurons, so that the last chunk is uneven.
     steps = next((steps for steps in (3, 5, 7, 11, 13) if claim.neurons % steps), 2)
     heads = -(-claim.neurons // steps)
     for size, what in (
@@ -82,13 +84,13 @@ def _drawn(inputs: Sequence[Feeds], batch: int, tokens: int, seed: int) -> Feeds
 
 
 def _shape(claim: Claim, case: Case) -> tuple[int, int]:
-    """Batch and tokens of a case; tokens -1 where its block input has no such axes."""
+    """Batch and tokens of a case; -1 tokens if its block input has no such axes."""
     shape = case.feeds[claim.block_inputs[0]].shape
     return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0]) if len(shape) == 2 else (1, -1)
 
 
 def _with_constant(model: onnx.ModelProto, name: str, value: int) -> onnx.ModelProto | None:
-    """A copy in which an integer constant has another value; None where the model has no such constant."""
+    """A copy with another value of an integer constant; None if the model has no such constant."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     tensor = onnx.numpy_helper.from_array(np.asarray([value], dtype=np.int64), name)

@@ -1,12 +1,12 @@
-"""Proof of the heads of a block that was replaced as a whole: there is no region left to try by itself.
+"""Prove the heads of a block that was replaced as a whole, so that there is no region left to prove in isolation.
 
-Against float64 evaluations of the original, on values that the block really sees, on those scaled down and up so that
-every part of the activation is met, and on more batches and tokens:
+The measure is the original in float64. The inputs are those that the block receives in the model, the same scaled down
+and up so that every part of the activation is exercised, and spread ones (`rewriter.proof.blocks.spread`).
 
-1. from the block's inputs to the heads' outputs: the plan's numbers are within the certified error of the original's
-   activation; the emitted heads are the plan's numbers up to rounding, in float64 and in the model's own type.
-2. from the heads' outputs on, in float64: what the original makes of the same activations, whatever stands in the
-   rows that are no tokens.
+1. From the block's inputs to the heads' outputs: the plan is within the certified error of the original's activation,
+   and the emitted heads equal the plan up to rounding, in float64 and in the model's own type.
+2. From the heads' outputs on, in float64: the block computes what the original does from the same activations, whatever
+   the rows hold that are not tokens (bias tokens).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Feeds = Mapping[str, Array]
 Run = Callable[[Feeds], dict[str, Array]]
 
 _SCALES = (1.0, 0.0, 1e-6, 1e-2, 8.0, 1e3)
-"""What real inputs are multiplied with."""
+"""Factors that real inputs are multiplied by; with 0, only the biases act."""
 
 _FEW_SCALES = (1.0, 8.0)
-"""The same for further batches and tokens."""
+"""The same for spread inputs."""
 
 _EXACT_SLACK = 1e-12
-"""Rounding of float64 evaluations of linear operators, relative to the largest value."""
+"""Allowance for the rounding of linear operators in float64, relative to the largest value that they add up."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """What the proof of heads needs that replaced a whole block; it can be pickled.
+    """What the proof needs of a block that was replaced as a whole; it can be pickled.
 
     Attributes:
         before: the original, from the block's inputs to the ends of its region and of the block.
-        front: the rewritten model, from the block's inputs to what the heads write, and what else `behind` reads.
-        behind: the rewritten model from there on.
-        cases: the block's inputs: real ones, scaled ones, and further batches and tokens.
+        front: the rewritten model, from the block's inputs to the heads' output and what else `behind` reads.
+        behind: the rewritten model, from there to the block's outputs.
+        cases: the block's inputs: real, scaled, and spread.
     """
 
     before: LoadedModel
@@ -59,11 +59,12 @@ class Heads:
 
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
-    """The parts of a block; `inputs` are values of `block_needs`, one mapping per case."""
+    """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case."""
     further = [case.feeds for case in spread(claim, inputs)]
     cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)
     cases += tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _FEW_SCALES for feeds in further[:1])
     names = tuple(cases[0]) if cases else claim.block_inputs
+    # The way out may read further tensors of the front, such as the number of tokens to cut the bias tokens off.
     rest = cut(rewritten.views[claim.path], [claim.heads], claim.block_outputs)
     computed = [name for name in rest.inputs if name not in (*names, claim.heads)]
     return Heads(
@@ -76,7 +77,7 @@ def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Fee
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One input of the block, with what float64 makes of it; without float64, the original stands in."""
+    """One input of the block with its float64 evaluations; without these, the original stands in for the truth."""
 
     feeds: Feeds
     truth: Feeds | None = None
@@ -86,7 +87,7 @@ class _Case:
 def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
     """Prove the heads of one block from its inputs."""
     if not heads.cases:
-        return RegionProof(None, 0.0, 0.0, (f"{claim.name}: it has no inputs to be proved on",), 0.0)
+        return RegionProof(None, 0.0, 0.0, (f"{claim.name}: there are no inputs to prove it on",), 0.0)
     cases, exact, failures = _exact(heads, claim)
     error = worst = original_error = 0.0
     floor = machine_epsilon(claim.elem_type)
@@ -101,6 +102,7 @@ def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
             right = truth[claim.output]
             target = right if case.planned is None else case.planned
             judged = (np.abs(right.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
+            # As for a region: the old heads against the truth, the new ones against the plan.
             units = unit(right, claim, truth)
             old_error, new_error = (
                 largest((gap(v, t) / units)[judged]) for v, t in ((old[claim.output], right), (new, target))
@@ -118,7 +120,7 @@ def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
 
 
 def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[str]]:
-    """The cases with their float64 evaluations, how far the heads are from those, and what is wrong with that."""
+    """The cases with their float64 evaluations, the heads' largest error there, and the failures."""
     try:
         whole, front, behind = (
             open_reference(part.proto, part.base_dir) for part in (heads.before, heads.front, heads.behind)
@@ -128,6 +130,7 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
             truth = whole.run(_wanted(feeds, heads.before))
             made = front.run(_wanted(feeds, heads.front))
             planned, rounding = evaluated(claim, truth)
+            # The emitted heads compute the pre-activations by themselves, so the first linear operator rounds as well.
             rounding = rounding + _EXACT_SLACK * _linear_size(truth, claim)
             cases.append(_Case(feeds, truth, planned))
             found = _tokens(made[claim.heads], truth[claim.output])
@@ -142,8 +145,8 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
             apart = (gap(found, planned) - 2.0 * rounding)[inside]
             if largest(apart) > 0.0:
                 failures.append(
-                    f"{claim.name}: in float64 the heads are {largest(gap(found, planned)[inside]):.3g} away from "
-                    "their program, more than rounding explains"
+                    f"{claim.name}: in float64 the heads differ from their program by "
+                    f"{largest(gap(found, planned)[inside]):.3g}, more than rounding explains"
                 )
             failures += _projected(behind.run, heads, claim, {**feeds, **made}, truth)
     except NoReference:
@@ -152,10 +155,11 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
 
 
 def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds) -> list[str]:
-    """What is wrong with the way from the heads' outputs on, given the original's activations."""
+    """Failures on the way from the heads' outputs to the block's, given the original's activations."""
     result = run(_wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
     failures = []
     for name in claim.block_outputs:
+        # Given exact activations, only linear operators remain, so there is no certified error to allow for.
         off = largest(gap(result[name], truth[name]))
         if not off <= _EXACT_SLACK * max(1.0, magnitude(truth[claim.output]), magnitude(truth[name])):
             failures.append(
@@ -165,18 +169,18 @@ def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds)
 
 
 def _linear_size(truth: Feeds, claim: Claim) -> float:
-    """How large the numbers are that the linear operators add up; 1 at least."""
+    """The largest magnitude at the ends of the region, at least 1: the scale of what linear operators add up."""
     return max(1.0, *(magnitude(truth[name]) for name in claim.inputs_and_output))
 
 
 def _inside(truth: Feeds, claim: Claim) -> Array:
-    """Where the claim holds: pre-activations beyond its domain are judged by nobody."""
+    """Mask of the entries in the claim's domain; whether the model leaves it is checked on the model's own inputs."""
     gate = np.abs(truth[claim.gate].astype(np.float64))
     return np.asarray(np.broadcast_to(~(gate > claim.domain), truth[claim.output].shape))
 
 
 def _scaled(feeds: Feeds, names: Sequence[str], scale: float) -> Feeds:
-    """The block's inputs times a number; shapes and the like as they are."""
+    """Scale the block's inputs, but not shapes and the like."""
     if scale == 1.0:
         return feeds
     with np.errstate(over="ignore"):
@@ -198,7 +202,10 @@ def _tokens(heads: Array, like: Array) -> Array:
 
 
 def _as_heads(activation: Array, like: Array) -> Array:
-    """The original's activation as heads' outputs; other numbers in the rows that are no tokens."""
+    """The original's activation as the heads' output, with random numbers in the rows that are not tokens.
+
+    Nothing may depend on those rows: noise there makes a leak into the block's outputs visible.
+    """
     values = np.random.default_rng(0).normal(0.0, 1.0, like.shape)
     tokens = activation.size // (like.shape[0] * like.shape[2])
     values[:, :tokens] = activation.reshape(like.shape[0], tokens, like.shape[2])

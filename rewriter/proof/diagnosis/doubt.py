@@ -1,8 +1,8 @@
-"""Why an original is far from its float64 evaluation, where rounding alone would not explain it.
+"""Find out why an original is further from its float64 evaluation than rounding should explain.
 
-Either a discontinuous operator decided otherwise (which bucket a relative position falls into), so that the two compute
-different functions; or an operator of the float64 evaluation is wrong; or the model amplifies rounding, and the
-evaluation is right. Only in the last case is it a measure. Asked only where an output gives reason to.
+Either a discontinuous operator decides differently (which bucket a relative position falls into), so that the two
+compute different functions; or an operator of the float64 evaluation is wrong; or the model amplifies rounding, and the
+evaluation is right. Only in the last case can the evaluation serve as the truth.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rewriter.proof.settings import LARGE
 
 @dataclass(frozen=True)
 class Doubt:
-    """What was found.
+    """The result of the search.
 
     Attributes:
-        trusted: whether the float64 evaluation is a measure all the same.
-        wrong: whether an operator of it is wrong.
-        why: in words, as the report prints it.
+        trusted: whether the float64 evaluation can serve as the truth all the same.
+        wrong: whether one of its operators is wrong.
+        why: the explanation that the report prints.
     """
 
     trusted: bool
@@ -35,9 +35,13 @@ class Doubt:
 
 
 def doubt(model: LoadedModel, cases: Sequence[Case]) -> Doubt:
-    """Look for the operator that explains the distance; each is tried on what the model's own run feeds it."""
+    """Look for the operator that explains the distance, each on the operands of the model's own run."""
     if model.size > LARGE:
-        return Doubt(False, "float64 computes something else in them; the model is too large to find out where")
+        return Doubt(
+            False,
+            "the float64 evaluation differs by more than rounding explains; the model is too large to find out where",
+        )
+    # The smallest case first: it is the quickest, and one finding is enough.
     for case in sorted(cases, key=lambda case: sum(value.size for value in case.feeds.values())):
         try:
             wrong = audit(model.proto, model.base_dir, case.feeds)
@@ -50,7 +54,10 @@ def doubt(model: LoadedModel, cases: Sequence[Case]) -> Doubt:
                 )
             decided = decided_by_rounding(model.proto, model.base_dir, case.feeds)
         except (NoReference, ValidationError) as error:
-            return Doubt(False, f"where float64 computes something else could not be found: {error}")
+            return Doubt(
+                False,
+                f"the float64 evaluation differs by more than rounding explains; where could not be found: {error}",
+            )
         if decided is not None:
-            return Doubt(False, f"a rounding decides what {decided} gives")
-    return Doubt(True, "every operator agrees with float64 on what it is fed: the model amplifies rounding")
+            return Doubt(False, f"rounding decides what {decided} gives")
+    return Doubt(True, "every operator agrees with float64 on its own operands, so the model amplifies rounding")

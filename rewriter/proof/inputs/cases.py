@@ -1,7 +1,4 @@
-"""What one run of the proof is fed with.
-
-Comes in: nothing. Goes out: `Case`, made by `rewriter.proof.inputs.generate` and read by the validation.
-"""
+"""One set of inputs of the proof."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ class Case:
     """One set of inputs.
 
     Attributes:
-        name: what is particular about it, such as `batch 3, sequence 17`.
-        feeds: graph input name to array; every input that has no default.
+        name: what distinguishes it, such as `batch 3, sequence 17`.
+        feeds: maps every graph input without a default to an array.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""The size of every dimension of every input in one case.
+"""Determine the size of every dimension of every input in one case.
 
-Comes in: the inputs, what the weights ask of them, and a `Setting` (how many sequences, tokens, past tokens).
-Goes out: `Sizes`. The same symbolic name has the same size in all inputs of a case, and arithmetic on names
-holds; what the caller fixes comes first, then what the weights fix, then the setting.
+A symbolic name has the same size in all inputs of a case, and arithmetic on names holds. Sizes that the caller fixes
+take precedence, then those that the weights imply, then those of the `Setting` (batch, tokens, past tokens).
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ _USUAL = {
     Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.HEIGHT: 224, Kind.WIDTH: 224, Kind.HEADS: 4, Kind.FEATURES: 80,
     Kind.HIDDEN: 64, Kind.ONE: 1,
 }  # fmt: skip
+# No weight fixes the batch or the length of the past; a hint for one of these would be a coincidence.
 _NOT_FIXED_BY_WEIGHTS = {Kind.BATCH, Kind.PAST, Kind.TOTAL}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a case is about; sizes count only where the model leaves them open.
+    """What a case exercises; sizes apply only to dimensions that the model leaves open.
 
     Attributes:
-        batch: rows.
-        sequence: tokens.
-        past: tokens of the past.
-        special: whether rows are special: almost nothing but padding, one token repeated.
+        batch: number of rows.
+        sequence: number of tokens.
+        past: number of past tokens.
+        special: whether the rows are degenerate: almost all padding, or one token repeated.
     """
 
     batch: int
@@ -46,9 +46,9 @@ class Sizes:
     """The dimensions of one case.
 
     Attributes:
-        shapes: input name to shape.
+        shapes: maps an input to its shape.
         kinds: size of each kind of dimension in this case.
-        varied: the kinds that the setting decided on.
+        varied: the kinds that the model leaves open, so that the setting decides.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -57,20 +57,20 @@ class Sizes:
 
 
 def symbolic_names(specs: Sequence[InputSpec]) -> tuple[str, ...]:
-    """Names of the dimensions that a caller may fix, in the inputs' order."""
+    """Names of the dimensions that a caller may fix, in the order of the inputs."""
     texts = [dim for spec in specs for dim in spec.shape if isinstance(dim, str)]
     return tuple(dict.fromkeys(name for text in texts for name in names_in(text)))
 
 
 def check_dims(specs: Sequence[InputSpec], fixed: Mapping[str, int]) -> None:
-    """Raise UsageError when `fixed` names a dimension that no input has, or gives it no size."""
+    """Raise UsageError if `fixed` names a dimension that no input has, or gives it a negative size."""
     known = symbolic_names(specs)
     for name, value in fixed.items():
         if name not in known:
             listed = ", ".join(quoted(each) for each in known) or "none"
             raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
         if value < 0:
-            raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a number that is not negative")
+            raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
 
 def resolve(
@@ -84,6 +84,8 @@ def resolve(
     """Give every dimension a size."""
     kinds = _kind_sizes(specs, setting, fixed, longest)
     values = dict(fixed)
+    # Dimensions that are a plain name first: their axis tells what they count. Names that occur only inside arithmetic
+    # (`past + sequence`) are then sized by the name alone.
     for spec, axis, dim in _symbolic(specs):
         if names_in(dim) == (dim,) and dim not in values:
             values[dim] = _size(spec, axis, kinds, hints)
@@ -116,7 +118,7 @@ def _dimension(
         return _size(spec, axis, kinds, hints)
     named = {kind_by_name(name) for name in names_in(dim)}
     if spec.role is Role.MASK and axis == len(spec.shape) - 1 and dim not in names_in(dim) and named == {Kind.PAST}:
-        # Exporters that traced one new token write `past + 1` for what is past and sequence.
+        # Exporters that trace a single new token write `past + 1` for the total of past and sequence.
         return kinds[Kind.TOTAL]
     value = value_of(dim, values)
     return _size(spec, axis, kinds, hints) if value is None else max(value, 0)
@@ -137,11 +139,12 @@ def _kind_sizes(
     past = pinned.get(Kind.PAST, setting.past)
     sequence = setting.sequence
     if longest is not None:
+        # Positions beyond the table would be out of range; at least one new token must remain.
         past = min(past, max(longest - 1, 0))
         sequence = max(min(sequence, longest - past), 1)
     sequence = pinned.get(Kind.SEQUENCE, sequence)
     alone = not any(kind_of(spec, axis) is Kind.SEQUENCE for spec in specs for axis in range(len(spec.shape)))
-    # Another length than the decoder's, and even: speech encoders halve it.
+    # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
     encoder = sequence if alone else sequence + sequence % 2 + 4
     encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
     side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
@@ -165,13 +168,14 @@ def _kind_sizes(
 
 
 def _pinned(specs: Sequence[InputSpec]) -> dict[Kind, int]:
-    """Sizes of kinds that some input states as a number; token ids are believed first."""
+    """Sizes of kinds that an input declares as a number; declarations of token ids take precedence."""
     pinned: dict[Kind, int] = {}
     for spec in sorted(specs, key=lambda spec: spec.role is not Role.IDS):
         if spec.role not in {Role.IDS, Role.POSITIONS, Role.TOKEN_TYPES, Role.PAST, Role.FLOATS}:
             continue
         for axis, dim in enumerate(spec.shape):
             kind = kind_of(spec, axis)
+            # A batch of 1 in one input (position ids) is often meant to broadcast.
             if isinstance(dim, int) and kind not in {Kind.ONE, Kind.TOTAL} and not (dim == 1 and kind is Kind.BATCH):
                 pinned.setdefault(kind, dim)
     return pinned

@@ -1,14 +1,14 @@
-"""Which rows of which tables the integer inputs select, and how many positions the model knows.
+"""Find the tables that integer inputs index, and the number of positions that the model knows.
 
-`Tables` gives the number of rows that each input may address and the longest sequence that the position tables allow,
-so that generated inputs are valid by construction.
+`Tables` holds the number of rows that each input may address and the longest sequence that the position tables allow,
+so that generated inputs are valid by construction: onnxruntime fails on an index out of range.
 
 An input is followed forwards through operators that pass integers on (`_CARRIERS`), additions of a constant, If
-branches and local functions, to the operators that look rows up (`_LOOKUPS`).
+branches and local functions, to the operators that look up rows (`_LOOKUPS`).
 
-A position table is a constant float matrix whose row numbers the model counts itself: walking back from them through
-`_PASSING` leads to a Range, a CumSum or a slice of a constant. Tables of relative positions do not qualify: their
-buckets go through Abs, Log and Min, where the walk stops.
+A position table is a constant float matrix whose row numbers the model itself counts: walking back from them through
+`_PASSING` leads to a Range, a CumSum or a slice of a constant. Tables of relative positions do not qualify, because
+their buckets come from Abs, Log and Min, where the walk stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CARRIERS = {
     "Split",
     "Concat", "Clip", "Where", "Dropout", "Pad", "Gather", "CastLike", "Min", "Max",
 }  # fmt: skip
-"""Operators whose outputs hold values of their inputs."""
+"""Operators whose outputs contain values of their inputs."""
 
 _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "Gather"): ((1, 0),),
@@ -36,19 +36,19 @@ _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("com.microsoft", "RotaryEmbedding"): ((1, 2), (1, 3)),
     ("", "RotaryEmbedding"): ((3, 1), (3, 2)),
 }
-"""Domain and operator to the pairs of (operand with row numbers, operand with the table)."""
+"""Maps domain and operator to pairs of (operand with row numbers, operand with the table)."""
 
 _DEPTH = 8
-"""How deep local functions and subgraphs are followed."""
+"""Maximum depth to which local functions and subgraphs are followed."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What bounds the integers.
+    """Bounds on integer inputs.
 
     Attributes:
-        rows: input name to the number of rows of the smallest table that it selects from.
-        sequence: number of positions of the smallest position table, None where there is none.
+        rows: maps an input to the number of rows of the smallest table that it indexes.
+        sequence: number of positions of the smallest position table; None if there is none.
     """
 
     rows: Mapping[str, int]
@@ -57,7 +57,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class _Flow:
-    """An input's value on its way: `source + offset`."""
+    """The value of a tensor that carries an input: `source + offset`."""
 
     source: str
     offset: int = 0
@@ -67,14 +67,14 @@ _Flows = Mapping[str, frozenset[_Flow]]
 
 
 def main_scope(model: onnx.ModelProto, view: GraphView) -> Scope:
-    """The scope of the main graph, whose `view` knows the inferred types."""
+    """The scope of the main graph; `view` holds its inferred types."""
     shapes = {name: kind.shape for name, kind in view.types.items() if kind.shape is not None}
     functions = {(function.domain, function.name): function for function in model.functions}
     return Scope(view, constant_shapes(view.nodes, view.initializers.values(), shapes), functions)
 
 
 def find_tables(scope: Scope) -> Tables:
-    """Follow the graph inputs of a main graph to the tables that they select from."""
+    """Follow the inputs of a main graph to the tables that they index."""
     flows = {name: frozenset({_Flow(name)}) for name in scope.view.inputs}
     rows: dict[str, int] = {}
     for source, limit in _lookups(scope, flows, _DEPTH)[0]:
@@ -83,7 +83,8 @@ def find_tables(scope: Scope) -> Tables:
 
 
 def _lookups(scope: Scope, start: _Flows, depth: int) -> tuple[set[tuple[str, int]], _Flows]:
-    """Pairs of (input, rows) found in one scope and below, and where the inputs' values are at its end."""
+    """Pairs of (input, rows) in one scope and below, and the tensors that carry inputs at its end."""
+    # One pass in topological order. A tensor may carry several inputs at once, after a Concat or an If.
     found: set[tuple[str, int]] = set()
     flows = dict(start)
     for node in scope.view.nodes:
@@ -118,6 +119,7 @@ def _addressed(scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flo
         axis = next((item.i for item in node.attribute if item.name in {"axis", "gather_axis"}), 0)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         if isinstance(size, int):
+            # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
             yield from ((flow.source, max(size - flow.offset, 1)) for flow in operands[index])
 
 
@@ -132,7 +134,7 @@ def _carried(scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]
         return frozenset(replace(flow, offset=flow.offset + signed) for flow in operands[0] | operands[1])
     if node.op_type not in _CARRIERS:
         return frozenset()
-    # Of the others only the first operand holds values; the rest are shapes, axes and the like.
+    # Several operands of these hold values (not the condition of Where); elsewhere only the first one does.
     several = node.op_type in {"Concat", "Where", "Min", "Max"}
     return frozenset().union(*(operands[node.op_type == "Where" :] if several else operands[:1]))
 
@@ -165,8 +167,9 @@ _FLOATS = {
     onnx.TensorProto.BFLOAT16,
 }
 _FEWEST = 8
-"""Smaller tables are of token types."""
+"""Minimum number of positions; smaller tables are of token types."""
 _STEPS = 64
+"""Maximum number of nodes on the way back from a lookup."""
 
 
 def sequence_limit(scope: Scope) -> int | None:
@@ -182,6 +185,7 @@ def _limits(scope: Scope) -> Iterator[int]:
         elif node.op_type in {"Gather", "GatherND"} and len(node.input) == 2 and _is_table(scope, node.input[0]):
             rows = scope.shapes[node.input[0]][0]
             offset = _counted(scope, node.input[1])
+        # A table that is sliced up to a computed length: the positions are implicit.
         elif node.op_type == "Slice" and _is_table(scope, node.input[0]) and not _is_constant(scope, node.input[1:3]):
             rows = scope.shapes[node.input[0]][0]
             offset = 0
@@ -201,7 +205,7 @@ def _is_constant(scope: Scope, tensors: list[str]) -> bool:
 
 
 def _counted(scope: Scope, tensor: str) -> int | None:
-    """What is added to numbers that the model counts itself; None when they are no such numbers."""
+    """The offset that is added to numbers that the model itself counts; None if the tensor holds no such numbers."""
     offset = 0
     pending = [tensor]
     for _ in range(_STEPS):
@@ -215,6 +219,7 @@ def _counted(scope: Scope, tensor: str) -> int | None:
         if node.op_type == "CumSum":  # counts from 1, unless it leaves the element itself out
             return offset + (not any(item.name == "exclusive" and item.i for item in node.attribute))
         if node.op_type == "Slice" and node.input[0] in scope.constants:
+            # A buffer of position ids, cut to the length of the sequence; a fixed slice of it counts nothing.
             return None if _is_constant(scope, list(node.input[1:3])) else offset
         if node.op_type in {"Add", "Sub"}:
             added = [value for name in node.input if (value := scope.integer(name)) is not None]

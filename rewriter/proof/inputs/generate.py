@@ -1,7 +1,7 @@
-"""Inputs that a model is proved with: made for it, or read from a file.
+"""Generate the inputs on which a model is proved.
 
-Comes in: a model, and a seed or an npz file. Goes out: `Case`s. Used by the validation, end to end. The
-settings of `_SETTINGS` put one aspect of the model to work each, instead of trying all combinations.
+Each entry of `_SETTINGS` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of
+all combinations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _WITH_BRANCHES = (
     Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
 )  # fmt: skip
 _FIRST = (Setting(3, 17), Setting(1, 64))
-"""What comes first, since blocks are tried on it as well: several sequences, and a long one."""
+"""The settings that come first, because only the first cases feed the proofs of the blocks: several sequences, and a
+long one."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 
 
@@ -47,18 +48,18 @@ class _Plan:
 
 
 def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
-    """Inputs for `model`, valid by construction: ids within their tables, masks with padding.
+    """Generate inputs for `model` that are valid by construction: ids within their tables, masks with padding.
 
     Args:
         model: the model; its weights are not read.
-        seed: the same seed gives the same inputs; an input's values do not depend on the other inputs.
-        dims: symbolic dimension to the size it has in every case.
+        seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
+        dims: maps a symbolic dimension to the size that it has in every case.
 
     Returns:
         Two to seven cases.
 
     Raises:
-        UsageError: `dims` names no dimension of the model, or no values can be made for an input.
+        UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
     view = view_model(model)
     specs = input_specs(model, view)
@@ -83,6 +84,7 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
         rows = tables.rows.get(spec.name)
         return Request(spec, plan.sizes, rows, plan.cached, plan.special, masked, seed, number)
 
+    # Numbered before they are sorted: the number seeds the values, which stay the same if the order changes.
     numbered = sorted(enumerate(chosen), key=lambda entry: _place(entry[1][1].setting))
     return tuple(
         Case(name, {spec.name: make_values(request(spec, plan, number)) for spec in specs})
@@ -106,7 +108,8 @@ def _settings(specs: Sequence[InputSpec], *, branches: bool) -> tuple[Setting, .
 
 
 def _distinct(plans: Sequence[_Plan], *, branches: bool) -> list[tuple[str, _Plan]]:
-    """Plans that differ, each with its name; two at least, so that one has other values."""
+    """The distinct plans with their names; at least two, so that a fixed shape is tried with different values."""
+    # Settings collapse into one where the model fixes what distinguishes them.
     seen: dict[tuple[object, ...], tuple[str, _Plan]] = {}
     for plan in plans:
         key = (tuple(plan.sizes.shapes.values()), plan.cached if branches else None, plan.special)

@@ -1,7 +1,6 @@
-"""Inputs that the user brings, from an npz file.
+"""Read the user's own inputs from an npz file.
 
-Comes in: the path of an npz file and the model. Goes out: `Case`s. A key is the name of an input, or
-`case/input` for several cases. Nothing is unpickled.
+A key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _ONLY = "the file's inputs"
 def load_cases(path: Path, model: onnx.ModelProto) -> tuple[Case, ...]:
     """Read the cases of an npz file and check that they fit `model`.
 
-    Names, element types (an integer may be widened, a float too), ranks and fixed dimensions are checked;
-    an input with a default may be left out.
+    Names, element types (integers and floats may be widened), ranks and fixed dimensions are checked. Inputs with a
+    default may be omitted.
 
     Raises:
-        UsageError: the file cannot be read or does not fit; one line says where.
+        UsageError: the file cannot be read or does not fit the model.
     """
     arrays = _read(path)
     defaults = {tensor.name for tensor in model.graph.initializer}
@@ -42,7 +41,7 @@ def load_cases(path: Path, model: onnx.ModelProto) -> tuple[Case, ...]:
         case, name = _split(key, known)
         if name not in known:
             listed = ", ".join(quoted(each) for each in known if each not in defaults)
-            raise UsageError(f"{path.name}: the model has no input {quoted(name)}; it has {listed}")
+            raise UsageError(f"{path.name}: the model has no input {quoted(name)}; its inputs are {listed}")
         group = cases.setdefault(case, {})
         if name in group:
             raise UsageError(f"{path.name}: input {quoted(name)} is given twice")
@@ -80,9 +79,10 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:
-    """Case and input of a key. Inputs may have slashes in their names, so whole names come first."""
+    """The case and the input that a key names. Names of inputs may contain slashes, so whole names take precedence."""
     if key in known:
         return _ONLY, key
+    # The shortest case whose rest is an input: `case/a/b` names the input `a/b` before it names `b` in case `case/a`.
     parts = key.split("/")
     for cut in range(1, len(parts)):
         case, name = "/".join(parts[:cut]), "/".join(parts[cut:])
@@ -93,7 +93,7 @@ def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:
 
 def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArray[Any]:
     if not value.type.HasField("tensor_type"):
-        raise UsageError(f"{what} is no tensor in the model, so an npz file cannot hold it")
+        raise UsageError(f"{what} is not a tensor in the model, so an npz file cannot hold it")
     tensor = value.type.tensor_type
     wanted = declared_types(onnx.GraphProto(input=[value]))[value.name].shape
     if wanted is not None:
@@ -104,9 +104,9 @@ def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArr
         return array.astype(object)
     dtype = numpy_type(tensor.elem_type)
     if dtype is None:
-        raise UsageError(f"{what} has an element type in the model that numpy cannot hold")
+        raise UsageError(f"{what} has an element type in the model that numpy does not support")
     if dtype.name == "bfloat16" and array.dtype.kind in "Vf":
-        # numpy saves bfloat16 as two raw bytes; float32 is rounded to it.
+        # numpy saves bfloat16 as raw pairs of bytes. Other floats are rounded to it.
         return array.view(dtype) if array.dtype == np.dtype("V2") else array.astype(dtype)
     if array.dtype != dtype and not (array.dtype.kind != "b" and np.can_cast(array.dtype, dtype, "safe")):
         raise UsageError(f"{what} is of type {array.dtype}, the model takes {dtype}")

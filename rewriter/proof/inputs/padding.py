@@ -1,8 +1,6 @@
-"""Which tokens of a batch are padding.
+"""Decide which tokens of a batch are padding.
 
-Comes in: how many rows and tokens, and whether the case is about special rows. Goes out: a boolean array, true where
-there is a token. Masks and position ids are both made from it, so that they fit each other whatever order inputs come
-in.
+Masks and position ids are both derived from this, so they agree.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ Rows = NDArray[np.bool_]
 
 
 def token_rows(batch: int, length: int, *, special: bool) -> Rows:
-    """[batch, length]: a full row, from three rows on one padded at the left, and a last one padded at the right.
+    """[batch, length] True where there is a token.
 
-    A case of special rows has all padding but the first token in its first row, all but the last token in its second;
-    the others, and the only row of a batch of one, are full.
+    The first row is full and the last one is padded on the right; with three rows or more, the second one is padded on
+    the left. In a case of special rows the first row has only its first token and the second only its last; the others
+    are full. A batch of one is always full.
     """
     rows = np.ones((batch, length), np.bool_)
     if batch < 2 or length < 2:
@@ -34,6 +33,6 @@ def token_rows(batch: int, length: int, *, special: bool) -> Rows:
 
 
 def positions_of(rows: Rows) -> NDArray[np.int64]:
-    """Position of every token among the tokens of its row, 0 for padding at the left."""
+    """The position of every token among the tokens of its row; 0 for padding on the left."""
     counted: NDArray[np.int64] = np.maximum(np.cumsum(rows, axis=1) - 1, 0)
     return counted

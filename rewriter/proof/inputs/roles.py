@@ -1,8 +1,8 @@
-"""What each graph input is for, and what its dimensions count.
+"""Infer what each graph input means, and what its dimensions count.
 
-An `InputSpec` describes an input that has to be fed: element type, shape and `Role`. Roles follow from name and type:
-the first line of `_NAMES` that matches decides. The `Kind` of a dimension (batch, tokens, pixels) follows from its
-name, else from the role and the axis.
+An `InputSpec` describes an input that must be fed: element type, shape and `Role`. The role follows from name and type
+by the first matching line of `_NAMES`. The `Kind` of a dimension (batch, tokens, pixels) follows from its name, or else
+from the role and the axis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rewriter.text import quoted
 
 
 class Role(Enum):
-    """What an input means, and so which values are valid."""
+    """What an input means, and therefore which values are valid."""
 
     FLAG = auto()
     MASK = auto()
@@ -47,8 +47,8 @@ class InputSpec:
     Attributes:
         name: its name.
         dtype: its numpy element type.
-        shape: its dimensions: number, symbolic name, or None.
-        role: what it is for.
+        shape: its dimensions; each a number, a symbolic name, or None.
+        role: its role.
     """
 
     name: str
@@ -72,7 +72,8 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     (r"time_?steps?$|^t$", _INTEGERS + _FLOATS, Role.TIMESTEP),
     (r"(^|[._/:])(ids?|tokens?|input|inputs)$|_ids?$|_tokens?$|ids?[._:]?\d*$", _INTEGERS, Role.IDS),
 )
-"""Pattern in the lower-case name, kinds of numpy element type, role."""
+"""Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
+pattern of token ids too."""
 
 _SUPPORTED: Mapping[int, type[np.generic]] = {
     onnx.TensorProto.FLOAT: np.float32,
@@ -91,18 +92,18 @@ _SUPPORTED: Mapping[int, type[np.generic]] = {
 
 
 def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...]:
-    """One entry per input that has no default.
+    """One entry per input without a default.
 
     Raises:
-        UsageError: no values can be made for an input: it is no tensor, has no shape, or an element type
-            such as string.
+        UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
+            string.
     """
     needed = set(view.inputs)
     return tuple(_spec(value) for value in model.graph.input if value.name in needed)
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
-    """The numpy element type that carries `elem_type`; None where there is none to make values in."""
+    """The numpy element type for `elem_type`; None if no values of that type can be generated."""
     if elem_type == onnx.TensorProto.BFLOAT16:
         import ml_dtypes
 
@@ -122,7 +123,7 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         what = (kind or "unknown type").removesuffix("_type").replace("_", " ")
-        raise UsageError(f"input {name} is no tensor ({what}): models with such inputs cannot be validated")
+        raise UsageError(f"input {name} is not a tensor ({what}): models with such inputs cannot be validated")
     tensor = value.type.tensor_type
     dtype = numpy_type(tensor.elem_type)
     if dtype is None:
@@ -136,7 +137,7 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    # Exporters write -1 or 0 for a dimension that may vary.
+    # Some exporters write -1 or 0 for a dynamic dimension.
     if dim.HasField("dim_value") and dim.dim_value > 0:
         return dim.dim_value
     return dim.dim_param or None
@@ -147,13 +148,14 @@ def _role(name: str, dtype: np.dtype[np.generic]) -> Role:
     for pattern, kinds, role in _NAMES:
         if kind in kinds and re.search(pattern, name.lower()):
             return role
+    # Unknown names: a boolean switches something on, floats are activations, integers are small numbers.
     if kind == _BOOL:
         return Role.FLAG
     return Role.FLOATS if kind == _FLOATS else Role.INTEGERS
 
 
 class Kind(Enum):
-    """What a dimension counts; the value is how case names call it."""
+    """What a dimension counts; the values appear in the names of cases."""
 
     BATCH = "batch"
     SEQUENCE = "sequence"
@@ -218,11 +220,11 @@ _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
         5: (Kind.BATCH, Kind.FRAMES, Kind.CHANNELS, Kind.HEIGHT, Kind.WIDTH),
     },
 }
-"""Role to rank to what the axes count."""
+"""Maps role and rank to what the axes count."""
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """What a dimension called `name` counts; None where the name does not tell."""
+    """What a dimension called `name` counts; None if the name does not tell."""
     lowered = name.lower()
     return next((kind for pattern, kind in _DIMENSION_NAMES if re.search(pattern, lowered)), None)
 
@@ -243,6 +245,7 @@ def kind_of(spec: InputSpec, axis: int) -> Kind:
 def _by_place(spec: InputSpec, axis: int) -> Kind:
     name = spec.name.lower()
     kinds = _AXES.get(spec.role, {}).get(len(spec.shape), ())
+    # Models such as DETR take a mask of pixels, whose axes are not tokens.
     if spec.role is Role.MASK and "pixel" in name:
         kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[: len(spec.shape)]
     kind = kinds[axis] if axis < len(kinds) else Kind.ONE
@@ -250,6 +253,7 @@ def _by_place(spec: InputSpec, axis: int) -> Kind:
         return Kind.ENCODER
     if "image" in name or "pixel" in name or not is_float(spec.dtype):
         return kind
+    # Spectrograms have their frames last, other three-dimensional floats their channels.
     if re.search(r"feature|mel|spectro|audio", name) and len(spec.shape) == 3:
         return (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)[axis]
     return kind

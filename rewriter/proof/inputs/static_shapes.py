@@ -1,8 +1,4 @@
-"""One scope of a model with the static shapes that are known in it.
-
-Comes in: views of graphs and bodies of local functions. Goes out: `Scope`, for the walks in
-`rewriter.proof.inputs.embedding_tables`, `positions` and `hints`.
-"""
+"""A scope of a model with the static shapes that are known in it."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ class Scope:
 
     Attributes:
         view: its nodes.
-        shapes: tensor name to shape, of this scope and those around it, where known.
-        functions: local functions of the model by domain and name.
+        shapes: maps a tensor of this scope or an enclosing one to its shape, where known.
+        functions: local functions of the model, by domain and name.
     """
 
     view: GraphView
@@ -40,12 +36,12 @@ class Scope:
         return Constants(self.view)
 
     def integer(self, tensor: str) -> int | None:
-        """The value of a constant with one whole element."""
+        """The value of a constant that is a single whole number; None for any other tensor."""
         value = self.constants.scalar(tensor)
         return int(value) if value is not None and value == int(value) else None
 
     def enter(self, function: onnx.FunctionProto, call: onnx.NodeProto) -> Scope:
-        """The body of `function` as `call` sees it: the arguments bring their shapes."""
+        """The body of `function` in the context of `call`, whose arguments provide shapes."""
         view = view_function(function)
         pairs = zip(function.input, call.input, strict=False)
         given = {inner: self.shapes[outer] for inner, outer in pairs if outer in self.shapes}
@@ -53,7 +49,7 @@ class Scope:
 
 
 def constant_shapes(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto], known: Shapes) -> Shapes:
-    """`known`, and the shapes of initializers, constants and what merely passes them on."""
+    """`known` with the shapes of initializers and constants, also behind operators that keep the shape."""
     shapes = dict(known)
     shapes.update((tensor.name, tuple(tensor.dims)) for tensor in initializers)
     for node in nodes:
@@ -61,6 +57,7 @@ def constant_shapes(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx
             value = next((item.t for item in node.attribute if item.name == "value"), None)
             if value is not None:
                 shapes[node.output[0]] = tuple(value.dims)
+        # A cast or dequantised weight has the shape of the weight.
         elif node.op_type in _SAME_SHAPE and node.input and node.input[0] in shapes and node.output:
             shapes.setdefault(node.output[0], shapes[node.input[0]])
     return shapes

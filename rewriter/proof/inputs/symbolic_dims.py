@@ -1,7 +1,6 @@
-"""Dimensions that are arithmetic on names, such as `past_sequence_length + 1` or `floor(frames/2)`.
+"""Evaluate dimensions that are arithmetic on names, such as `past_sequence_length + 1` or `floor(frames/2)`.
 
-Comes in: the text of a dimension, written by an exporter or by a stranger. Goes out: the names in it, or its
-value for given names. Nothing is evaluated but integer arithmetic, of bounded length.
+The text comes from the model file and is not trusted: only integer arithmetic of bounded length is evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The symbolic names in a dimension; the whole text where it is no arithmetic."""
+    """The symbolic names in a dimension; the whole text if it is not arithmetic."""
     tree = _parse(text)
     if tree is None:
         return (text,)
@@ -42,7 +41,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def value_of(text: str, values: Mapping[str, int]) -> int | None:
-    """The value of a dimension, None where a name is unknown or the arithmetic has no value."""
+    """The value of a dimension; None if a name is unknown or the arithmetic has no value."""
     if text in values:
         return values[text]
     tree = _parse(text)
@@ -61,6 +60,7 @@ def _parse(text: str) -> ast.Expression | None:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
+    # An allow-list: anything else that Python can parse, such as attribute access, is not a dimension.
     allowed = (
         ast.Expression, ast.BinOp, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Constant, ast.Call,
         *_OPERATORS,
@@ -77,6 +77,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> int:
         return -_evaluate(node.operand, values)
     if isinstance(node, ast.BinOp):
         result = _OPERATORS[type(node.op)](_evaluate(node.left, values), _evaluate(node.right, values))
+        # Intermediate results are bounded too.
         if abs(result) > _LARGEST:
             raise OverflowError
         return result

@@ -1,8 +1,7 @@
-"""The values of one input in one case.
+"""Generate the values of one input in one case, valid by construction.
 
-Comes in: an input, the sizes of the case, the table rows it may address. Goes out: an array that is valid by
-construction. Each role has its maker in `_MAKERS`. Random numbers depend on the seed, the input's name and
-the case, so that another input changes nothing.
+Each role has a function in `_MAKERS`. Random numbers depend on the seed, the name of the input and the case only, so an
+additional input does not change the values of the others.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from rewriter.proof.inputs.roles import InputSpec, Kind, Role, kind_of
 _TOKENS = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}
 _SOUND = {Kind.FRAMES, Kind.SAMPLES}
 _VOCABULARY = 100
-"""Token ids where no table tells how many there are."""
+"""Number of token ids if no table tells how many there are."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an array is made from.
+    """Everything that the values of an input depend on.
 
     Attributes:
         spec: the input.
         sizes: the dimensions of the case.
-        rows: number of table rows that the input may address, None where it addresses none.
+        rows: number of table rows that the input may address; None if it addresses no table.
         cached: whether the case takes the branch with a cache.
-        special: whether the case is about special rows: almost nothing but padding, one token repeated.
-        masked: whether the model takes a mask of its tokens, so that positions count the tokens alone.
+        special: whether the rows are degenerate: almost all padding, or one token repeated.
+        masked: whether the model takes a mask of its tokens, so that positions count tokens only, not padding.
         seed: the caller's seed.
         case: number of the case.
     """
@@ -51,17 +50,17 @@ class Request:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape to make."""
+        """Shape of the array."""
         return self.sizes.shapes[self.spec.name]
 
     @property
     def random(self) -> np.random.Generator:
-        """Random numbers of this input in this case."""
+        """Generator of random numbers for this input in this case."""
         return np.random.default_rng([self.seed, zlib.crc32(self.spec.name.encode()), self.case])
 
 
 def make_values(request: Request) -> NDArray[Any]:
-    """The array for one input."""
+    """Make the array for one input."""
     made = np.asarray(_MAKERS[request.spec.role](request))
     values: NDArray[Any] = np.ascontiguousarray(made.astype(request.spec.dtype)).reshape(request.shape)
     return values
@@ -71,6 +70,7 @@ def _flag(request: Request) -> NDArray[Any]:
     if "cache" in request.spec.name or "branch" in request.spec.name:
         return np.full(request.shape, request.cached)
     if int(np.prod(request.shape)) == 1:
+        # A single switch alternates from case to case, so that both of its positions occur.
         return np.full(request.shape, request.case % 2 == 0)
     return np.asarray(request.random.integers(0, 2, request.shape) == 1)
 
@@ -85,7 +85,7 @@ def _mask(request: Request) -> NDArray[Any]:
         rows = token_rows(shape[0], shape[-1], special=request.special)
         mask[:] = rows.reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
     elif kind in _SOUND and min(shape[0], shape[-1]) > 1:
-        # Sound is only padded at the end: models halve and halve again how much of it there is.
+        # Sound is padded at the end only: models halve its length repeatedly, and so the length of the mask.
         mask[-1, ..., shape[-1] - max(shape[-1] // 3, 1) :] = 0
     return mask
 
@@ -100,6 +100,7 @@ def masks_tokens(spec: InputSpec) -> bool:
 def _positions(request: Request) -> NDArray[Any]:
     past, shape = request.sizes.kinds[Kind.PAST], request.shape or (1,)
     numbers = np.broadcast_to(np.arange(past, past + shape[-1]), shape)
+    # With padding on the left, positions start at the first token, as generation with padded batches does it.
     if request.masked and len(shape) == 2 and shape[0] > 1:
         numbers = positions_of(token_rows(shape[0], past + shape[-1], special=request.special))[:, past:]
     return numbers if request.rows is None else np.minimum(numbers, request.rows - 1)
@@ -128,7 +129,7 @@ def _integers(request: Request, count: int | None = None) -> NDArray[Any]:
 
 
 def _lengths(request: Request) -> NDArray[Any]:
-    """Whole lengths, the last one of a batch shorter."""
+    """Full lengths, but a shorter one for the last row of a batch."""
     varied = request.sizes.varied
     kind = next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in varied), Kind.SEQUENCE)
     lengths = np.full(request.shape, request.sizes.kinds[kind])

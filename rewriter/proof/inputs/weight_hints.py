@@ -1,8 +1,7 @@
-"""Sizes that a model's first layers ask of its float inputs.
+"""Infer sizes of float inputs from the weights of a model's first layers.
 
-Comes in: the scope of a main graph. Goes out: (input, axis) to size, for axes that the model leaves dynamic
-in name but fixes in its weights: channels of a convolution, features of a matrix product, and image or audio
-lengths that a position table after the convolutions implies. Used to give dynamic dimensions sensible sizes.
+Some axes are dynamic in name but fixed by the weights: the channels of a convolution, the features of a matrix product,
+and the image size or audio length that a position table after the convolutions implies.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _ELEMENTWISE = {
     "Dropout",
 }  # fmt: skip
 _STEPS = 60
-"""How many nodes are followed from one input: its first layers."""
+"""Maximum number of tensors that are followed from one input; only its first layers matter."""
 
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where a tensor stands: the input axis behind each of its axes, and what convolutions did since.
+    """How the axes of a tensor relate to those of the input.
 
     Attributes:
-        axes: input axis of each axis of the tensor, None where it is new; all None once tokens are made.
-        stride: product of the strides of the convolutions passed, 0 before the first.
+        axes: the input axis behind each axis of the tensor; None for a new one, and for all after a convolution.
+        stride: product of the strides of the convolutions passed; 0 before the first one.
         spatial: the input axes that the convolutions ran over.
-        extra: tokens put in front of the sequence.
+        extra: number of tokens that were prepended to the sequence (a class token).
     """
 
     axes: tuple[int | None, ...]
@@ -41,7 +40,7 @@ class _Axes:
 
 
 def find_hints(scope: Scope) -> Mapping[tuple[str, int], int]:
-    """(input, axis) to the size that the weights fix."""
+    """Maps (input, axis) to the size that the weights imply."""
     hints: dict[tuple[str, int], int] = {}
     for name in scope.view.inputs:
         shape = scope.shapes.get(name)
@@ -52,6 +51,7 @@ def find_hints(scope: Scope) -> Mapping[tuple[str, int], int]:
 
 
 def _follow(scope: Scope, name: str, rank: int) -> Iterator[tuple[int, int]]:
+    # Breadth first, so that the layers nearest to the input take precedence.
     pending = [(name, _Axes(tuple(range(rank))))]
     for _ in range(_STEPS):
         if not pending:
@@ -68,13 +68,14 @@ def _follow(scope: Scope, name: str, rank: int) -> Iterator[tuple[int, int]]:
 
 
 def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> Iterator[tuple[int, int]]:
-    """Sizes that `node`, reading `tensor`, fixes for axes of the input."""
+    """Sizes of input axes that `node`, a consumer of `tensor`, implies."""
     other = next((name for name in node.input if name != tensor and name in scope.constants), None)
     shape = scope.shapes.get(other, ()) if other is not None else ()
     size: object = None
     axis = place.axes[-1]
     if node.op_type == "Add" and place.stride and len(shape) >= 2:
         yield from _positions(place, shape[-2])
+    # Behind the first convolution, axis 1 counts its outputs and no longer the channels of the input.
     if node.op_type == "Conv" and len(shape) > 2 and not place.stride:
         group = next((item.i for item in node.attribute if item.name == "group"), 1)
         size, axis = (shape[1] * group if isinstance(shape[1], int) else None), place.axes[1]
@@ -91,6 +92,7 @@ def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> I
 def _positions(place: _Axes, rows: object) -> Iterator[tuple[int, int]]:
     if not isinstance(rows, int) or rows - place.extra < 1:
         return
+    # Each token covers `stride` entries along every axis; an image is taken to be square.
     tokens = rows - place.extra
     if len(place.spatial) == 1:
         yield place.spatial[0], tokens * place.stride
@@ -99,7 +101,7 @@ def _positions(place: _Axes, rows: object) -> Iterator[tuple[int, int]]:
 
 
 def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Axes | None:
-    """Where the output of `node` stands; None where the walk ends."""
+    """The axes of the output of `node`; None if the walk ends there."""
     if node.op_type in _ELEMENTWISE:
         return place
     if node.op_type == "Transpose":
@@ -117,6 +119,7 @@ def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Ax
         spatial = place.spatial or tuple(axis for axis in place.axes[2:] if axis is not None)
         blank: tuple[int | None, ...] = (None,) * len(place.axes)
         return replace(place, axes=blank, stride=(place.stride or 1) * max(strides[0], 1), spatial=spatial)
+    # Patches become tokens: [batch, tokens, channels].
     if place.stride and node.op_type in {"Reshape", "Flatten"}:
         return replace(place, axes=(None, None, None))
     if place.stride and node.op_type == "Concat":

@@ -1,8 +1,8 @@
-"""The truth is checked too: each operator of the float64 evaluation against the model's own.
+"""Check the truth itself: compare each operator of the float64 evaluation with the model's own.
 
-The model is run as it is, by onnxruntime without optimisation, a few operators at a time. Each operator is computed in
-float64 on the operands that this run gave it, and may differ from the run's result by rounding alone
-(`rewriter.proof.reference.tolerance`). The first that differs by more is named.
+The model is run in its own precision by onnxruntime, without optimisation, a few operators at a time. Each operator is
+then computed in float64 on the operands of that run, so that errors do not accumulate, and may differ from the run's
+result by rounding alone (`rewriter.proof.reference.tolerance`). The first operator that differs by more is reported.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from rewriter.text import one_line
 Array = NDArray[Any]
 
 _TOGETHER = 16
-"""How many operators run at a time; all of their outputs are kept meanwhile."""
+"""Number of operators that run at a time; all of their outputs are in memory together."""
 
 _REPEATS = 3
-"""How often an operator inside a loop is looked at."""
+"""How often an operator in a loop is compared: there may be thousands of iterations."""
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An operator that the float64 evaluation computes otherwise than the model.
+    """An operator whose float64 evaluation differs from the model's result.
 
     Attributes:
-        node: how messages name it.
+        node: its name in messages.
         op_type: its operator.
         output: the output that differs.
         error: the distance where it exceeds the allowance most; infinite for another shape, NaN, or infinities.
-        allowed: what rounding explains there.
-        discontinuous: whether a rounding may decide what such an operator gives.
+        allowed: the allowance there.
+        discontinuous: whether rounding may decide the result of such an operator.
     """
 
     node: str
@@ -58,7 +58,7 @@ class Disagreement:
 
 
 class _FoundError(Exception):
-    """Ends the run."""
+    """Ends the run at the first finding."""
 
     def __init__(self, found: Disagreement) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ def audit(
     feeds: Mapping[str, Array],
     own: Mapping[Key, Operator] | None = None,
 ) -> Disagreement | None:
-    """The first operator whose float64 evaluation differs from the model's by more than rounding.
+    """Find the first operator whose float64 evaluation differs from the model's result by more than rounding.
 
     Args:
         model: the model.
-        base_dir: where its external data lies.
-        feeds: what to run it on.
+        base_dir: directory of its external data.
+        feeds: inputs to run it on.
         own: the caller's operators, as in `rewriter.proof.reference.float64.open_reference`; they are not compared.
 
     Raises:
@@ -85,6 +85,7 @@ def audit(
     """
     plain, wide = (read_model(model, base_dir, wide=wide) for wide in (False, True))
     auditor = _Auditor(twins(plain, wide), plain_ways(own or {}), float64_ways(own or {}), frozenset(own or ()))
+    # Every output is kept, so that each operator's operands and results can be seen after the part ran.
     ways = plain_ways(own or {}, keep=lambda _: True, longest=_TOGETHER)
     try:
         plan(plain, ways).run(feeds, {}, auditor.look)
@@ -136,11 +137,11 @@ def _wide(value: Value) -> Value:
 
 
 def _excesses(names: Sequence[str], made: Sequence[Value], trial: Trial) -> Iterator[tuple[str, float, float]]:
-    """The outputs that differ by more than rounding, with error and allowance."""
+    """The outputs that differ by more than rounding, each with error and allowance."""
     kinds = [ml_dtypes.finfo(each.dtype) for value in made for each in _arrays(value) if is_float(each.dtype)]
     eps = max((float(kind.eps) for kind in kinds), default=0.0)
-    equal = all(map(_equal, made, trial.truths))
-    if equal:
+    # Most operators move data or agree exactly; only the others pay for the extra evaluations of the allowance.
+    if all(map(_equal, made, trial.truths)):
         return
     for name, value, truth, allowed in zip(names, made, trial.truths, allowances(trial, eps), strict=True):
         if len(_arrays(value)) != len(_arrays(truth)):
@@ -163,14 +164,16 @@ def _equal(made: Value, truth: Value) -> bool:
 
 
 def _worst(made: Array, truth: Array, allowed: Array, *, overflows: bool) -> tuple[float, float]:
-    """Error and allowance where the one exceeds the other most."""
+    """Error and allowance at the entry where the error exceeds its allowance most."""
     if made.shape != truth.shape or is_float(made.dtype) != is_float(truth.dtype):
         return np.inf, 0.0
     if not is_float(made.dtype):
         return (0.0 if np.array_equal(made, truth) else np.inf), 0.0
     wide, rounded = made.astype(np.float64), truth.astype(made.dtype).astype(np.float64)
+    # Overflow is a matter of the type: float64 stays finite where the model's type does not.
     same = (wide == rounded) | (np.isnan(wide) & np.isnan(truth)) | (overflows & ~np.isfinite(wide))
     errors = np.where(same, 0.0, np.nan_to_num(np.abs(wide - truth), nan=np.inf, posinf=np.inf))
+    # Below the smallest normal number, results may be flushed to zero.
     limits = np.where(np.isfinite(truth), allowed + float(ml_dtypes.finfo(made.dtype).tiny), 0.0)
     if not errors.size:
         return 0.0, 0.0
@@ -179,7 +182,7 @@ def _worst(made: Array, truth: Array, allowed: Array, *, overflows: bool) -> tup
 
 
 def _may_overflow(operands: Operands, dtype: np.dtype[Any]) -> bool:
-    """Whether squares of operands leave the range of the element type: then infinities are no disagreement."""
+    """Whether squares of operands exceed the range of the element type, so that infinities are not a disagreement."""
     if not is_float(dtype):
         return False
     bound = float(ml_dtypes.finfo(dtype).max) ** 0.5

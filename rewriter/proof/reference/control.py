@@ -1,6 +1,6 @@
-"""Control flow: If, Loop, Scan, and calls of local functions, on whatever computes their bodies.
+"""Control flow: If, Loop, Scan, and calls of local functions, given functions that run their bodies.
 
-Source: the operators' specifications, opset 1 to 25 (Scan from 9).
+Source: the ONNX specifications, opset 1 to 25 (Scan from 9).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rewriter.proof.reference.widen import NoReference
 from rewriter.text import one_line
 
 Body = Callable[[Sequence[Value]], list[Value]]
-"""Runs a body: its inputs in, its outputs back."""
+"""Runs a body: maps its inputs to its outputs."""
 
 
 def _if(_: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> list[Value]:
@@ -25,6 +25,8 @@ def _if(_: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> list[
 
 
 def _loop(node: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> list[Value]:
+    # Trip count and condition are both optional: without a count the condition ends the loop, without a condition the
+    # count does.
     limit, go, *states = [*operands, None, None][: max(len(operands), 2)]
     steps = itertools.count() if limit is None else range(int(np.asarray(limit).reshape(-1)[0]))
     go = np.asarray(True) if go is None else go
@@ -46,6 +48,7 @@ def _scan(node: Node, bodies: Mapping[str, Body], operands: Sequence[Value]) -> 
     states, given = list(operands[: len(operands) - count]), operands[len(operands) - count :]
     backwards = stated.get("scan_input_directions") or [0] * count
     axes = stated.get("scan_input_axes") or [0] * count
+    # One slice per iteration along each operand's own axis, from the end if its direction is 1.
     rows = [
         np.moveaxis(array, axis, 0)[:: -1 if b else 1] for array, axis, b in zip(given, axes, backwards, strict=True)
     ]
@@ -65,9 +68,9 @@ def _stacked(slices: Sequence[Array], axis: int, backwards: int) -> Array:
 
 
 def _columns(node: Node, slices: Sequence[Sequence[Array]], states: int) -> list[Sequence[Array]]:
-    """What each step gave, output by output."""
+    """The results of all iterations, output by output."""
     if not slices and len(node.proto.output) > states:
-        raise NoReference(f"{one_line(node, 120)} makes no step, so the shape of what it collects is unknown")
+        raise NoReference(f"{one_line(node, 120)} runs no iteration, so the shape of what it collects is unknown")
     return list(zip(*slices, strict=True))
 
 
@@ -87,7 +90,7 @@ _CONTROL: Mapping[str, Callable[[Node, Mapping[str, Body], Sequence[Value]], lis
 
 
 def control_of(node: Node) -> Callable[[Mapping[str, Body], Sequence[Value]], list[Value]]:
-    """What runs a node with bodies. Raises NoReference."""
+    """The function that runs a node with bodies. Raises NoReference."""
     form = _call if CALL in node.bodies else _CONTROL.get(node.proto.op_type)
     if form is None:
         raise NoReference(f"{one_line(node, 120)} has a body that cannot be evaluated")

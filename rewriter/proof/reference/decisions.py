@@ -1,8 +1,8 @@
-"""Where a rounding may decide what a model computes.
+"""Find the operator at which rounding decides what a model computes.
 
-A float64 evaluation may be far from the model although every operator is right in it: somewhere a rounding decides
-something, such as the bucket of a relative position. `decided_by_rounding` names the first such operator. It means
-nothing where `rewriter.proof.reference.audit` finds an operator that is computed wrongly.
+A float64 evaluation may be far from the model although all of its operators are right: somewhere rounding decides
+something discrete, such as the bucket of a relative position. `decided_by_rounding` finds the first such operator. The
+result is meaningless if `rewriter.proof.reference.audit` finds an operator that is computed wrongly.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ DISCONTINUOUS = frozenset(
     """
     ArgMax ArgMin Ceil DynamicQuantizeLinear Equal Floor Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual
     MaxRoiPool Mod NonMaxSuppression NonZero QuantizeLinear Round Shrink Sign ThresholdedRelu TopK Unique
-    """.split()  # noqa: SIM905 - a list of names reads better so
+    """.split()  # noqa: SIM905 - more readable
 )
-"""Operators that may give something else altogether for operands that differ by a rounding."""
+"""Operators whose result may change altogether when an operand changes by a rounding."""
 
 _BY_MODE = {"Resize": b"nearest", "Upsample": b"nearest", "GridSample": b"linear"}
 """Operators that are discontinuous in mode nearest, and their default mode."""
 
 _WHOLE = frozenset({"Ceil", "Floor", "Hardmax", "Round", "Sign"})
-"""Discontinuous operators whose floats are whole numbers."""
+"""Discontinuous operators whose float results are whole numbers."""
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
 
 def discontinuous(node: Node) -> bool:
-    """Whether a rounding of its operands may decide what an operator gives."""
+    """Whether a rounding of its operands may decide the result of an operator."""
     kind, stated = node.proto.op_type, {each.name: helper.get_attribute_value(each) for each in node.proto.attribute}
     if kind in _BY_MODE:
         return bool(stated.get("mode", _BY_MODE[kind]) == b"nearest")
@@ -56,18 +56,18 @@ def decided_by_rounding(
     feeds: Mapping[str, Array],
     own: Mapping[Key, Operator] | None = None,
 ) -> str | None:
-    """The first discontinuous operator that gives something else in float64 than in the model's own run.
+    """Find the first discontinuous operator whose result in float64 differs from that in the model's own run.
 
-    Compared are booleans, integers and whole numbers; inside loops, step by step.
+    Booleans, integers and whole numbers are compared; in loops, iteration by iteration.
 
     Args:
         model: the model.
-        base_dir: where its external data lies.
-        feeds: what to run it on.
+        base_dir: directory of its external data.
+        feeds: inputs to run it on.
         own: the caller's operators, as in `rewriter.proof.reference.float64.open_reference`.
 
     Returns:
-        How messages name the operator, or None.
+        The operator's name in messages, or None.
 
     Raises:
         NoReference: the model has no float64 evaluation.
@@ -80,14 +80,14 @@ def decided_by_rounding(
     for (node, made), (twin, exact) in zip_longest(ours, truth, fillvalue=(None, ())):
         if node is None:
             return str(twin)
-        # Another operator comes next: the runs parted.
+        # A different operator comes next if the runs took different branches or numbers of iterations.
         if pairs[node] is not twin or any(map(_differ, made, exact)):
             return str(node)
     return None
 
 
 def _decisions(scope: Scope, ways: Ways, feeds: Mapping[str, Array]) -> list[tuple[Node | None, list[Array]]]:
-    """The discontinuous operators in the order in which they ran, each with its decisions."""
+    """The discontinuous operators in the order in which they ran, each with its discrete results."""
     found: list[tuple[Node | None, list[Array]]] = []
 
     def watch(node: Node, values: Values) -> None:

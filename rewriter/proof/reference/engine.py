@@ -1,8 +1,8 @@
-"""The engine: a scope as steps, each computed by the first of several ways that can.
+"""Plan a scope as a sequence of steps, and run it; each operator is computed by the first way that can.
 
-Consecutive operators with a kernel in onnxruntime are one step, a part. Operators in numpy and those that are left to
-onnx's evaluator are a step each, and so are nodes with bodies, whose bodies are planned the same way. A value is
-dropped after its last reader. The same engine runs a model as it is (`rewriter.proof.reference.audit`).
+Consecutive operators with a kernel in onnxruntime form one step (a `Part`). Operators in numpy, operators that onnx's
+evaluator computes and nodes with bodies are a step each; bodies are planned in the same way. A value is dropped after
+its last reader. The same engine also runs a model in its own precision (`rewriter.proof.reference.audit`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rewriter.text import one_line
 
 Values = Mapping[str, Value]
 Watch = Callable[[Node, Values], None]
-"""Called with an operator that ran, and with the values of whatever is known then."""
+"""Called with an operator after it ran, and with the values that are known then."""
 
 
 def _nothing(_: Node) -> bool:
@@ -40,15 +40,15 @@ def _nothing(_: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """How operators are computed; the first way that can is taken.
+    """How operators are computed, in order of preference.
 
     Attributes:
-        kernel: the node as onnxruntime runs it, or None.
+        kernel: returns the node as onnxruntime can run it, or None.
         forms: operators in numpy.
         evaluated: operators that onnx's evaluator may compute.
         wide: whether every float must be float64.
-        longest: most operators in a part.
-        keep: the operators whose outputs a watcher wants to see.
+        longest: maximum number of operators in a part.
+        keep: whether a watcher wants to see an operator's outputs.
     """
 
     kernel: Callable[[Node], Node | None]
@@ -60,7 +60,7 @@ class Ways:
 
 
 def float64_ways(own: Mapping[Key, Operator], keep: Callable[[Node], bool] = _nothing) -> Ways:
-    """The ways of the float64 evaluation; the caller's own operators come first."""
+    """The ways of the float64 evaluation; the caller's own operators take precedence."""
     return Ways(
         kernel=lambda node: None if node.key in own else double_kernel(node),
         forms={**NUMPY_OPERATORS, **own},
@@ -73,12 +73,14 @@ def float64_ways(own: Mapping[Key, Operator], keep: Callable[[Node], bool] = _no
 def plain_ways(
     own: Mapping[Key, Operator], keep: Callable[[Node], bool] = _nothing, longest: int = sys.maxsize
 ) -> Ways:
-    """The ways of a model as it is: onnxruntime, and the caller's own operators, rounded to the type of an operand."""
+    """The ways of a model in its own precision: onnxruntime, and the caller's operators, rounded to that precision."""
     forms = {key: _rounding(form) for key, form in own.items()}
     return Ways(lambda node: None if node.key in own else node, forms, frozenset(), False, longest, keep)
 
 
 def _rounding(form: Operator) -> Operator:
+    """The operator, computed in float64 and rounded to the type of its first float operand."""
+
     def rounded(attributes: Mapping[str, Any], *operands: Array | None) -> tuple[Array | None, ...]:
         made = form(attributes, *(None if each is None else widened(each) for each in operands))
         kinds = [each.dtype for each in operands if each is not None and is_float(each.dtype)]
@@ -93,22 +95,22 @@ def _is_float(value: Value) -> bool:
 
 
 class Step(Protocol):
-    """Some operators, computed together."""
+    """Operators that are computed together."""
 
     @property
     def nodes(self) -> Sequence[Node]:
         """The operators."""
 
     def run(self, values: Values, watch: Watch | None) -> dict[str, Value]:
-        """Compute them: what they give."""
+        """Compute the operators and return their outputs."""
 
     def by(self) -> Iterator[tuple[str, str]]:
-        """What computes them: a way, and the operator."""
+        """Pairs of a way and the operator that it computes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A scope, planned."""
+    """A planned scope; `dead` lists the names that no step after each one reads."""
 
     scope: Scope
     steps: tuple[Step, ...]
@@ -130,6 +132,8 @@ class Program:
             NoReference: an operator cannot be computed in float64.
             ValidationError: onnxruntime cannot run an operator as it is.
         """
+        # Given values come last: an input may override the initializer of its name. A chain of maps lets a body capture
+        # what surrounds it without copying, and keeps its own names out of the scopes around it.
         local: dict[str, Value] = {**self.scope.constants, **given}
         values = ChainMap(local, dict(around)) if not isinstance(around, ChainMap) else around.new_child(local)
         for step, dead in zip(self.steps, self.dead, strict=True):
@@ -142,13 +146,13 @@ class Program:
         return {name: values[name] for name in self.scope.outputs}
 
     def by(self) -> Iterator[tuple[str, str]]:
-        """What computes which operator."""
+        """Pairs of a way and an operator that it computes."""
         for step in self.steps:
             yield from step.by()
 
 
 def plan(scope: Scope, ways: Ways) -> Program:
-    """Plan how a scope is computed. Raises NoReference: there is no way for an operator."""
+    """Plan how a scope is computed. Raises NoReference if no way computes an operator."""
     nodes = _needed(scope)
     readers: dict[str, int] = {name: index for index, node in enumerate(nodes) for name in node.reads}
     readers.update(dict.fromkeys(scope.outputs, len(nodes)))
@@ -169,7 +173,7 @@ def plan(scope: Scope, ways: Ways) -> Program:
 
 
 def _needed(scope: Scope) -> list[Node]:
-    """The operators that the outputs depend on."""
+    """The operators that the outputs depend on. A dead operator without a float64 form does not matter."""
     wanted, kept = set(scope.outputs), []
     for node in reversed(scope.nodes):
         if wanted.intersection(node.gives):
@@ -181,12 +185,14 @@ def _needed(scope: Scope) -> list[Node]:
 def _joins(group: Sequence[tuple[Node, Node]], worded: Node | None, ways: Ways) -> bool:
     if worded is None or len(group) >= ways.longest:
         return False
+    # A model imports each domain in one version, but local functions may import others than the main graph does.
     domain, _ = worded.key
     return all(other.opset == worded.opset for _, other in group if other.key[0] == domain)
 
 
 def _dead(steps: Sequence[Step], scope: Scope) -> Iterator[tuple[str, ...]]:
-    """After each step, the names that no later one reads."""
+    """For each step, the names that no later step reads."""
+    # Names that are written and never read end with the step that writes them.
     last = {
         name: index for index, step in enumerate(steps) for node in step.nodes for name in (*node.gives, *node.reads)
     }
@@ -205,7 +211,7 @@ def _kernels(
     constants: Mapping[str, Array],
     ways: Ways,
 ) -> _Kernels:
-    """The step of some operators, of which what later ones read goes out; `end` is the index after the last."""
+    """A step of operators with kernels. It outputs what later operators read; `end` is the index after its last one."""
     nodes = tuple(node for node, _ in group)
     gives = [name for node in nodes for name in node.gives if readers.get(name, -1) >= end or ways.keep(node)]
     return _Kernels(nodes, Part(tuple(worded for _, worded in group), tuple(gives), constants), ways)
@@ -224,7 +230,11 @@ def _step(node: Node, ways: Ways) -> Step:
 
 @dataclass(eq=False)
 class _Kernels:
-    """Operators with a kernel; where onnxruntime lacks one after all, in smaller parts, and at last in another way."""
+    """Operators that should have a kernel. If onnxruntime lacks one after all, the step is split.
+
+    Whether a kernel exists depends on the types that flow in, which are known only at run time. Halving finds the
+    operator without one in a logarithmic number of attempts; it is then computed in another way.
+    """
 
     nodes: tuple[Node, ...]
     part: Part
@@ -261,7 +271,7 @@ class _Kernels:
 
 @dataclass(frozen=True, eq=False)
 class _Single:
-    """One operator by itself."""
+    """A single operator."""
 
     node: Node
     way: str
@@ -277,7 +287,7 @@ class _Single:
                 warnings.simplefilter("ignore")
                 made = self.compute(values)
         except MemoryError:
-            raise
+            raise  # not the operator's fault: reporting that it has no float64 form would be wrong
         except Exception as error:
             raise NoReference(f"{self.way} cannot run {one_line(self.node, 120)}: {one_line(error, 160)}") from error
         if watch is not None:
@@ -304,6 +314,7 @@ class _Control:
     def run(self, values: Values, watch: Watch | None) -> dict[str, Value]:
         def body(name: str, program: Program) -> Body:
             inputs = program.scope.inputs
+            # The body of a control-flow node captures names; that of a local function sees its arguments alone.
             around = {} if name == CALL else values
 
             def run(operands: Sequence[Value]) -> list[Value]:
@@ -343,6 +354,7 @@ def _in_numpy(node: Node, form: Operator, values: Values) -> dict[str, Value]:
 
 
 def _check_wide(made: Values) -> None:
+    # A kernel or evaluator that silently computes in float32 would make the truth as inexact as the model.
     for name, value in made.items():
         if _is_float(value) and value.dtype != np.float64:
             raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")

@@ -1,8 +1,8 @@
-"""One operator by onnx's reference evaluator: the last resort.
+"""Compute an operator with onnx's reference evaluator, as the last resort.
 
-That evaluator follows the newest definition of some operators whatever the opset is, rounds in some, and covers only
-common attributes of others, so only operators whose results were compared with onnxruntime's, at every opset where
-their meaning changed, are left to it: `EVALUATED`.
+For some operators that evaluator follows the newest definition whatever the opset, in some it rounds, and of others it
+covers only common attributes. It is therefore used only for the operators in `EVALUATED`, whose results were compared
+with onnxruntime's at every opset where their definition changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ EVALUATED = frozenset(
     HardSigmoid InstanceNormalization LeakyRelu Max MaxUnpool Mean MelWeightMatrix Min NonMaxSuppression
     NonZero OneHot PRelu Selu SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
     Shrink Sinh Softsign SplitToSequence Tan ThresholdedRelu
-    """.split()  # noqa: SIM905 - a list of 40 names reads better so
+    """.split()  # noqa: SIM905 - more readable for 40 names
 )
 """Operators of the default domain that the evaluator computes as onnxruntime does."""
 
 _SELECTIONS = {"NonMaxSuppression": (0, 1, 3, 4)}
-"""Operands whose only type is float32."""
+"""Operators to those operands whose only type is float32."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,8 @@
 """The truth: a model evaluated in float64.
 
-`open_reference` gives a `Reference`, which runs the feeds of the original in double precision, or raises `NoReference`
-with the reason. The proof asks of a rewritten model that it is as close to the truth as the original is. Each operator
-is computed by the first that can: onnxruntime's double kernel, our own definition in numpy, onnx's reference evaluator
-(`rewriter.proof.reference.engine`).
+`open_reference` returns a `Reference`, which runs the original's inputs in double precision, or raises `NoReference`
+with the reason. Each operator is computed by the first of these that can: onnxruntime's double kernel, a definition in
+numpy, onnx's reference evaluator (`rewriter.proof.reference.engine`).
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ __all__ = ["NoReference", "Reference", "open_reference", "widened"]
 ONNXRUNTIME = "onnxruntime double kernels"
 
 LARGEST = 2**31
-"""Bytes of weights that are evaluated as a whole by default; in float64 they take two or four times as many."""
+"""Maximum size of the weights, in bytes, by default; in float64 they take two or four times as much."""
 
 _NAMED = 8
-"""How many operators `Reference.how` names."""
+"""Maximum number of operators that `Reference.how` names."""
 
 Array = NDArray[Any]
 
@@ -51,14 +50,14 @@ class Reference:
 
     @property
     def how(self) -> str:
-        """What computes it."""
+        """A description of what computes it, for the report."""
         return self.engine.how
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model on the feeds of the original; its floats are widened.
+        """Run the model on the original's inputs, whose floats are widened.
 
         Returns:
-            Output name to array; float64 where the original gives floats.
+            Maps an output to its array; float64 where the original gives floats.
 
         Raises:
             NoReference: an operator cannot be computed on these feeds.
@@ -76,11 +75,11 @@ def open_reference(
     """Load the float64 evaluation of `model`.
 
     Args:
-        model: the model; external data may be loaded or not. It is not changed.
-        base_dir: where its external data lies.
-        own: the caller's operators, domain and type to numpy form, called as those of `NUMPY_OPERATORS` are. They
-            may stand anywhere in the model, and go before all others.
-        largest: bytes of weights above which there is none.
+        model: the model; its external data may be loaded or not. It is not changed.
+        base_dir: directory of its external data.
+        own: the caller's operators, called like those of `NUMPY_OPERATORS`. They may occur anywhere in the model and
+            take precedence over all others.
+        largest: maximum size of the weights in bytes.
 
     Raises:
         NoReference: an operator or a tensor has no float64 form, or the model is too large.

@@ -1,8 +1,8 @@
-"""The operators that onnxruntime computes in double when it is given double.
+"""The operators that onnxruntime really computes in double when its operands are double.
 
-Each was measured: against onnx's definition in numpy, and for results that do not stick to float32 when the operands
-change by less than that (tests/rewriter/proof/reference). Operators that onnxruntime takes apart into others, with
-constants rounded to float32, are not among them (Gelu, Swish, Attention, GroupNormalization).
+Each was measured: its results agree with onnx's definition in numpy, and they follow changes of the operands below
+float32's resolution (tests/rewriter/proof/reference). Operators that onnxruntime decomposes into others, with constants
+rounded to float32, are excluded (Gelu, Swish, Attention, GroupNormalization).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ KERNELS = frozenset(
     ReduceProd ReduceSum ReduceSumSquare Relu Reshape ReverseSequence RoiAlign Round STFT Scatter ScatterElements
     ScatterND Shape Sigmoid Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh TensorScatter Tile
     TopK Transpose Trilu Unique Unsqueeze Where Xor
-    """.split()  # noqa: SIM905 - a list of 120 names reads better so
+    """.split()  # noqa: SIM905 - more readable for 120 names
 )
-"""Operators of the default domain with a double kernel on the CPU, in some opset at least."""
+"""Operators of the default domain with a double kernel on the CPU in at least some opset."""
 
 _LATER = {"MaxPool": 8, "GridSample": 20}
-"""Operators whose double kernel is of a later opset than their meaning."""
+"""Operators whose double kernel appeared in a later opset, with the same semantics but for names of modes."""
 
 _MODES = {b"bilinear": b"linear", b"bicubic": b"cubic"}
 
 
 def double_kernel(node: Node) -> Node | None:
-    """The node as onnxruntime computes it in double, or None where it does not."""
+    """The node as onnxruntime computes it in double, or None if it does not."""
     domain, name = node.key
     if domain or name not in KERNELS:
         return None
     if name == "LayerNormalization" and len(node.gives) > 1:
-        return None  # mean and deviation are float32
+        return None  # onnxruntime gives the mean and the deviation in float32
     return _as_later(node, _LATER[name]) if node.opset < _LATER.get(name, 0) else node
 
 

@@ -1,7 +1,7 @@
-"""A part of a model in float64, with its largest weight widened as late as possible.
+"""Evaluate a part of a model in float64 without widening a very large weight as a whole.
 
-A part that is nothing but one operator on one very large weight (an embedding table, the projection to the vocabulary)
-never has that weight in float64 as a whole: `_CHUNKED`.
+Segments bound the weights of a part, but a single weight may exceed any bound: an embedding table, the projection to
+the vocabulary. Such a part is one operator on that weight, and the operators in `_CHUNKED` widen it in chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.operators.table import Operator
 
 _CHUNK = 2**24
-"""Entries of a very large weight that are widened at a time."""
+"""Number of entries of a very large weight that are widened at a time; 128 MiB in float64."""
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
@@ -34,20 +34,21 @@ def open_wide(part: LoadedModel, large: int, own: Mapping[tuple[str, str], Opera
     """Load the float64 evaluation of a part.
 
     Args:
-        part: a model; it is not changed.
-        large: bytes above which a weight is widened in chunks, where its operator allows that.
+        part: a part of a model; it is not changed.
+        large: size in bytes above which a weight is widened in chunks, if its operator allows that.
         own: the caller's operators, as in `open_reference`.
 
     Raises:
-        NoReference: it has none.
+        NoReference: the part has no float64 evaluation.
         ModelError: a weight cannot be read.
     """
     chunked = _chunked(part, large)
+    # No limit on the size: the caller cut the part so that it fits.
     return Reference(chunked) if chunked else open_reference(part.proto, part.base_dir, own, largest=sys.maxsize)
 
 
 def _product(left: Array, weight: Array) -> Array:
-    """`left @ weight` for a weight [in, out] in its own type, some columns at a time."""
+    """`left @ weight` for a weight [in, out] in its own type, a block of columns at a time."""
     result = np.empty((*left.shape[:-1], weight.shape[1]), np.float64)
     step = max(_CHUNK // weight.shape[0], 1)
     for start in range(0, weight.shape[1], step):
@@ -67,7 +68,7 @@ def _gemm(options: Mapping[str, Any], left: Array, weight: Array, bias: Array | 
 
 
 def _gather(_options: Mapping[str, Any], table: Array, rows: Array) -> Array:
-    return table[rows].astype(np.float64)
+    return table[rows].astype(np.float64)  # only the selected rows are widened
 
 
 _CHUNKED: Mapping[str, tuple[int, Callable[..., Array]]] = {
@@ -75,7 +76,7 @@ _CHUNKED: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "Gemm": (1, _gemm),
     "Gather": (0, _gather),
 }
-"""Operator to which operand is the weight, and the operator on it in its own type."""
+"""Maps an operator to the index of its weight operand, and to a function that takes the weight in its own type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,10 @@ class _Chunked:
 
 
 def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
-    """The part as one operator on a two-dimensional float weight beyond `large`, perhaps transposed before."""
+    """The part as one operator on a float matrix larger than `large`; None if it is anything else.
+
+    A Transpose of the weight may precede the operator: PyTorch exports a linear layer, and tied embeddings, that way.
+    """
     graph = part.proto.graph
     *before, node = graph.node
     initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -104,6 +108,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
         return None
     slot, operator = _CHUNKED[node.op_type]
     options = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    # `_gather` selects rows only.
     if len(node.output) != 1 or [value.name for value in graph.output] != list(node.output) or options.get("axis"):
         return None
     name, transposed = node.input[slot], False
@@ -114,6 +119,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     tensor = initializers.get(name)
     if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in _FLOATS or bytes_of(tensor) <= large:
         return None
+    # The weight stays in its own type; everything else is small and widened as usual.
     weight = read_tensor(part, tensor)
     constants = {other: widened(read_tensor(part, found)) for other, found in initializers.items() if other != name}
     constants[node.input[slot]] = weight.T if transposed else weight

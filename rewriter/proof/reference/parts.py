@@ -1,7 +1,7 @@
-"""Consecutive operators, run by onnxruntime in one session, unoptimised.
+"""Run consecutive operators in one onnxruntime session, without optimisation.
 
-Element types are taken from the values that the part is given, so nothing is declared twice. Large constants are fed:
-shared between parts, stored in no protobuf.
+Element types are those of the values that the part is fed, so none have to be inferred. Large constants are fed too:
+parts share them, and they are not copied into a protobuf.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.reference.scope import Array, Node, Value
 
 _INLINE = 2**16
-"""Bytes up to which a constant is stored in a part instead of fed."""
+"""Maximum size in bytes of a constant that is stored in a part instead of fed."""
 
 _SMALL = 2**18
-"""Elements fed up to which one thread is faster than starting more."""
+"""Maximum number of fed elements for which one thread is faster than starting more."""
 
 _IR_VERSION = 10
 
 _Kinds = tuple[tuple[str, bytes | None], ...]
-"""Name and type, serialised, of everything that is fed; None for an operand left out."""
+"""Name and serialised type of everything that is fed; None for an absent optional operand."""
 
 
 class NoKernelError(Exception):
@@ -41,7 +41,7 @@ class Part:
 
     Attributes:
         nodes: the operators, without bodies, all of one version of each domain.
-        gives: the names that later operators read, or that someone wants to see.
+        gives: the names that later operators read, or that a watcher wants to see.
         constants: constants of the scope around it.
     """
 
@@ -59,6 +59,7 @@ class Part:
         """
         inline = {name for name in self.reads if self._is_inline(name, values)}
         fed = {name: values[name] for name in self.reads if name not in inline}
+        # One session per combination of types: a body may run with other types, or without optional operands.
         kinds = tuple((name, _kind(value)) for name, value in fed.items())
         if kinds not in self._sessions:
             few = sum(value.size for value in fed.values() if isinstance(value, np.ndarray)) <= _SMALL
@@ -73,13 +74,13 @@ class Part:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The names that it takes from outside, in the order of first use."""
+        """The names that it reads from outside, in order of first use."""
         made = {name for node in self.nodes for name in node.gives}
         read = dict.fromkeys(name for node in self.nodes for name in node.reads)
         return tuple(name for name in read if name not in made)
 
     def _is_inline(self, name: str, values: Mapping[str, Value]) -> bool:
-        # A constant that is an input too may have been given another value.
+        # A constant that is also an input may have been overridden.
         constant = self.constants.get(name)
         return constant is not None and constant.nbytes <= _INLINE and values[name] is constant
 
@@ -101,12 +102,12 @@ class Part:
 
 
 def _kind(value: Value) -> bytes | None:
-    """The type of a value, serialised; None for none."""
+    """The serialised type of a value; None for an absent one."""
     return None if value is None else type_of(value).SerializeToString()
 
 
 def type_of(value: Value) -> onnx.TypeProto:
-    """The type of a tensor or a sequence; of the former only the element type."""
+    """The type of a tensor or a sequence, without a shape."""
     if isinstance(value, list):
         return helper.make_sequence_type_proto(type_of(value[0] if value else np.zeros(0)))
     array: np.ndarray[Any, Any] = np.asarray(value)

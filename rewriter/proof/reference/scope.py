@@ -1,8 +1,8 @@
-"""A model as nested scopes of operators, ready to be evaluated.
+"""Read a model as nested scopes of operators, ready to be evaluated.
 
-A `Scope` is a graph, the body of a control-flow node or of a call of a local function: constants as arrays, the other
-nodes in graph order. Constant nodes have become constants, attributes of functions are bound. With `wide`, floats of
-every kind have become float64, and what has no float64 form is refused.
+A `Scope` is a graph, the body of a control-flow node, or the body of a call of a local function. It holds constants as
+arrays, including those of Constant nodes, and the remaining nodes in graph order; references to attributes of functions
+are bound. With `wide`, floats of every type become float64, and what has no float64 form is refused.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rewriter.text import one_line
 
 Array = NDArray[Any]
 Value = Any
-"""What a name stands for: an array, a list of arrays (a sequence), or None for an operand left out."""
+"""The value of a name: an array, a list of arrays (a sequence), or None for an absent optional operand."""
 
 Key = tuple[str, str]
-"""Domain, the default one as the empty string, and type of an operator."""
+"""Domain (the default one is the empty string) and type of an operator."""
 
 CALL = "call"
-"""Name of the only body of a node that calls a local function."""
+"""The name of the only body of a node that calls a local function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Node:
     Attributes:
         proto: the node without its bodies; the default domain is the empty string.
         opset: version of its domain.
-        bodies: attribute to body; a call's body sees nothing of the scopes around it.
+        bodies: maps an attribute to the body it holds. The body of a call sees nothing of the scopes around it.
     """
 
     proto: onnx.NodeProto
@@ -62,7 +62,7 @@ class Node:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The names that it reads, those that its bodies capture included."""
+        """The names that it reads, including those that its bodies capture."""
         captured = [name for key, body in self.bodies.items() if key != CALL for name in body.captures]
         return tuple(dict.fromkeys([*(name for name in self.proto.input if name), *captured]))
 
@@ -101,7 +101,7 @@ def read_model(model: onnx.ModelProto, base_dir: Path | None, *, wide: bool) -> 
         wide: whether floats become float64.
 
     Raises:
-        NoReference: a tensor cannot be read; with `wide`, something has no float64 form.
+        NoReference: a tensor cannot be read or, with `wide`, something has no float64 form.
     """
     functions = {(function.domain, function.name): function for function in model.functions}
     reader = _Reader(functions, LoadedModel(model, None, base_dir, (), 0), wide)
@@ -140,11 +140,12 @@ class _Reader:
     def nodes(
         self, nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], constants: dict[str, Array]
     ) -> Iterator[Node]:
-        """The nodes; what Constant nodes hold goes into `constants`."""
+        """The nodes other than Constant nodes, whose values are added to `constants`."""
         for node in nodes:
             function = self.functions.get((node.domain, node.op_type))
             domain = "" if node.domain in ONNX_DOMAINS else node.domain
             if function is not None:
+                # The attributes of the call are bound in the body; the opsets that count are the function's own.
                 bare = onnx.NodeProto(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
                 bare.domain = node.domain
                 yield Node(bare, 1, {CALL: self.call(function, node)})
@@ -157,6 +158,8 @@ class _Reader:
                 yield Node(bare, versions.get(domain, 1), bodies)
 
     def call(self, function: onnx.FunctionProto, node: onnx.NodeProto) -> Scope:
+        # A function is read anew for every call, since its attributes, and so its constants, differ from call to call.
+        # The defaults come first, so that attributes of the call override them.
         given = {attribute.name: attribute for attribute in (*function.attribute_proto, *node.attribute)}
         bound = [_bound(inner, given) for inner in function.node]
         constants: dict[str, Array] = {}
@@ -172,7 +175,9 @@ def _without_bodies(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """A copy of a function's node, with the attributes that a call gives the function."""
+    """A copy of a function's node, with references to the function's attributes resolved, also in subgraphs."""
+    # References may occur at any depth of control flow inside the function, but not across a call to another function,
+    # whose attributes are bound when that call is read.
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     pending = [copy]
@@ -186,7 +191,7 @@ def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> on
 
 
 def _stated(attribute: onnx.AttributeProto, given: Mapping[str, onnx.AttributeProto]) -> Iterator[onnx.AttributeProto]:
-    """The attribute; one that refers to an attribute of the function has its value, or is gone."""
+    """The attribute with a reference resolved; nothing if the referenced attribute is absent, so defaults apply."""
     found = onnx.AttributeProto()
     if not attribute.ref_attr_name:
         found.CopyFrom(attribute)
@@ -198,7 +203,7 @@ def _stated(attribute: onnx.AttributeProto, given: Mapping[str, onnx.AttributePr
 
 
 def twins(left: Scope, right: Scope) -> dict[Node, Node]:
-    """Each operator of one reading of a model to that of another, bodies included."""
+    """Maps each operator of one reading of a model to the same operator of another, in bodies too."""
     found: dict[Node, Node] = {}
     pending = [(left, right)]
     while pending:

@@ -1,17 +1,18 @@
-"""How far an operator of a model may be from its float64 evaluation on the same operands, by rounding alone.
+"""Bound how far rounding alone can move an operator's result from its float64 evaluation on the same operands.
 
-With eps the spacing of the operator's element type at 1, f the operator in float64, x its operands:
+With eps the machine epsilon of the operator's element type, f the operator in float64, and x its operands:
 
-- what moves, selects or compares values is exact;
-- a sum of n products differs by n eps f(|x|) at most, in whatever order it is taken (Higham, Accuracy and Stability of
-  Numerical Algorithms, section 3.1);
-- Softmax differs by a few eps sqrt(n) of each result, times its logarithm, which is how far down its operand is;
-- arithmetic on two numbers is rounded once;
-- any other elementwise operator differs by a few eps |f(x)|, by a few eps of what it scales (x in Gelu, 1 in Tanh), and
-  by what a few eps of its operands change in it;
-- any other one (normalisations, Attention, recurrent ones) differs by eps sqrt(n) of its largest result, n the largest
-  dimension, and by a few times what one eps of its operands changes in the kernel itself: a kernel that is
-  unstable on these operands shows it.
+- An operator that moves, selects or compares values is exact.
+- A sum of n products differs by at most n eps f(|x|), whatever the order of summation (Higham, Accuracy and Stability
+  of Numerical Algorithms, section 3.1).
+- Softmax differs by a few eps sqrt(n) of each result, times the logarithm of the result, which is how far its operand
+  lies below the largest.
+- Arithmetic on two numbers rounds once.
+- Any other elementwise operator differs by a few eps |f(x)|, by a few eps of what it scales (x in Gelu, 1 in Tanh), and
+  by what a few eps in its operands change.
+- Any other operator (normalisations, Attention, recurrent ones) differs by eps sqrt(n) of its largest result, with n
+  the largest dimension, and by a few times what one eps in its operands changes in the kernel itself, which reveals a
+  kernel that is unstable on these operands.
 """
 
 from __future__ import annotations
@@ -57,26 +58,27 @@ _ELEMENTWISE = _names("""
     QuickGelu Selu Sigmoid Sin Sinh Softplus Softsign Swish Tan Tanh
 """)
 _OF_ONE = _names("Acos Asin Atan Celu Cos Elu Erf HardSigmoid Selu Sigmoid Sin Softplus Softsign Tanh")
-"""Elementwise operators whose approximations are good to eps, not to eps of a result near 0."""
+"""Elementwise operators whose approximations have an absolute error of eps, also for results near 0."""
 
 _OF_OPERANDS = _names("BiasGelu Celu Elu FastGelu Gelu HardSwish Mish QuickGelu Selu Softplus Swish")
-"""Elementwise operators that are their operand times something of that kind."""
+"""Elementwise operators that are their operand times such an approximation."""
 
 _SOFTMAX: Mapping[str, Callable[[Array], Array]] = {
     "Softmax": lambda r: r * (1 - np.log(np.maximum(r, np.finfo(np.float64).tiny))),
     "LogSoftmax": lambda r: 1 + np.abs(r),
 }
-"""How large the numbers are that become a result r."""
+"""The size of the numbers from which a result r is computed."""
 
 _MASKED = 1e8
-"""Operands from which on entries are masks; they hide others, and are not changed."""
+"""Entries of at least this magnitude are masks. They are not perturbed, since that could unmask what they hide."""
 
 _SUBTRACTED, _KEPT = {"BatchNormalization": 3}, {"BatchNormalization": 4}
-"""Operands of sums that add up when they are negative, and such that are no summands."""
+"""Operands of sums that are subtracted (the mean), and operands that are not summands (the variance)."""
 
 _SIZES = {"Resize": 1, "Upsample": 1}
-"""Operators of which only so many operands are data; the others are sizes and scales."""
+"""Operators to their number of data operands; the remaining ones are sizes and scales, which must stay as they are."""
 
+# In eps: for a single rounding, which is at most half an eps; and for functions, whose kernels are less accurate.
 _ONCE = 2.0
 _FEW = 8.0
 _DRAWS = 2
@@ -84,14 +86,14 @@ _DRAWS = 2
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """An operator on the operands that a run of the model gave it.
+    """An operator on the operands that it had in a run of the model.
 
     Attributes:
-        node: the operator, in float64.
-        operands: name to value, as the model has them.
-        truths: its outputs in float64.
+        node: the operator in float64.
+        operands: the operands by name, in the model's precision.
+        truths: the operator's outputs in float64.
         exact: computes an operator in float64.
-        kernel: computes the operator as the model does.
+        kernel: computes this operator as the model does.
     """
 
     node: Node
@@ -102,7 +104,7 @@ class Trial:
 
 
 def allowances(trial: Trial, eps: float) -> list[Array]:
-    """What rounding may amount to in each output, entry by entry or for all entries."""
+    """A bound on the rounding of each output, by entry or for all entries together."""
     kind = trial.node.proto.op_type
     if kind in _EXACT:
         return [np.zeros(()) for _ in trial.truths]
@@ -115,7 +117,7 @@ def allowances(trial: Trial, eps: float) -> list[Array]:
 
 
 def _changed(operands: Operands, change: Callable[[str, Array], Array]) -> dict[str, Any]:
-    """The operands, each float array changed."""
+    """The operands, with every float array changed."""
     return {
         name: change(name, value) if isinstance(value, np.ndarray) and is_float(value.dtype) else value
         for name, value in operands.items()
@@ -124,6 +126,8 @@ def _changed(operands: Operands, change: Callable[[str, Array], Array]) -> dict[
 
 def _of_sum(trial: Trial, eps: float) -> Iterator[Array]:
     kind, names = trial.node.proto.op_type, trial.node.proto.input
+    # f(|x|) comes from the operator itself, on the magnitudes of all operands and factors, and n from the operator on
+    # ones: no operator's shapes, strides or subscripts have to be understood here.
     subtracted, kept = (names[table[kind]] if kind in table else None for table in (_SUBTRACTED, _KEPT))
 
     def size(name: str, value: Array) -> Array:
@@ -136,14 +140,14 @@ def _of_sum(trial: Trial, eps: float) -> Iterator[Array]:
     else:
         ones = _changed(trial.operands, lambda _, value: np.ones(value.shape))
         counts = trial.exact(_with_factors(trial.node, lambda _: 1.0), ones)
-    # The products of half-precision numbers are summed in float32.
+    # Kernels sum products of half-precision numbers in float32 and round once at the end.
     inner = min(eps, 2.0**-23)
     for truth, each, count in zip(trial.truths, sizes, counts, strict=True):
         yield (count + _FEW) * inner * np.abs(each) + eps * np.abs(truth)
 
 
 def _with_factors(node: Node, change: Callable[[float], float]) -> Node:
-    """The node with other values of its float attributes, the factors of a sum (but for an epsilon)."""
+    """The node with changed float attributes: the factors of a sum (alpha, beta), but not an epsilon."""
     proto = onnx.NodeProto()
     proto.CopyFrom(node.proto)
     for attribute in proto.attribute:
@@ -153,7 +157,7 @@ def _with_factors(node: Node, change: Callable[[float], float]) -> Node:
 
 
 def _averaged(trial: Trial, truth: Array) -> float:
-    """How many entries one of a mean is the mean of."""
+    """How many entries each mean is taken over, at most."""
     stated = {item.name: helper.get_attribute_value(item) for item in trial.node.proto.attribute}
     whole = sum(value.size for value in trial.operands.values() if isinstance(value, np.ndarray))
     return float(max(np.prod(stated.get("kernel_shape", 1)), whole / max(truth.size, 1)))
@@ -168,6 +172,7 @@ def _of_elementwise(trial: Trial, eps: float) -> Iterator[Array]:
         scale = scale + sum(np.abs(value) for value in floats.values())
     rounded = _FEW * eps * scale
     for name, value in floats.items():
+        # Kernels round within the formula, which acts like a change of the operand: x in exp(x), for example.
         for factor in (1 + _FEW * eps, 1 - _FEW * eps):
             (moved,) = trial.exact(trial.node, {**wide, name: np.asarray(value * factor)})
             change = np.abs(moved - truth)

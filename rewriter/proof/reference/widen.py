@@ -1,8 +1,7 @@
-"""Nodes and tensors in double precision.
+"""Widen nodes and tensors to double precision.
 
-float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast and the like. The values
-are the original's; nothing is computed again. Operators that round on purpose (quantisation) or draw random numbers
-are refused.
+float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast and the like. The values are
+the original's. Operators that round on purpose (quantisation) or draw random numbers are refused.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _RANDOM = (
 _REFUSED = {
     **dict.fromkeys(_QUANTISED, "quantised"),
     **dict.fromkeys(_RANDOM, "random"),
-    "BitCast": "about bits",
+    "BitCast": "a reinterpretation of bits",
 }
-"""Operators without a float64 form, and what they are."""
+"""Operators without a float64 form, and the reason."""
 
 _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "output_datatype"}
 _DEFAULTS = {
@@ -50,7 +49,7 @@ _DEFAULTS = {
         helper.make_attribute("output_datatype", TensorProto.DOUBLE),
     ),
 }
-"""Operators that give float32 where an attribute does not say otherwise, and that attribute for float64."""
+"""Operators whose result is float32 unless an attribute says otherwise, and that attribute for float64."""
 
 
 _CONSTANTS: dict[int, type[np.generic]] = {
@@ -59,20 +58,20 @@ _CONSTANTS: dict[int, type[np.generic]] = {
     onnx.AttributeProto.INT: np.int64,
     onnx.AttributeProto.INTS: np.int64,
 }
-"""Kinds of values that a Constant node states without a tensor."""
+"""Kinds of values that a Constant node may hold without a tensor."""
 
 
-class NoReference(RewriteError):  # noqa: N818 - no mistake of anyone: the proof does without
+class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
     """There is no float64 evaluation of the model; the message is the reason."""
 
 
 def widened(array: Array) -> Array:
-    """Floats as float64, anything else as it is."""
+    """Floats as float64; anything else unchanged."""
     return array.astype(np.float64, copy=False) if is_float(array.dtype) else array
 
 
 def widened_node(node: onnx.NodeProto, values: Callable[[TensorProto], Array]) -> onnx.NodeProto:
-    """A copy of the node on float64, without its bodies; `values` reads a tensor in float64. Raises NoReference."""
+    """A copy of the node for float64 operands, without its bodies. `values` reads a tensor. Raises NoReference."""
     kind = _REFUSED.get(node.op_type)
     if kind is not None:
         raise NoReference(f"{one_line(label(node), 120)} is {kind}")
@@ -100,7 +99,7 @@ def _widened_attribute(
 
 
 def constant_of(node: onnx.NodeProto, values: Callable[[TensorProto], Array], *, wide: bool) -> Array:
-    """What a Constant node gives; `values` reads a tensor."""
+    """The value of a Constant node; `values` reads a tensor. Raises NoReference."""
     stated = {attribute.type: attribute for attribute in node.attribute}
     if (tensor := stated.get(onnx.AttributeProto.TENSOR)) is not None:
         return values(tensor.t)
@@ -112,7 +111,7 @@ def constant_of(node: onnx.NodeProto, values: Callable[[TensorProto], Array], *,
 
 
 def check_values(values: Iterable[onnx.ValueInfoProto]) -> None:
-    """Refuse inputs and outputs of a type without a float64 form. Raises NoReference."""
+    """Refuse inputs and outputs whose type has no float64 form. Raises NoReference."""
     for value in values:
         _check_kind(value.type)
 
@@ -128,7 +127,7 @@ def _check_kind(kind: onnx.TypeProto) -> None:
 
 
 def check_type(elem_type: int, what: str) -> None:
-    """Refuse an element type without a float64 form. Raises NoReference."""
+    """Refuse an element type that has no float64 form. Raises NoReference."""
     if elem_type not in _NARROW | _EXACT:
         name = next((key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type))
         raise NoReference(f"{one_line(what, 120)} is of type {name.lower()}")

@@ -1,1 +1,1 @@
-"""Running models: whole, in segments, in several processes."""
+"""Run models: as a whole, in segments, in several processes."""

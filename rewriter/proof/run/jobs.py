@@ -1,9 +1,8 @@
-"""Work done by several processes, through joblib.
+"""Run work items in several processes, through joblib.
 
-Comes in: a function, self-contained work items, the number of jobs and a backend. Goes out: the results, in the order
-of the items whatever order they were done in. Without a second job and without a backend everything runs here, one
-item after the other, and joblib is not needed. joblib itself brings the backends `loky`, `threading` and
-`multiprocessing`, and `dask` where dask.distributed is installed; `ray` comes with Ray.
+With one job and no backend everything runs in this process, one item after the other, and joblib is not needed. joblib
+itself provides the backends `loky`, `threading` and `multiprocessing`, and `dask` if dask.distributed is installed;
+`ray` comes with Ray.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _BROUGHT_BY = {"dask": ("distributed", "pip install 'dask[distributed]'"), "ray": ("ray", "pip install ray")}
-"""Backend to the module that must be there, and how to get it."""
+"""Maps a backend to the module that it needs, and how to install it."""
 
 _REGISTERED_BY = {"ray": ("ray.util.joblib", "register_ray")}
-"""Backend to the function that makes joblib know it."""
+"""Maps a backend to the function that registers it with joblib."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Where joblib runs things.
+    """A joblib backend.
 
     Attributes:
-        name: as joblib calls it; None is joblib's default.
-        options: what the backend is told, such as `scheduler_host` for dask.
+        name: joblib's name for it; None is joblib's default.
+        options: its options, such as `scheduler_host` for dask.
     """
 
     name: str | None = None
@@ -41,7 +40,7 @@ class Backend:
 
 
 def parse_backend(text: str | None) -> Backend:
-    """`NAME` or `NAME:key=value,...`. Raises UsageError where the text is neither."""
+    """Parse `NAME` or `NAME:KEY=VALUE,...`. Raises UsageError if the text is neither."""
     if text is None:
         return Backend()
     name, colon, rest = text.partition(":")
@@ -52,9 +51,9 @@ def parse_backend(text: str | None) -> Backend:
 
 
 def check_jobs(jobs: int, backend: str | None) -> None:
-    """Raise UsageError where `run_jobs` could not follow these options."""
+    """Raise UsageError if `run_jobs` could not use these options."""
     if jobs < 1 and jobs != -1:
-        raise UsageError(f"{jobs} jobs cannot do anything; give a positive number, or -1 for one per processor")
+        raise UsageError(f"the number of jobs cannot be {jobs}; give a positive number, or -1 for one per processor")
     wanted = parse_backend(backend)
     if jobs == 1 and wanted.name is None:
         return
@@ -64,14 +63,17 @@ def check_jobs(jobs: int, backend: str | None) -> None:
 
 
 def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, backend: str | None) -> list[Result]:
-    """`[work(item) for item in items]`, by several processes where that is asked for.
+    """`[work(item) for item in items]`, in several processes if `jobs` or `backend` asks for them.
 
     Args:
         work: a function at the top level of a module.
-        items: what it is applied to; consumed as workers become free, so a generator keeps few items in memory.
-        jobs: how many at once, -1 for one per processor of the machine or cluster; so is 1 where a backend is named,
-            since joblib sends a single job nowhere.
+        items: its arguments; consumed as workers become free, so a generator keeps few items in memory.
+        jobs: number of parallel jobs; -1 is one per processor of the machine or cluster. With a backend, 1 means the
+            same, because joblib never sends a single job to a backend.
         backend: as for `parse_backend`.
+
+    Returns:
+        The results, in the order of the items.
 
     Raises:
         UsageError: joblib or the backend is missing or cannot be reached.
@@ -99,7 +101,7 @@ def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, b
             results: list[Result] = together(joblib.delayed(work)(item) for item in items)
     except (RewriteError, MemoryError):
         raise
-    except Exception as error:  # each backend has exceptions of its own for a worker that was lost
+    except Exception as error:  # each backend has its own exceptions for a lost worker
         reason = f"{type(error).__name__}: {one_line(error, 160)}"
         raise ValidationError(f"a worker failed ({reason}); run with --jobs 1 to see which block it was") from error
     return results

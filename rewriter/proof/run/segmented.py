@@ -1,9 +1,8 @@
-"""Running a model in consecutive segments, so that it is never loaded as a whole.
+"""Run a model in consecutive segments, so that it is never loaded as a whole.
 
-Comes in: a model, cases, and what is wanted of it. Goes out: `ModelRuns`, as from `rewriter.proof.run.whole`. For each
-segment in turn, every engine (onnxruntime in each way, float64) loads that segment alone and carries its own values
-on from where its last segment ended, so the weights of a segment are read from the disk once. onnxruntime fuses
-within segments only.
+The result has the form of that of `rewriter.proof.run.whole`. For each segment in turn, every engine (onnxruntime in
+each way, float64) loads that segment alone and continues with the values that it computed itself, so the weights of a
+segment are read from disk once. onnxruntime fuses nodes within segments only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rewriter.proof.run.whole import TAPPED, ModelRuns, Progress, Ran, Wanted, W
 from rewriter.text import quoted
 
 SEGMENT = 2**27
-"""Bytes of weights in a segment; a larger weight is a segment by itself."""
+"""Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
 
 Values = dict[str, Array]
 Feeds = Mapping[str, Array]
@@ -42,8 +41,8 @@ def run_in_segments(
     """Run the model segment by segment.
 
     Raises:
-        ValidationError: onnxruntime cannot load a segment, or refuses a case that it may not refuse.
-        UsageError: a case feeds an input that has a default: the segments hold the default.
+        ValidationError: onnxruntime cannot load a segment, or refuses a case although `wanted.may_refuse` is not set.
+        UsageError: a case feeds an input that has a default; the segments contain the default.
     """
     _check_defaults(side, cases)
     cuts = split(side.main, (*wanted.taps, *wanted.watched), limit)
@@ -58,13 +57,16 @@ def run_in_segments(
         gone = _gone(cuts, number, set(side.main.outputs))
         for way, flow in zip(wanted.ways, flows, strict=True):
             load = _session_of(flow, way)
+            # Only the first way may refuse a case. It is then dropped everywhere, in all engines alike: a case that one
+            # way accepts and another refuses is an error, not an invalid input.
             refused = _run_on(flow, load, model, part, may_refuse=wanted.may_refuse and flow is flows[0])
-            for index in sorted(refused, reverse=True):
+            for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 skipped.append(f"{kept.pop(index).name}: {refused[index]}")
                 for other in (*flows, wide):
                     del other.values[index]
         for values in flows[0].values if flows else ():
             note(reached, values, set(wanted.watched).intersection((*part.inputs, *part.outputs)))
+        # Once a segment has no float64 form, nothing behind it can be evaluated; onnxruntime's ways go on without.
         if wanted.wide and not reference.startswith(_NONE):
             try:
                 _run_on(wide, _reference_of(wide, limit, side.own), model, part, may_refuse=False)
@@ -73,6 +75,7 @@ def run_in_segments(
         for flow in (*flows, wide):
             flow.forget(gone, first=TAPPED if flows and flow is flows[0] else 0, taps=set(wanted.taps))
     ways = {way: flow.ran(side.main.outputs) for way, flow in zip(wanted.ways, flows, strict=True)}
+    # Taps are kept for the first cases only. A case that moves up because another is refused later lacks some of them.
     complete = [values for values in (flows[0].values if flows else ()) if all(name in values for name in wanted.taps)]
     taps = [{name: values[name] for name in wanted.taps} for values in complete[:TAPPED]]
     known = wanted.wide and not reference
@@ -93,7 +96,7 @@ _NONE = "no float64 reference"
 
 @dataclass(eq=False)
 class _Flow:
-    """What one engine knows so far: the values of tensors that later segments read, case by case."""
+    """The state of one engine between segments: values of the tensors that later ones read, case by case."""
 
     values: list[Values]
     load_seconds: float = 0.0
@@ -101,7 +104,7 @@ class _Flow:
     how: set[str] = field(default_factory=set)
 
     def forget(self, names: set[str], *, first: int, taps: set[str]) -> None:
-        """Drop the values of `names`, but keep those of `taps` for the `first` cases."""
+        """Drop the values of `names`, except those of `taps` in the `first` cases."""
         for place, values in enumerate(self.values):
             for name in names - taps if place < first else names:
                 values.pop(name, None)
@@ -114,14 +117,16 @@ class _Flow:
 
 
 Load = Callable[[LoadedModel], Callable[[Feeds], Values]]
-"""Loads a segment; goes out what runs it."""
+"""Loads a segment and returns a function that runs it."""
 
 
 def _run_on(flow: _Flow, load: Load, model: LoadedModel, part: Cut, *, may_refuse: bool) -> dict[int, str]:
-    """Carry one engine over one segment. Goes out: the cases it refused, with reasons."""
+    """Run one engine on one segment. Returns the cases that it refused, with reasons."""
     refused: dict[int, str] = {}
     if not flow.values:
         return refused
+    # Declared anew for each engine: float64 feeds the same segment with other types, and inference knows none behind
+    # custom operators.
     for value in model.proto.graph.input:
         value.type.tensor_type.elem_type = _elem_type(flow.values[0][value.name])
     run = load(model)
@@ -159,7 +164,7 @@ def _reference_of(flow: _Flow, limit: int, own: Mapping[tuple[str, str], Operato
 
 
 def open_part(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool) -> Session:
-    """A session on a part of a model; external weights are mapped, not read."""
+    """Open a session on a part of a model; external weights are memory-mapped."""
     return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
@@ -180,6 +185,6 @@ def _check_defaults(side: Side, cases: Sequence[Case]) -> None:
     given = {name for case in cases for name in case.feeds} - set(side.main.inputs)
     if given:
         raise UsageError(
-            f"input {quoted(min(given))} has a default, which a proof by blocks cannot replace; leave it out, or "
+            f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
             "prove with --proof whole"
         )

@@ -1,6 +1,6 @@
-"""Running a model on all cases, in every way asked for, loaded as a whole.
+"""Run a model, loaded as a whole, on all cases and in every way.
 
-`rewriter.proof.run.segmented` does the same for a model that is never loaded as a whole.
+`rewriter.proof.run.segmented` does the same without ever loading the model as a whole.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from rewriter.errors import ValidationError
 from rewriter.graph.extract import with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import Array, magnitude, setting
+from rewriter.proof.distance import Array, magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 Results = Sequence[Mapping[str, Array]]
-"""Output name to array, case by case."""
+"""Case by case, a map from an output to its array."""
 
 TAPPED = 2
-"""How many cases give the values of tapped tensors: the real inputs of the blocks."""
+"""Number of cases in which tapped tensors are recorded: they become the real inputs of the blocks."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many steps are done, and how many there are."""
+"""Called with a description of the current step, the number of steps done, and the number of all steps."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model."""
+    """A way to run a model: an execution provider, with or without graph optimisation."""
 
     provider: str
     optimise: bool
 
     def __str__(self) -> str:
-        return setting(self.provider, optimise=self.optimise)
+        return f"{self.provider}, {'default optimisation' if self.optimise else 'no optimisation'}"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of a model.
+    """What to run and record of a model.
 
     Attributes:
         ways: how to run it.
-        taps: tensors whose values are wanted too, from the first way and the first `TAPPED` cases.
-        watched: tensors whose largest finite |entry| over all cases is wanted, from the first way.
+        taps: tensors whose values are recorded, in the first way and the first `TAPPED` cases.
+        watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
         wide: whether to evaluate it in float64.
-        may_refuse: whether cases that the first way cannot run are left out; else they are an error.
-        what: how progress messages name the model.
+        may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
+        what: the model's name in progress messages.
     """
 
     ways: tuple[Way, ...] = ()
@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """One way that a model was run.
+    """The results of one way of running a model.
 
     Attributes:
         results: the graph's outputs, case by case.
@@ -78,14 +78,14 @@ class ModelRuns:
     """All runs of one model.
 
     Attributes:
-        cases: those that it accepted.
-        skipped: those that it refused, with the reason.
-        ways: how it was run, and what came out.
-        taps: values of the tensors tapped, for the first cases.
-        reached: largest finite |entry| of each tensor watched, over all cases.
-        truth: its float64 evaluation; None where there is none.
+        cases: the cases that the model accepts.
+        skipped: the names of the others, with reasons.
+        ways: the results of each way.
+        taps: values of the tapped tensors in the first cases.
+        truth: its float64 evaluation; None if there is none.
         reference: what computed that, or why there is none.
-        segments: the number of parts that were loaded one after the other.
+        segments: number of parts that were loaded one after the other.
+        reached: largest finite |entry| of each watched tensor over all cases.
     """
 
     cases: tuple[Case, ...]
@@ -102,12 +102,14 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
     """Load the model once for each way, and once in float64.
 
     Raises:
-        ValidationError: onnxruntime cannot load it, or refuses a case that it may not refuse.
+        ValidationError: onnxruntime cannot load it, or refuses a case although `wanted.may_refuse` is not set.
     """
     kept, skipped = list(cases), list[str]()
     taps: list[Mapping[str, Array]] = []
     reached: dict[str, float] = {}
     ways: dict[Way, Ran] = {}
+    # Only the first way records tensors inside the model: additional outputs would keep onnxruntime from fusing nodes
+    # in the others.
     for number, way in enumerate(wanted.ways):
         session = _open(side, way, () if number else (*wanted.taps, *wanted.watched))
         results: list[Mapping[str, Array]] = []
@@ -133,7 +135,7 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
 
 
 def note(reached: dict[str, float], values: Mapping[str, Array], names: Iterable[str]) -> None:
-    """Raise the largest finite |entry| known of the tensors `names`."""
+    """Update the largest finite |entry| of the tensors `names`, in place."""
     for name in names:
         if name in values:
             reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))

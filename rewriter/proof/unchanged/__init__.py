@@ -1,1 +1,1 @@
-"""The proof that nothing else changed: everything outside the replaced regions is the original's."""
+"""Proof that nothing outside the replaced regions changed."""

@@ -1,7 +1,7 @@
-"""What a name stands for in a graph: a node's output, a weight, an input, or something of a graph around it.
+"""Resolve a name in a graph: to a node's output, a weight, an input, or a tensor of an enclosing graph.
 
-onnxruntime looks a name up from the inside out, and so does `Scope.find`. Bodies of control flow and of local functions
-are scopes like the main graph.
+Like onnxruntime, `Scope.find` looks a name up from the inside out. Bodies of control flow and of local functions are
+scopes like the main graph.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rewriter.files.load import LoadedModel
 
 @dataclass(frozen=True)
 class Definition:
-    """What a name stands for.
+    """What a name refers to.
 
     Attributes:
         depth: how many graphs further out it is defined.
         kind: `computed`, `a weight` (also the default of an input), `a sparse weight` or `an input`.
-        dims: those of a sparse weight, which its tensors do not have.
-        tensors: its values: one tensor, or values and indices of a sparse one.
+        dims: dims of a sparse weight; its tensors do not state them.
+        tensors: its values: one tensor, or the values and indices of a sparse one.
     """
 
     depth: int
@@ -41,10 +41,10 @@ class Scope:
         nodes: its nodes.
         inputs: what it declares as inputs; those of a function have no types.
         outputs: its outputs, likewise.
-        makers: tensor name to the index of the node that makes it.
-        weights: initializers by name; the value of an input of the same name is its default.
-        annotations: what a graph says of the quantisation of its tensors.
-        outer: the graph around it.
+        makers: maps a tensor to the index of its producer.
+        weights: initializers by name; one with the name of an input is that input's default.
+        annotations: the graph's quantisation annotations.
+        outer: the enclosing graph.
     """
 
     model: LoadedModel
@@ -60,6 +60,7 @@ class Scope:
     @classmethod
     def of_graph(cls, model: LoadedModel, graph: onnx.GraphProto, where: str = "", outer: Scope | None = None) -> Scope:
         """The scope of a graph."""
+        # A sparse initializer has no name of its own: it is named by its values.
         nodes, sparse = tuple(graph.node), {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         return cls(
             model=model,
@@ -83,9 +84,10 @@ class Scope:
         return cls(model, f"function {function.domain}::{function.name}", nodes, inputs, outputs, _makers(nodes), {})
 
     def find(self, name: str, depth: int = 0) -> Definition | None:
-        """What `name` stands for here; None where it stands for nothing. `depth` is that of this scope."""
+        """What `name` refers to here; None if it is undefined. `depth` is that of this scope."""
         if name in self.makers:
             return Definition(depth, "computed")
+        # Before the inputs: an initializer of the same name is a default, and a changed default changes the outputs.
         weight = self.weights.get(name)
         if isinstance(weight, onnx.SparseTensorProto):
             return Definition(depth, "a sparse weight", tuple(weight.dims), (weight.values, weight.indices))

@@ -1,12 +1,12 @@
-"""Everything outside the replaced regions must be the original's, and the regions must hold attention.
+"""Check that everything outside the replaced regions is unchanged, and that the regions contain attention.
 
-Comes in: both models and the claims. Goes out: one line for each difference that no claim explains. Measuring cannot
-find these: the pass rule allows for certified errors, and a weight that was changed elsewhere could hide in that.
+Measurements cannot show this: the pass rule allows for certified errors, and a weight that was changed elsewhere could
+hide in that allowance.
 
-Two graphs compute the same when their outputs have the same names and every name that is read has the same definition
-in both: an equal node, an equal weight, or the same input. So nodes that nothing reads may be gone and their order is
-free, but every other difference is found. New nodes may stand between the ends of a claim only, where they may read
-constants and what the claim starts from.
+Two graphs compute the same if their outputs have the same names and every name that is read has the same definition in
+both: an equal node, an equal weight, or the same input. Dead nodes may therefore be missing and the order of nodes is
+free, but every other difference is found. New nodes are allowed only between the ends of a claim, where they may read
+constants and the claim's inputs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rewriter.proof.unchanged.scopes import Pair, inner, name_of, partners, scop
 
 
 def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]) -> list[str]:
-    """What differs outside the regions of the claims, or is no attention inside them, one line each.
+    """Differences outside the regions of the claims, and regions without attention, one line each.
 
     Args:
-        original: the original, in the form that the claims name tensors of.
+        original: the original, in the form whose tensors the claims name.
         rewritten: the rewritten model.
-        claims: all that was replaced.
+        claims: one for every replaced block.
 
     Raises:
         ModelError: external data cannot be read.
@@ -41,6 +41,8 @@ def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]
     models = original.model, rewritten.model
     functions = _functions(models[0]), _functions(models[1])
     found = [*_model_changes(models), *_function_changes(models, functions)]
+    # Scopes are compared pair by pair from the outside in: only bodies of nodes that are equal apart from their bodies
+    # have a counterpart, and the bodies of other nodes are covered by the finding about the node.
     old, new = (Scope.of_graph(model, model.proto.graph) for model in models)
     pending = [Pair(old, new, ((), ())), *_function_bodies(models, functions)]
     unseen = list(claims)
@@ -54,16 +56,17 @@ def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]
         found += scope_changes(pair, explained, same, functions[1].keys() - functions[0].keys())
         found += [failure for region in regions for failure in region.failures]
         pending += inner(pair, same)
-    found += [f"{claim.name}: the graph that holds it is not in the rewritten model" for claim in unseen]
+    # A claim about a body that was never reached would otherwise pass unexamined.
+    found += [f"{claim.name}: the graph that contains it is not in the rewritten model" for claim in unseen]
     return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
 class _Region:
-    """What a claim explains.
+    """The part of the rewritten model that a claim accounts for.
 
     Attributes:
-        nodes: indices of nodes of the rewritten model.
+        nodes: indices of the nodes in its graph.
         failures: what contradicts the claim.
     """
 
@@ -77,10 +80,12 @@ def _region(claim: Claim, pair: Pair, sides: tuple[Side, Side], functions: Funct
     ends: Sequence[str] = [claim.output]
     if claim.heads:
         starts, ends = claim.block_inputs, [*claim.block_outputs, *claim.shapes]
+    # `cut` reports every further tensor that the part reads as an input, so a head that reads, say, another block's
+    # activation shows here even if its values happen to agree.
     between = cut(new, starts, ends)
     nodes = [new.nodes[index] for index in between.nodes]
     failures = [
-        f"{claim.name}: its heads read {name_of(name)}, which is no input of its block"
+        f"{claim.name}: its heads read {name_of(name)}, which is not an input of its block"
         for name in between.inputs
         if name not in starts
     ]
@@ -91,9 +96,10 @@ def _region(claim: Claim, pair: Pair, sides: tuple[Side, Side], functions: Funct
 
 
 def _made_anew(node: onnx.NodeProto, claim: Claim, ends: Sequence[str], old: Scope) -> bool:
-    """Whether a node's outputs have new names; only what a block ends in keeps its name.
+    """Whether a node's outputs have new names, but for the ends of the block, which keep theirs.
 
-    Where the whole block was replaced, its end is made of new tensors alone.
+    A node of the original that lies between the ends is thus still compared with the original. If the whole block was
+    replaced, the nodes that produce its ends may read new tensors only.
     """
     kept = [name for name in node.output if old.find(name) is not None]
     if not kept or not claim.heads:
@@ -104,12 +110,12 @@ def _made_anew(node: onnx.NodeProto, claim: Claim, ends: Sequence[str], old: Sco
 def _model_changes(models: Models) -> Iterator[str]:
     old, new = (model.proto for model in models)
     if old.ir_version != new.ir_version:
-        yield f"the IR version is {new.ir_version}, and {old.ir_version} in the original"
+        yield f"the IR version is {new.ir_version}, but {old.ir_version} in the original"
     versions = opsets(new.opset_import)
     for domain, version in opsets(old.opset_import).items():
         if versions.get(domain) != version:
             which = name_of(domain or "ai.onnx")
-            yield f"the opset of {which} is {versions.get(domain, 'missing')}, and {version} in the original"
+            yield f"the opset of {which} is {versions.get(domain, 'missing')}, but {version} in the original"
 
 
 def _functions(model: LoadedModel) -> Functions:
@@ -117,10 +123,12 @@ def _functions(model: LoadedModel) -> Functions:
 
 
 def _function_changes(models: Models, functions: tuple[Functions, Functions]) -> Iterator[str]:
-    """Functions that are missing, or declare something else; `_function_bodies` are compared like graphs."""
+    """Functions that are missing or have other attributes or opsets; their bodies are compared like graphs."""
     old, new = functions
     nodes = (*models[1].proto.graph.node, *(node for function in new.values() for node in function.node))
     called = {operator_key(node) for node in iter_nodes(nodes)}
+    # A function that is no longer called may be dropped; one that only the rewritten model has is left to
+    # `scope_changes`, which lets only explained nodes call it.
     for key, before in old.items():
         after = new.get(key)
         if after is None:

@@ -1,7 +1,7 @@
-"""When a node or a tensor of one model is the same as in another.
+"""Equality of nodes and tensors across two models.
 
-Names of nodes, doc strings and metadata play no part, nor does the order of attributes. Bodies of control flow are
-graphs of their own (`rewriter.proof.unchanged.model`). Tensors are equal bit for bit, wherever their bytes are stored.
+Node names, doc strings, metadata and the order of attributes do not matter. Control-flow bodies are compared as graphs
+of their own (`rewriter.proof.unchanged.model`). Tensors must agree bit for bit, wherever their bytes are stored.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Models: TypeAlias = tuple[LoadedModel, LoadedModel]
 OperatorKey: TypeAlias = tuple[str, str, str]
 
 Functions: TypeAlias = Mapping[OperatorKey, onnx.FunctionProto]
-"""The local functions of a model, by the operators that they define."""
+"""The local functions of a model, keyed by the operators that they define."""
 
 _BODIES = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.GRAPHS: "graphs"}
 
 
 def operator_key(thing: onnx.NodeProto | onnx.FunctionProto) -> OperatorKey:
-    """Domain, name and overload: of a node's operator, or of the operator that a local function defines."""
+    """Domain, name and overload of a node's operator, or of the operator that a local function defines."""
     name = thing.op_type if isinstance(thing, onnx.NodeProto) else thing.name
     return "" if thing.domain in ONNX_DOMAINS else thing.domain, name, thing.overload
 
 
 def same_node(old: onnx.NodeProto, new: onnx.NodeProto, models: Models) -> bool:
-    """Whether two nodes do the same to the same tensors, bodies of control flow apart."""
+    """Whether two nodes apply the same operator to the same tensors; control-flow bodies are not compared."""
     return (
         operator_key(old) == operator_key(new)
         and list(old.input) == list(new.input)
@@ -53,7 +53,7 @@ def same_attributes(old: Sequence[onnx.AttributeProto], new: Sequence[onnx.Attri
 
 
 def same_tensors(old: Sequence[onnx.TensorProto], new: Sequence[onnx.TensorProto], models: Models) -> bool:
-    """Whether tensors are equal one by one. References to the same bytes of one file are not read.
+    """Whether tensors are pairwise equal. References to the same bytes of one file are equal without being read.
 
     Raises:
         ModelError: external data cannot be read.
@@ -64,10 +64,12 @@ def same_tensors(old: Sequence[onnx.TensorProto], new: Sequence[onnx.TensorProto
 def _same_tensor(old: onnx.TensorProto, new: onnx.TensorProto, models: Models) -> bool:
     if list(old.dims) != list(new.dims) or old.data_type != new.data_type:
         return False
+    # Equal references mean equal bytes only if they are resolved in the same directory.
     if old == new and (not is_external(old) or models[0].base_dir == models[1].base_dir):
         return True
     if old.data_type == onnx.TensorProto.STRING:
         return list(old.string_data) == list(new.string_data)
+    # As bytes: NaN payloads and the sign of zero count, and inline and external storage compare alike.
     left, right = (
         np.ascontiguousarray(read_tensor(model, tensor)) for model, tensor in zip(models, (old, new), strict=True)
     )
@@ -84,7 +86,7 @@ def _sparse(attribute: onnx.AttributeProto) -> list[onnx.SparseTensorProto]:
 
 
 def _bare(attribute: onnx.AttributeProto) -> bytes:
-    """All but doc string, bodies and the values of tensors. Bytes, because there NaN is NaN and -0 is not 0."""
+    """All but doc string, bodies and tensor values, as bytes: NaN then equals NaN, and -0.0 differs from 0.0."""
     bare = onnx.AttributeProto()
     bare.CopyFrom(attribute)
     for sparse in _sparse(bare):

@@ -1,8 +1,7 @@
-"""What differs in one graph, or in the body of one local function, apart from nodes that a block explains.
+"""Compare one graph, or the body of one local function, with its counterpart in the original.
 
-Comes in: the scope in both models, and the nodes that are explained. Goes out: one line per difference. A node must be
-the original's, and every name that is read must stand for what it stands for there. Bodies of control flow are scopes
-of their own; `inner` pairs them. Used by `rewriter.proof.unchanged.model`.
+Every node outside the replaced blocks must be the original's, and every name that is read must have the same definition
+in both. Control-flow bodies are scopes of their own; `inner` pairs them.
 """
 
 from __future__ import annotations
@@ -36,17 +35,18 @@ class Pair:
 
     @property
     def models(self) -> Models:
-        """The models that they belong to."""
+        """The models that the two scopes belong to."""
         return self.old.model, self.new.model
 
 
 def name_of(text: str) -> str:
-    """A name from a model as messages quote it."""
+    """A name from a model, quoted for a message."""
     return f"'{one_line(text, 120)}'"
 
 
 def partners(pair: Pair) -> dict[int, int]:
-    """The nodes that are the original's, by index: in the rewritten model, in the original."""
+    """Maps the index of each unchanged node of the rewritten model to its index in the original."""
+    # By the first output: names of tensors are unique in a graph, names of nodes need not be.
     found = {}
     for index, node in enumerate(pair.new.nodes):
         before = pair.old.makers.get(next((name for name in node.output if name), ""))
@@ -58,20 +58,21 @@ def partners(pair: Pair) -> dict[int, int]:
 def scope_changes(
     pair: Pair, explained: Collection[int], same: Mapping[int, int], added: Collection[OperatorKey]
 ) -> Iterator[str]:
-    """What differs, one line each.
+    """Differences between two scopes, one line each.
 
     Args:
         pair: the scope in both models.
-        explained: the nodes of the rewritten model that belong to a block.
-        same: `partners`.
-        added: operators that only the rewritten model defines by local functions: nobody else may call them.
+        explained: indices of the rewritten model's nodes that belong to a replaced block.
+        same: the result of `partners`.
+        added: operators that only the rewritten model defines by local functions. No other node may call them: a
+            function could take the place of a custom operator that the original leaves to the runtime.
     """
     where = f" (in {one_line(pair.new.where, 120)})" if pair.new.where else ""
     for index, node in enumerate(pair.new.nodes):
         if index in explained or not any(node.output):
             continue
         if index not in same:
-            yield f"{one_line(label(node), 120)} is not as in the original, and no block explains it{where}"
+            yield f"{one_line(label(node), 120)} differs from the original, and no replaced block explains it{where}"
         elif operator_key(node) in added:
             yield f"{one_line(label(node), 120)} calls a local function that the original does not have{where}"
     found = (*_declared("input", pair), *_declared("output", pair), *_names(pair, explained), *_annotations(pair))
@@ -79,7 +80,7 @@ def scope_changes(
 
 
 def inner(pair: Pair, same: Mapping[int, int]) -> Iterator[Pair]:
-    """The bodies of control flow that nodes hold which are the original's."""
+    """Pairs of control-flow bodies that unchanged nodes contain."""
     for index, before in same.items():
         node, other = pair.new.nodes[index], pair.old.nodes[before]
         bodies = _bodies(other)
@@ -104,21 +105,23 @@ def _declared(what: str, pair: Pair) -> Iterator[str]:
         if old is None or new is None:
             yield f"{what} {name_of((old or new).name)} is in one of the models only"
         elif old.name != new.name:
-            yield f"{what} {number} is {name_of(new.name)}, and {name_of(old.name)} in the original"
+            yield f"{what} {number} is {name_of(new.name)}, but {name_of(old.name)} in the original"
         elif old.type.SerializeToString(deterministic=True) != new.type.SerializeToString(deterministic=True):
             yield f"{what} {name_of(new.name)} is not declared with the original's type and shape"
 
 
 def _names(pair: Pair, explained: Collection[int]) -> Iterator[str]:
-    """Names that stand for something else than in the original, and weights that nothing explains."""
+    """Names whose definition differs from the original's, and new weights that no replaced block reads."""
     read = dict.fromkeys(name for node in pair.new.nodes for name in reads(node))
     read.update(dict.fromkeys(value.name for value in (*pair.new.inputs, *pair.new.outputs)))
     for name in read:
         old, new = pair.old.find(name), pair.new.find(name)
+        # A name that the original lacks is either read by a changed node, which is reported, or inside a block. A name
+        # from an enclosing graph is compared there, unless this graph shadows it or it moved to another one.
         if old is None or (old.depth and (new is None or new.depth == old.depth)):
-            continue  # what comes from further out is compared there
+            continue
         if new is None or old.kind != new.kind:
-            yield f"{name_of(name)} is {'missing' if new is None else new.kind}, and {old.kind} in the original"
+            yield f"{name_of(name)} is {'missing' if new is None else new.kind}, but {old.kind} in the original"
         elif old.depth != new.depth:
             yield f"{name_of(name)} is defined in another graph than in the original"
         elif old.dims != new.dims or not same_tensors(old.tensors, new.tensors, pair.models):

@@ -1,6 +1,6 @@
-"""A report as a page that people read: one self-contained HTML file, with figures and without a network.
+"""A report as a self-contained HTML page with figures.
 
-`write_page` and `render` take a `rewriter.report.report.Report`; `Verdict` replaces the words at its top. jinja2, from
+`write_page` and `render` take a `rewriter.report.report.Report`; a `Verdict` replaces the text at the top. jinja2, from
 the extra `report`, is imported only when a page is made.
 """
 

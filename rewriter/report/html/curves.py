@@ -1,7 +1,6 @@
-"""The figures of one head program: its values, its attention, its error.
+"""Figures of one head program over the pre-activation y: its values, its attention, its error.
 
-Comes in: a `Drawing`. Goes out: SVG over the pre-activation y. The attention is drawn as what it is, weights that sum
-to one: one band per key, stacked.
+Attention weights sum to one, so they are drawn as stacked bands, one per key.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _LABEL_HEIGHT = 15.0
 
 
 def values_figure(identity: str, drawing: Drawing) -> svg.Svg:
-    """The activation as a broad line, the program as a thin one on it."""
+    """The activation as a broad line with the program as a thin one on top."""
     every = (*drawing.target.values, *drawing.values.values)
     low, high = _padded(min(every), max(every))
     x, y = svg.across(drawing.points[0], drawing.points[-1]), svg.upward(low, high)
@@ -40,7 +39,7 @@ def values_figure(identity: str, drawing: Drawing) -> svg.Svg:
 
 
 def weights_figure(identity: str, drawing: Drawing, head: DrawnHead) -> svg.Svg:
-    """Softmax weights, stacked: the token itself at the bottom, then bias tokens by where they have their peak."""
+    """Stacked softmax weights: the token itself at the bottom, then bias tokens in the order of their peaks."""
     x, y = svg.across(drawing.near[0], drawing.near[-1]), svg.upward(0.0, 1.0)
     order = [0, *sorted(range(1, len(head.weights)), key=lambda key: _peak(head.weights[key].values))]
     below = [0.0] * len(drawing.near)
@@ -64,7 +63,7 @@ def weights_figure(identity: str, drawing: Drawing, head: DrawnHead) -> svg.Svg:
 
 
 def error_figure(identity: str, drawing: Drawing) -> svg.Svg:
-    """Signed error, with the band of the certified error around 0."""
+    """The signed error, with the certified error as a band around 0."""
     largest = max(drawing.certified, *(abs(value) for value in drawing.error.values)) or 1.0
     low, high = -1.15 * largest, 1.15 * largest
     x, y = svg.across(drawing.near[0], drawing.near[-1]), svg.upward(low, high)
@@ -82,7 +81,7 @@ def error_figure(identity: str, drawing: Drawing) -> svg.Svg:
     return svg.figure(
         identity,
         f"Error of {short(drawing.program)} over y",
-        f"At the drawn points at most {numbers.small(peak)}; certified are {numbers.small(drawing.certified)}.",
+        f"At most {numbers.small(peak)} at the drawn points; the certificate is {numbers.small(drawing.certified)}.",
         band,
         svg.vertical_axis(y, ticks),
         _pre_activation(x, drawing.near),
@@ -103,7 +102,7 @@ def _pre_activation(x: svg.Scale, points: Sequence[float]) -> svg.Svg:
 
 
 def _unit(exponent: int) -> svg.Svg:
-    """The power of ten that a vertical axis leaves out, above its labels."""
+    """The power of ten that the labels of a vertical axis omit, drawn above them."""
     if exponent == 0:
         return svg.Svg("")
     return svg.element(
@@ -128,13 +127,13 @@ def _band(
 def _band_label(
     x: svg.Scale, y: svg.Scale, points: Sequence[float], edges: tuple[Sequence[float], Sequence[float]], text: str
 ) -> list[svg.Svg]:
-    """The name of a band where it is highest, if there is room for it."""
+    """The label of a band at its highest point, if there is room."""
     heights = [y(low) - y(high) for low, high in zip(*edges, strict=True)]
     inner = range(len(points) // 12, len(points) - len(points) // 12)  # keep clear of the frame
     widest = max(heights[place] for place in inner)
     if widest < _LABEL_HEIGHT:
         return []
-    # The middle of the stretch where the band is nearly as high as anywhere.
+    # The middle of the stretch where the band is nearly at its full height.
     wide = [place for place in inner if heights[place] >= 0.97 * widest]
     place = wide[len(wide) // 2]
     middle = y((edges[0][place] + edges[1][place]) / 2) + 4

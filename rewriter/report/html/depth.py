@@ -1,7 +1,7 @@
-"""Figures of error against depth: one mark per block for the original, one for the rewritten model.
+"""Figures of error against depth: one mark per block for the original and one for the rewritten model.
 
-Comes in: the blocks' proofs, in graph order. Goes out: SVG. Both are distances from a float64 evaluation, on a
-logarithmic scale; an error of exactly 0 stands on the bottom line, an infinite one on the top line.
+Errors are distances from a float64 evaluation, on a logarithmic scale. An error of exactly 0 is drawn on the bottom
+line, an infinite one on the top line.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from rewriter.report.html.words import short
 _SMALLEST_DECADES = 2
 _CAP = 5.0
 _NAMED = 5
-"""So many failed blocks are named in the description of a figure."""
+"""Maximum number of failed blocks that the description of a figure names."""
 
 _ROOMY, _SMALLEST = 30, 0.5
-"""From so many blocks on marks shrink, down to this part of their size."""
+"""Number of blocks from which on marks shrink, and the smallest size as a share of the full one."""
 
 _ROOM = 0.15
-"""Decades that marks keep from the ends of the scale."""
+"""Distance of marks from the ends of the scale, in decades."""
 _EDGE = 9.0
-"""How far the lines for 0 and infinity keep from the ends of the logarithmic scale."""
+"""Distance of the lines for 0 and infinity from the ends of the logarithmic scale."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One block; errors in any one unit, None where there is none.
+    """One block; errors are in any common unit, None if unknown.
 
     Attributes:
         name: the block.
         original: error of the original.
         rewritten: error of the rewritten model.
-        allowed: what the latter may be.
+        allowed: the allowance for the latter.
         failed: whether the block failed its proof.
     """
 
@@ -68,7 +68,7 @@ def depth_figure(identity: str, title: str, marks: Sequence[Mark]) -> svg.Svg:
 
 
 def _scale(marks: Sequence[Mark]) -> svg.Scale:
-    """Whole decades around everything that is finite and not 0."""
+    """Whole decades around all errors that are finite and not 0."""
     found = [value for mark in marks for value in (mark.original, mark.rewritten, mark.allowed)]
     drawn = [math.log10(value) for value in found if value is not None and 0.0 < value < math.inf]
     low, high = (math.floor(min(drawn) - _ROOM), math.ceil(max(drawn) + _ROOM)) if drawn else (-9, -6)
@@ -89,7 +89,7 @@ def _place(y: svg.Scale, value: float) -> float:
 
 
 def _extremes(marks: Sequence[Mark]) -> list[svg.Svg]:
-    """Labels of the lines for 0 and infinity, where something stands on them."""
+    """Labels of the lines for 0 and infinity, if there are marks on them."""
     found = {value for mark in marks for value in (mark.original, mark.rewritten)}
     labels = [(0.0, "0", svg.BOTTOM - _EDGE / 2), (math.inf, "∞", svg.TOP + _EDGE / 2)]
     return [

@@ -1,7 +1,7 @@
-"""The figure of errors in units in the last place.
+"""The histogram of errors in units in the last place.
 
-Comes in: counts per bin, as `rewriter.proof.statistics` makes them. Goes out: SVG: for every bin the share of elements,
-one bar for the original and one for the rewritten model.
+For every bin of `rewriter.proof.statistics` it shows the share of elements, with one bar for the original and one for
+the rewritten model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST_BINS = 7
 
 @dataclass(frozen=True)
 class Bars:
-    """One series: counts per bin, what they are of, and the class they are drawn with."""
+    """One series: its label, its counts per bin, and the CSS class of its bars."""
 
     label: str
     counts: tuple[int, ...]
@@ -27,7 +27,7 @@ class Bars:
 
 
 def histogram_figure(identity: str, title: str, series: Sequence[Bars]) -> svg.Svg:
-    """Shares per bin, side by side."""
+    """Shares per bin, with the series side by side."""
     first, last = _window(series)
     shares = [_shares(bars.counts) for bars in series]
     top = max(max(each) for each in shares)
@@ -48,7 +48,7 @@ def histogram_figure(identity: str, title: str, series: Sequence[Bars]) -> svg.S
 
 
 def bin_label(place: int) -> str:
-    """The upper end of a bin in units in the last place: 0, 1/16 up to 65536, more."""
+    """The upper end of a bin in units in the last place: `0`, `1/16` up to `64k`, `more`."""
     if place == 0:
         return "0"
     exponent = place - 1 + LOWEST
@@ -60,7 +60,7 @@ def bin_label(place: int) -> str:
 
 
 def _window(series: Sequence[Bars]) -> tuple[int, int]:
-    """The bins from the first to the last that hold anything, and a few around them."""
+    """The range of bins that are not empty, widened to a minimum."""
     size = len(series[0].counts)
     filled = [place for place in range(size) if any(bars.counts[place] for bars in series)]
     first, last = (filled[0], filled[-1]) if filled else (0, 0)
@@ -75,12 +75,12 @@ def _shares(counts: tuple[int, ...]) -> list[float]:
 
 
 def _bar(x: svg.Scale, y: svg.Scale, where: tuple[int, int, int], share: float, style: str) -> svg.Svg:
-    """One bar: in bin `where[0]`, as number `where[1]` of `where[2]`."""
+    """Bar number `where[1]` of `where[2]` in bin `where[0]`."""
     place, number, of = where
     gap = 0.12
     width = (1.0 - 2 * gap) / of
     left, right = (x(place - 0.5 + gap + shift * width) for shift in (number, number + 1))
-    top = min(y(share), svg.BOTTOM - 1.0)  # a single element among millions still shows
+    top = min(y(share), svg.BOTTOM - 1.0)  # so that a single element among millions remains visible
     tip = svg.element("title", f"up to {bin_label(place)}: {numbers.percent(share)}")
     return svg.element(
         "rect", tip, x=left + 0.5, y=top, width=max(right - left - 1.0, 1.0), height=svg.BOTTOM - top, class_=style

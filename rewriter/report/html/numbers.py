@@ -1,7 +1,4 @@
-"""Numbers as people read them: 3.1 × 10⁻⁷, 1,024, 66 %.
-
-Comes in: a number. Goes out: text. Used by the tables and the figures of the page.
-"""
+"""Format numbers for readers: 3.1 × 10⁻⁷, 1,024, 66 %."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
-"""Stands where there is no number."""
+"""Shown in place of a missing number."""
 
 
 def power(exponent: int) -> str:
@@ -35,7 +32,7 @@ def small(value: float | None, digits: int = 2) -> str:
 
 
 def plain(value: float) -> str:
-    """A number of moderate size without an exponent: as many digits as it has, at most 10 after the point."""
+    """A number of moderate size without an exponent, with at most 10 digits after the point."""
     text = f"{value:,.10f}".rstrip("0").rstrip(".")
     return text.replace("-", _MINUS)
 
@@ -51,7 +48,7 @@ def change(value: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 in per cent."""
+    """A share, from 0 to 1, in per cent."""
     return f"{100 * share:.1f}{_THIN}%"
 
 
@@ -65,7 +62,7 @@ def size(amount: float) -> str:
 
 
 def seconds(amount: float) -> str:
-    """A time: milliseconds below a second."""
+    """A duration; below a second in milliseconds."""
     if amount < 1.0:
         return f"{1e3 * amount:.3g}{_THIN}ms" if amount >= 1e-3 else f"{1e3 * amount:.1f}{_THIN}ms"
     return f"{amount:.1f}{_THIN}s"

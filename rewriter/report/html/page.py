@@ -1,8 +1,7 @@
-"""The page: one self-contained HTML file.
+"""Render a report as one self-contained HTML file, deterministically.
 
-Comes in: a `Report`. Goes out: HTML text, the same for the same report. Style, script and drawings stand inside; a
-content security policy with their hashes forbids everything else, so that the page can load nothing and send nothing,
-whatever the names in the model are.
+Style, script and drawings are inline. A content security policy with their hashes forbids everything else, so the page
+can neither load nor send anything, whatever names the model contains.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LONGEST_SENTENCE = 600
 
 
 def require_jinja() -> None:
-    """Raise UsageError where jinja2 is missing, so that nobody waits for a page that cannot be made."""
+    """Raise UsageError if jinja2 is missing; called early, so that nobody waits for a page that cannot be made."""
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
@@ -36,18 +35,18 @@ def require_jinja() -> None:
 
 
 def write_page(report: Report, path: Path, *, verdict: Verdict | None = None) -> None:
-    """Write the page to `path`, atomically. Raises UsageError where jinja2 is missing or the path cannot be written."""
+    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
     from rewriter.files.durable import write_text
 
     write_text(path, render(report, verdict=verdict))
 
 
 def render(report: Report, *, verdict: Verdict | None = None) -> str:
-    """The page of a report.
+    """Render the page of a report.
 
     Args:
-        report: what to show. Parts that it lacks (no blocks, no proof, no details) make no section.
-        verdict: what stands at the top, where it is not the one on a rewriting.
+        report: the report. Parts that it lacks (blocks, proof, details) get no section.
+        verdict: the text at the top, unless it is the verdict on a rewriting.
 
     Raises:
         UsageError: jinja2 is missing.
@@ -76,7 +75,7 @@ def _resource(name: str) -> str:
 
 
 def _context(report: Report, verdict: Verdict) -> dict[str, Any]:
-    """Everything that the template names."""
+    """All variables of the template."""
     style, script = _resource("style.css").strip(), _resource("script.js").strip()
     return {
         "style": style,

@@ -1,7 +1,7 @@
-"""What the page shows, section by section, as data for the template.
+"""The contents of the page, section by section, as data for the template.
 
-Comes in: a report. Goes out: tables, figures with captions, key figures. Long lists are cut or folded here, so that a
-model of a hundred blocks and thousands of candidates makes a page that opens at once.
+Long lists are truncated or folded here, so that the page of a model with a hundred blocks and thousands of candidates
+opens at once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from rewriter.report.table import Table
 
 MOST_HISTOGRAMS = 24
 MOST_DRAWINGS = 12
-FEW_FIGURES = 4
-"""So many histograms stand open; the rest is folded."""
 
 _SHAREABLE = 1e-14
-"""Below this, relative to max(1, |f|), a drawn difference is float64's own rounding and no error of the program."""
+"""A drawn difference below this, relative to max(1, |f|), is float64's own rounding, not an error of the program."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of a legend: the class its sample is drawn with, and what it stands for."""
+    """One entry of a legend: the CSS class of its sample, and its label."""
 
     style: str
     label: str
@@ -43,7 +41,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with its caption; `svg` is None where a sentence says more than a drawing."""
+    """A figure with its caption; `svg` is None if the caption alone says more than a drawing."""
 
     title: str
     caption: str
@@ -53,7 +51,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Fact:
-    """One key figure: what it is, the number, and a remark."""
+    """One key figure: its label, the number, and a remark."""
 
     label: str
     value: str
@@ -62,7 +60,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class ProgramSection:
-    """One head program: its names, what is said of it, its figures and its coefficients."""
+    """One head program: its names, a summary, its figures and its coefficients."""
 
     program: Shown
     activation: str
@@ -117,12 +115,12 @@ _SIDES = (Key("original ring", "original"), Key("rewritten dot", "rewritten"))
 
 
 def depth_plots(validation: Validation) -> list[Plot]:
-    """Whole blocks on real inputs, and heads on adversarial points."""
+    """Plots for whole blocks on real inputs, and for heads on adversarial points."""
     whole = _marks(validation.blocks, lambda b: (b.block_original_error, b.block_error, b.block_allowed))
     heads = _marks(validation.blocks, lambda b: (b.region_original_error, b.region_error, None))
     plots = []
     for identity, title, caption, marks in (
-        ("depth-blocks", "Whole blocks, on what they really read", "Largest distance from float64, absolute.", whole),
+        ("depth-blocks", "Whole blocks, on their real inputs", "Largest distance from float64, absolute.", whole),
         (
             "depth-heads",
             "Heads alone, on adversarial points",
@@ -145,7 +143,7 @@ def _marks(
 
 
 def histograms(validation: Validation) -> tuple[list[Plot], int]:
-    """Histograms of the outputs, the worst first, and how many were left out."""
+    """Histograms of the outputs, the worst first, and the number of those that were omitted."""
     every = [
         (provider, key, stats)
         for provider, proof in validation.providers.items()
@@ -176,7 +174,7 @@ def _histogram(number: int, provider: str, key: str, stats: OutputStats) -> Plot
 
 
 def program_sections(drawings: Sequence[Drawing]) -> list[ProgramSection]:
-    """The first programs of a model; a model rarely has more than two."""
+    """Sections for the first programs of a model, which rarely has more than two."""
     return [_program(number, drawing) for number, drawing in enumerate(drawings[:MOST_DRAWINGS])]
 
 
@@ -187,7 +185,7 @@ def _program(number: int, drawing: Drawing) -> ProgramSection:
     plots = [
         Plot(
             "Values",
-            "The heads lie on the activation.",
+            "The heads reproduce the activation.",
             values_figure(f"values-{number}", drawing),
             (Key("target", "activation"), Key("program", "heads")),
         )

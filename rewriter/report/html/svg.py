@@ -1,7 +1,7 @@
 """Just enough SVG: elements, scales, axes.
 
-Comes in: numbers and text. Goes out: `Svg`, markup in which every text was escaped. Colours are never set here, only
-classes, so that the page's style sheet decides for light, dark and paper.
+All text is escaped. Colours are never set here, only classes, so that the page's style sheet decides about them for
+light mode, dark mode and print.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from rewriter.report.html import numbers
 
 WIDTH, HEIGHT = 420.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, WIDTH - 14.0, 20.0, HEIGHT - 50.0
-"""The drawing area; every figure has the same, in units that are pixels on a wide screen."""
+"""The drawing area of every figure, in units that are pixels on a wide screen."""
 
 
 class Svg(str):
-    """Markup that is safe as it stands; templates insert it without escaping."""
+    """Safe markup, which templates insert without escaping."""
 
     __slots__ = ()
 
     def __html__(self) -> str:
-        """The protocol by which jinja2 knows it."""
+        """The protocol by which jinja2 recognises safe markup."""
         return str(self)
 
 
 def element(tag: str, *children: str, **attributes: str | float) -> Svg:
-    """One element; `text_anchor` becomes `text-anchor`, `class_` becomes `class`. Children that are no Svg are text."""
+    """One element. `text_anchor` becomes `text-anchor` and `class_` becomes `class`; plain strings are escaped."""
     parts = [f' {_name(key)}="{_value(value)}"' for key, value in attributes.items()]
     inside = "".join(child if isinstance(child, Svg) else escape(child) for child in children)
     return Svg(f"<{tag}{''.join(parts)}>{inside}</{tag}>" if inside else f"<{tag}{''.join(parts)}/>")
 
 
 def joined(parts: Sequence[Svg]) -> Svg:
-    """Several elements one after the other."""
+    """The concatenation of several elements."""
     return Svg("".join(parts))
 
 
 def figure(identity: str, title: str, description: str, *parts: Svg) -> Svg:
-    """A whole figure, named and described for those who do not see it. `identity` is unique in the page."""
+    """A figure with a title and a description for screen readers. `identity` must be unique in the page."""
     named = element("title", title, id=f"{identity}-t"), element("desc", description, id=f"{identity}-d")
     labels = f"{identity}-t {identity}-d"
     box = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
@@ -50,7 +50,7 @@ def figure(identity: str, title: str, description: str, *parts: Svg) -> Svg:
 
 @dataclass(frozen=True)
 class Scale:
-    """From data to the drawing area: linear, or logarithmic for `low` > 0."""
+    """A linear map from data to the drawing area, or a logarithmic one, which requires `low` > 0."""
 
     low: float
     high: float
@@ -59,7 +59,7 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a value; beyond the ends it stays at the end."""
+        """The position of a value, clamped to the ends of the scale."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
@@ -73,7 +73,7 @@ def across(low: float, high: float) -> Scale:
 
 
 def upward(low: float, high: float, *, logarithmic: bool = False) -> Scale:
-    """A vertical scale over the drawing area: large values are at the top."""
+    """A vertical scale over the drawing area, with large values at the top."""
     return Scale(low, high, BOTTOM, TOP, logarithmic)
 
 
@@ -87,13 +87,13 @@ def round_steps(low: float, high: float, most: int) -> list[float]:
 
 
 def common_power(largest: float) -> int:
-    """The power of ten to take out of the labels of an axis: 0 for numbers of moderate size."""
+    """The power of ten to factor out of the labels of an axis; 0 for numbers of moderate size."""
     exponent = math.floor(math.log10(largest)) if largest > 0.0 else 0
     return 0 if -3 < exponent < 4 else exponent
 
 
 def horizontal_axis(scale: Scale, ticks: Sequence[tuple[float, str]], label: str) -> Svg:
-    """Ticks below the drawing area, and what is measured."""
+    """Ticks below the drawing area, with a label."""
     parts = [element("path", d=f"M{LEFT:.0f} {BOTTOM:.0f}H{RIGHT:.0f}", class_="axis")]
     for value, text in ticks:
         x = _round(scale(value))
@@ -106,7 +106,7 @@ def horizontal_axis(scale: Scale, ticks: Sequence[tuple[float, str]], label: str
 
 
 def vertical_axis(scale: Scale, ticks: Sequence[tuple[float, str]]) -> Svg:
-    """Ticks left of the drawing area, with lines across it."""
+    """Ticks to the left of the drawing area, with grid lines across it."""
     parts = []
     for value, text in ticks:
         y = _round(scale(value))
@@ -116,14 +116,14 @@ def vertical_axis(scale: Scale, ticks: Sequence[tuple[float, str]]) -> Svg:
 
 
 def linear_ticks(low: float, high: float, most: int) -> tuple[list[tuple[float, str]], int]:
-    """Round ticks, and the power of ten that their labels leave out."""
+    """Round ticks, and the power of ten that their labels omit."""
     exponent = common_power(max(abs(low), abs(high)))
     values = round_steps(low, high, most)
     return [(value, numbers.plain(round(value * 10.0**-exponent, 6))) for value in values], exponent
 
 
 def decade_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Powers of ten in [low, high], every one or every few."""
+    """Powers of ten in [low, high], thinned out to about `most`."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     step = max(1, math.ceil((last - first) / most))
     return [(10.0**exponent, numbers.power(exponent)) for exponent in range(first, last + 1, step)]

@@ -57,7 +57,7 @@ def name(text: str) -> Shown:
 
 
 def left_tables(rows: Sequence[BlockRow]) -> list[tuple[str, Table]]:
-    """The candidates that stayed, by reason: the most frequent reason first."""
+    """The candidates that were not converted, by reason, the most frequent reason first."""
     groups: dict[str, list[BlockRow]] = {}
     for row in rows:
         groups.setdefault(short(row.reason or "no reason was recorded", _LONGEST_REASON), []).append(row)

@@ -1,6 +1,6 @@
-"""The verdict: one word, and what it means in a sentence or two.
+"""The verdict: one word, and a sentence or two on what it means.
 
-Comes in: a report. Goes out: `Verdict`. It says what was measured and not more: a proof is of the inputs that were run.
+It claims no more than was measured: a proof covers the inputs that were run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rewriter.report.report import Report
 
 @dataclass(frozen=True)
 class Verdict:
-    """What stands at the top of the page.
+    """The text at the top of the page.
 
     Attributes:
         word: the verdict.
         kind: good, bad, or neither.
         meaning: what it means, in a sentence or two.
-        other: what the second model is to the first.
+        other: the relation of the second model to the first, as a label of its path.
     """
 
     word: str
@@ -42,7 +42,7 @@ def verdict_of(report: Report) -> Verdict:
         reasons = (
             f"{counted(left, 'candidate')} stayed as {'it was' if left == 1 else 'they were'}; the reasons are below."
         )
-        why = reasons if left else "The model holds nothing that looks like an MLP block."
+        why = reasons if left else "Nothing in the model looks like an MLP block."
         return Verdict("Nothing to convert", "open", f"{why} Nothing was written.")
     if report.exit_status is ExitStatus.VALIDATION_FAILED or (validation is not None and not validation.passed):
         failures = () if validation is None else validation.failures
@@ -52,9 +52,7 @@ def verdict_of(report: Report) -> Verdict:
     if validation is None and report.after is None:
         return Verdict("Planned", "open", f"{blocks} would become {heads:,} attention heads. Nothing was written.")
     if validation is None:
-        return Verdict(
-            "Not proved", "open", f"{became}, but the proof was skipped: nobody has compared the two models."
-        )
+        return Verdict("Not proved", "open", f"{became}, but the proof was skipped: the two models were not compared.")
     measured = all(each.error_ratio is not None for each in validation.providers.values())
     within = (
         f"within {FACTOR:g} times the original’s own distance from float64, plus the certified error of the heads"

@@ -1,14 +1,11 @@
-"""Words for the page: names made harmless and short, nouns with their number.
-
-Comes in: text that a model's author may have written, counts. Goes out: text that the template escapes.
-"""
+"""Text for the page: names made harmless and short, nouns with their number. The template escapes the result."""
 
 from __future__ import annotations
 
 from rewriter.text import clean
 
 LONGEST = 240
-"""The longest name that the page shows, in characters; of longer ones both ends stand."""
+"""Maximum length of a name on the page, in characters; of a longer one both ends are shown."""
 
 
 def short(text: str, longest: int = LONGEST) -> str:

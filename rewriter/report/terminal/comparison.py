@@ -1,4 +1,4 @@
-"""What a person reads about two models: tables, notes and the last line, from a `Comparison`."""
+"""Print a comparison of two models in the terminal: tables, notes and the verdict."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FEW_FAILURES = 5
 
 @dataclass(frozen=True)
 class Words:
-    """How a command names the models and the verdict.
+    """The words by which a command names the models and the verdict.
 
     Attributes:
-        names: of the two models, in tables.
-        same: the first word of the last line when they agree.
-        different: when they do not.
+        names: names of the two models in tables.
+        same: the first word of the last line if they agree.
+        different: the first word if they do not.
     """
 
     names: tuple[str, str]
@@ -41,7 +41,7 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
     if not console.quiet:
         for part in _parts(found, words, verbose=console.verbose):
             console.print(part)
-    failures = found.failures if found.providers or found.signature else ()  # of graphs the last line says it all
+    failures = found.failures if found.providers or found.signature else ()  # for graphs the last line is enough
     shown = failures if console.verbose else failures[:_FEW_FAILURES]
     for failure in shown:
         console.print(plain(failure, "red"))
@@ -73,7 +73,7 @@ def _outputs(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Tabl
         yield pairtables.regions(found.regions, found.blocks)
     yield plain(f"inputs: {'; '.join(found.cases)}")
     for text in found.skipped:
-        yield plain(f"input left out, {words.names[0]} refuses it: {text}", "yellow")
+        yield plain(f"input skipped, because {words.names[0]} rejects it: {text}", "yellow")
     if found.reference.startswith("no float64"):
         yield plain(f"{found.reference}; {words.names[0]} stands in for it", "yellow")
     else:
@@ -88,7 +88,7 @@ def _verdict(found: Comparison) -> str:
     seconds = f"in {found.seconds['total']:.1f} s"
     pair = f"{found.a} and {found.b}"
     if found.signature:
-        return f"{pair} have other inputs or outputs, so nothing was run"
+        return f"{pair} have different inputs or outputs, so nothing was run"
     if not found.providers:
         what = "are the same graph with the same weights" if found.same else "are different graphs"
         return f"{pair} {what}, compared {seconds}"
@@ -107,7 +107,7 @@ def _verdict(found: Comparison) -> str:
 
 
 def _guilty(found: Comparison) -> list[str]:
-    """What is wrong by itself: heads, and parts."""
+    """Names of the heads and parts that fail in isolation."""
     heads = [name for name, region in found.regions.items() if region.failures]
     return heads + [each.boundary.label for each in found.isolated or () if each.guilty]
 
@@ -121,9 +121,9 @@ def _blame(found: Comparison) -> str:
         return f"; guilty: {first.block}{part}{program}{more}"
     exceeding = found.first_exceeding
     if exceeding is not None:
-        return f"; first over its share: {exceeding.boundary.label}"
+        return f"; first to exceed its allowance: {exceeding.boundary.label}"
     guilty = _guilty(found)
     if guilty:
         more = f" and {len(guilty) - 1} more" if len(guilty) > 1 else ""
-        return f"; guilty: {guilty[0]}{more}; --bisect says what differs there"
+        return f"; guilty: {guilty[0]}{more}; --bisect shows what differs there"
     return "" if found.isolated is not None else "; --bisect names the guilty block"

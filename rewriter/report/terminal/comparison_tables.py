@@ -1,4 +1,4 @@
-"""The tables about what two models compute, from a `Comparison`."""
+"""Tables about what two models compute, from a `Comparison`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _tap(each: Tap) -> tuple[str | float | None, ...]:
 
 
 def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
-    """Both errors relative to the largest value as bars on one logarithmic scale, and the first over its share."""
+    """Bars of both relative errors on one logarithmic scale, and the first boundary that exceeds its allowance."""
     if not taps:
         return []
     series = [[_relative(each.error_a, each) for each in taps], [_relative(each.error_b, each) for each in taps]]
@@ -114,9 +114,9 @@ def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
     first = next((each for each in taps if each.exceeds), None)
     measured = all(each.finite for each in taps)
     if first is None:
-        lines.append(plain(f"every boundary {'' if measured else 'with finite values '}is within its share"))
+        lines.append(plain(f"every boundary {'' if measured else 'with finite values '}is within its allowance"))
     else:
-        lines.append(plain(f"first over its share: {first.boundary.label}", "red"))
+        lines.append(plain(f"first to exceed its allowance: {first.boundary.label}", "red"))
     return lines
 
 
@@ -136,7 +136,7 @@ def _fault(fault: FaultRow) -> Row:
 
 
 def _remark(each: Tap) -> str:
-    """What no number says: that B differs in what no tolerance forgives, or that there is nothing to measure."""
+    """What the numbers cannot say: that B differs in what no tolerance excuses, or that nothing could be measured."""
     if not isfinite(each.error_b):
         return each.reason or ""
     return "" if each.finite else "nothing finite to compare"

@@ -1,8 +1,4 @@
-"""What a person reads: progress, tables, and the last line.
-
-Comes in: a `Report`. Goes out: text on standard output; progress on standard error where that is a
-terminal.
-"""
+"""Print a report in the terminal: tables and the verdict, and progress on standard error if that is a terminal."""
 
 from __future__ import annotations
 
@@ -39,12 +35,12 @@ class Console:
 
     @property
     def quiet(self) -> bool:
-        """Whether only the last line is wanted."""
+        """Whether to print the last line only."""
         return self._quiet
 
     @property
     def verbose(self) -> bool:
-        """Whether everything is wanted."""
+        """Whether to print everything."""
         return self._verbose
 
     def print(self, part: Table | Text) -> None:
@@ -53,7 +49,7 @@ class Console:
 
     @contextmanager
     def progress(self) -> Iterator[Callback]:
-        """A progress bar on standard error while the block runs; silent where nobody watches."""
+        """Show a progress bar on standard error while the block runs, if that is a terminal."""
         if self._quiet or not self._err.is_terminal:
             yield lambda _what, _done, _total: None
             return
@@ -85,7 +81,7 @@ class Console:
     # -- parts ---------------------------------------------------------------------------------------------
 
     def blocks(self, report: Report) -> None:
-        """Print the blocks to convert, those that are left, and notes."""
+        """Print the converted blocks, the other candidates, and notes."""
         if report.converted:
             self.print(tables.converted(report.converted, report.form))
         if report.left:

@@ -1,4 +1,4 @@
-"""The tables about what differs between two files, side by side."""
+"""Tables of the differences between two model files, side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rewriter.report.tables import operator_table
 from rewriter.report.terminal.layout import plain
 
 _FEW = 12
-"""Rows of a table that is not asked for in full."""
+"""Maximum number of rows of a table, unless everything is to be printed."""
 
 _PLAIN_TEXT = 60
-"""Characters of a metadata value that are shown."""
+"""Maximum length of a metadata value, in characters."""
 
 
 def graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
-    """All that is to be printed about the graphs."""
+    """All tables and lines about the graphs."""
     most = len(found.nodes) + len(found.tensors) if verbose else _FEW
     if found.fields or found.remarks:
         yield _fields(found, names)
@@ -34,7 +34,7 @@ def graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool
     renamed = f" ({found.renamed:,} under other names)" if found.renamed else ""
     yield plain(
         f"the same in both: {found.same_nodes:,} nodes{renamed}, {found.same_tensors:,} weights bit for bit"
-        f"{'; nothing differs but names and remarks' if found.same and (found.renamed or found.remarks) else ''}"
+        f"{'; only names and remarks differ' if found.same and (found.renamed or found.remarks) else ''}"
     )
 
 

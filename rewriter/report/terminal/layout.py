@@ -49,7 +49,7 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def size(nbytes: int) -> str:
-    """Bytes in the unit that fits."""
+    """A size in bytes, in a suitable unit."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB"):
         if amount < 1000:

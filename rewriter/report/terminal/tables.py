@@ -88,12 +88,12 @@ def _proof(each: BlockProof) -> Row:
 
 
 def remarks(report: Report) -> list[Text]:
-    """The lines below the proof: inputs, what was left out, the ratio of errors."""
+    """The lines below the proof: inputs, skipped inputs, the ratio of errors."""
     validation = report.validation
     if validation is None:
         return []
     lines = [plain(f"inputs: {'; '.join(validation.cases)}")]
-    lines += [plain(f"input left out, the original refuses it: {text}", "yellow") for text in validation.skipped]
+    lines += [plain(f"input skipped, because the original rejects it: {text}", "yellow") for text in validation.skipped]
     if validation.by_blocks:
         before, after = validation.segments
         lines.append(
@@ -128,31 +128,31 @@ def remarks(report: Report) -> list[Text]:
         if proof.distrusted:
             text = f"{proof.doubt}; the original stands in for it{_moved(proof)}"
             names = ", ".join(proof.distrusted)
-            lines.append(plain(f"float64 is not the measure on {provider} for {names}: {text}", "yellow"))
+            lines.append(plain(f"on {provider}, float64 cannot serve as the truth for {names}: {text}", "yellow"))
         lines += _placement(provider, proof)
     return lines + _at_infinity(validation.blocks)
 
 
 def _moved(proof: ProviderProof) -> str:
-    """How far rounding moves the original where it stands in, as a share of its outputs."""
+    """How far rounding moves the original where it stands in for the truth, as a share of its outputs."""
     share = max(proof.stand_in.values(), default=0.0)
     if share < _AMPLIFIED:
         return ""
-    return f", whose outputs rounding alone moves by up to {share:.1%}; the blocks hold by themselves"
+    return f", although rounding alone moves its outputs by up to {share:.1%}; the blocks are proved by themselves"
 
 
 _AMPLIFIED = 1e-4
-"""A share of an output that more than rounding in the last place must explain."""
+"""From this share of an output on, the model amplifies rounding, and the report says so."""
 
 
 def _placement(provider: str, proof: ProviderProof) -> list[Text]:
-    """What a provider left to the CPU, and how far the original itself moves between the two."""
+    """Nodes that a provider left to the CPU, and how far the original itself differs between the two."""
     lines = [plain(f"control, the original on {provider} against the CPU: {_differences(proof.control)}")]
     lines = lines if proof.control else []
     if proof.cpu_nodes:
         lines.append(plain(f"fell back to the CPU on {provider}: {', '.join(proof.cpu_nodes)}", "yellow"))
     if proof.cpu_nodes_of_original is None:
-        lines.append(plain(f"this onnxruntime cannot say which nodes {provider} left to the CPU", "yellow"))
+        lines.append(plain(f"this onnxruntime cannot tell which nodes {provider} left to the CPU", "yellow"))
     elif proof.cpu_nodes_of_original:
         lines.append(plain(f"{proof.cpu_nodes_of_original} nodes of the original run on the CPU on {provider} too"))
     return lines
@@ -163,13 +163,16 @@ def _differences(outputs: Mapping[str, OutputStats]) -> str:
 
 
 def _at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
-    """What heads give where the pre-activation is infinite, once for all blocks alike."""
+    """Results of heads at infinite pre-activations, with blocks that agree in one line."""
     found: dict[str, list[str]] = {}
     for block in blocks:
         for text in block.infinite:
             found.setdefault(text, []).append(block.name)
     return [
-        plain(f"infinite pre-activations: {text} ({_some(names)}); everything finite is as claimed", "yellow")
+        plain(
+            f"infinite pre-activations: {text} ({_some(names)}); all finite ones agree within the certified error",
+            "yellow",
+        )
         for text, names in found.items()
     ]
 

@@ -532,7 +532,7 @@ def test_a_wrong_merge_fails_the_proof(spoiled: str, tmp_path: Path, monkeypatch
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None
     assert any(
-        failure.startswith("mlp: with its neurons merged the block computes something else, error ")
+        failure.startswith("mlp: merging its neurons changes what the block computes, error ")
         for failure in report.validation.failures
     )
     assert not out.exists()

@@ -140,7 +140,7 @@ def test_a_planted_coefficient_is_found_and_its_program_named(pair: Pair, tmp_pa
     (fault,) = found.faults
     assert (fault.block, fault.part, fault.program) == ("h.1.mlp", "the heads", "silu")
     assert fault.causes == ("weight h.1.mlp/heads/key differs in 1 element, by up to 0.001",)
-    assert any("h.1.mlp: in float64 the heads are" in failure for failure in found.failures)
+    assert any("h.1.mlp: in float64 the heads differ from their program by " in failure for failure in found.failures)
     assert not any("h.0.mlp" in failure or "h.2.mlp" in failure for failure in found.failures)
     assert found.first_exceeding is not None
     assert found.first_exceeding.boundary.label == "h.1.mlp"

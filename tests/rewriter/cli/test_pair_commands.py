@@ -39,7 +39,7 @@ def test_validate_a_rewritten_model(capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "Outputs: rewritten against original" in text
     assert "float64 reference: onnxruntime double kernels" in text
-    assert "every boundary is within its share" in text
+    assert "every boundary is within its allowance" in text
     assert text.splitlines()[-1].startswith("PASSED  b.onnx computes what a.onnx does on cpu, error ratio ")
     assert "heads of 1 block proved alone" in text
 
@@ -47,7 +47,7 @@ def test_validate_a_rewritten_model(capsys: Capture) -> None:
 def test_validate_a_wrong_model(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "--taps", "blocks", "--bisect"]) == 1
     text = capsys.readouterr().out
-    assert "first over its share: mlp" in text
+    assert "first to exceed its allowance: mlp" in text
     assert "the heads, program silu" in text
     assert "weight mlp/heads/key differs in 1 element, by up to 0.001" in text
     assert "output out: error " in text
@@ -59,7 +59,7 @@ def test_failing_says_what_to_do_next(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "-q"]) == 1
     text = capsys.readouterr().out
     assert "Outputs" not in text
-    assert "; guilty: mlp; --bisect says what differs there, in " in text.splitlines()[-1]
+    assert "; guilty: mlp; --bisect shows what differs there, in " in text.splitlines()[-1]
 
 
 def test_tolerances(capsys: Capture) -> None:
@@ -96,7 +96,7 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
         (["a.onnx", "b.onnx", "--graph-only"], 1, "DIFFERENT  a.onnx and b.onnx are different graphs"),
         (["a.onnx", "b.onnx", "--outputs-only"], 0, "SAME  b.onnx computes what a.onnx does"),
         (["a.onnx", "bad.onnx", "--outputs-only"], 1, "DIFFERENT  bad.onnx does not compute what a.onnx does"),
-        (["a.onnx", "other.onnx"], 1, "DIFFERENT  a.onnx and other.onnx have other inputs or outputs"),
+        (["a.onnx", "other.onnx"], 1, "DIFFERENT  a.onnx and other.onnx have different inputs or outputs"),
     ],
 )
 def test_exit_status_of_diff(capsys: Capture, arguments: list[str], status: int, last: str) -> None:

@@ -198,7 +198,7 @@ def test_paths_that_cannot_be_written(out: str, reason: str, inline: LoadedModel
 
 def test_directory_without_permission(inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(UsageError, match="may not be written"):
+    with pytest.raises(UsageError, match="is not writable"):
         check_output(elsewhere / "out.onnx", source=inline, force=False)
 
 

@@ -46,15 +46,19 @@ def test_options(text: str, spelled: str, settings: tuple[tuple[str, str], ...])
     [
         ("npu", ProviderError, "unknown execution provider 'npu': choose among cpu, cuda"),
         (":device_id=1", ProviderError, "unknown execution provider ''"),
-        ("cpu:threads=2", UsageError, "execution provider cpu has no option 'threads'; it has none"),
-        ("cuda:devise_id=1", UsageError, "cuda has no option 'devise_id'; it has arena_extend_strategy, .*, use_tf32"),
-        ("cuda:device_id=one", UsageError, "option device_id of cuda is a whole number, not 'one'"),
-        ("cuda:device_id=٣", UsageError, "is a whole number"),
-        ("cuda:use_tf32=yes", UsageError, "option use_tf32 of cuda is 0 or 1, not 'yes'"),
+        ("cpu:threads=2", UsageError, "execution provider cpu does not have the option 'threads'; it has none"),
+        (
+            "cuda:devise_id=1",
+            UsageError,
+            "cuda does not have the option 'devise_id'; it has arena_extend_strategy, .*, use_tf32",
+        ),
+        ("cuda:device_id=one", UsageError, "option device_id of cuda must be a whole number, not 'one'"),
+        ("cuda:device_id=٣", UsageError, "must be a whole number"),
+        ("cuda:use_tf32=yes", UsageError, "option use_tf32 of cuda must be 0 or 1, not 'yes'"),
         (
             "cuda:cudnn_conv_algo_search=BEST",
             UsageError,
-            "cudnn_conv_algo_search of cuda is EXHAUSTIVE or HEURISTIC or DEFAULT, not 'BEST'",
+            "cudnn_conv_algo_search of cuda must be EXHAUSTIVE or HEURISTIC or DEFAULT, not 'BEST'",
         ),
         ("cuda:", UsageError, "'' in provider 'cuda:' is not KEY=VALUE"),
         ("cuda:device_id", UsageError, "'device_id' in provider 'cuda:device_id' is not KEY=VALUE"),
@@ -68,7 +72,7 @@ def test_options_that_cannot_be_followed(text: str, error: type[Exception], mess
 
 def test_wrong_options_are_usage_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model.onnx", "--dry-run", "--provider", "cuda:use_tf32=2"]) == ExitStatus.USAGE
-    assert "option use_tf32 of cuda is 0 or 1, not '2'" in capsys.readouterr().err
+    assert "option use_tf32 of cuda must be 0 or 1, not '2'" in capsys.readouterr().err
 
 
 def test_each_provider_once() -> None:
@@ -143,7 +147,7 @@ def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyP
     assert (cpu.control, cpu.cpu_nodes_of_original) == ({}, 0)
     assert (cuda.cpu_nodes, cuda.cpu_nodes_of_original) == ((), None)
     assert cuda.control["out"].max_abs == 0.0
-    assert "this onnxruntime cannot say which nodes cuda left to the CPU" in [str(line) for line in remarks(report)]
+    assert "this onnxruntime cannot tell which nodes cuda left to the CPU" in [str(line) for line in remarks(report)]
 
 
 @pytest.mark.cuda

@@ -104,7 +104,7 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         ("""echo '{"error": "ProviderError", "message": "none"}'""", "^none$"),
         ("""echo '{"error": "Nonsense", "message": "what"}'""", "the isolated proof failed: Nonsense: what"),
         ("""echo '{"error": "MemoryError", "message": ""}'""", "ran out of memory; give it more"),
-        ("""echo '{"result": {"passed": true}}'""", "the isolated proof gave no result that can be read"),
+        ("""echo '{"result": {"passed": true}}'""", "the isolated proof returned a malformed result"),
     ],
 )
 def test_what_becomes_of_the_child_is_one_line(
@@ -122,7 +122,7 @@ def test_out_of_time_leaves_no_process(model: Path, tmp_path: Path, monkeypatch:
     # Neither ends by itself: a proof that waited for them would not end.
     stand_in(tmp_path, monkeypatch, f"sleep 1000000 & echo $! > {tmp_path}/grandchild; wait")
     before = processes()
-    with pytest.raises(ValidationError, match="did not end within 2 s and was stopped; give it more time"):
+    with pytest.raises(ValidationError, match="did not finish within 2 s and was stopped; give it more time"):
         rewrite(model, model.with_name("out.onnx"), isolate=True, time_limit=2)
     assert processes() == before
     grandchild = Path("/proc") / (tmp_path / "grandchild").read_text().strip() / "cmdline"
@@ -166,7 +166,7 @@ def test_plain_data_become_the_dataclass() -> None:
     [{"name": 3}, {"region_error": "1"}, {"region_error": True}, {"failures": "ab"}, {"failures": [1]}, {"more": 1}],
 )
 def test_plain_data_of_another_form(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^(no |BlockProof has other fields)"):
+    with pytest.raises(ValueError, match=r"^(not a |BlockProof has other fields)"):
         from_plain(BlockProof, {**GOOD, **change})
-    with pytest.raises(ValueError, match="no Validation"):
+    with pytest.raises(ValueError, match="not a Validation"):
         from_plain(Validation, [])

@@ -1,1 +1,1 @@
-"""Operators in numpy, for the float64 reference."""
+"""Operators in numpy, for the float64 evaluation."""

@@ -1,8 +1,7 @@
-"""The Attention and RotaryEmbedding operators of ai.onnx in numpy.
+"""The Attention and RotaryEmbedding operators of ai.onnx in numpy, in float64.
 
-Comes in: attributes and arrays in float64. Goes out: arrays in float64. Used by
-`rewriter.proof.reference.operators.table`: onnx's reference rounds the scale to float32 and honours a float32
-`softmax_precision`, neither of which belongs in the truth. Source: the operators' specification, opset 23.
+onnx's own reference rounds the scale to float32 and honours a float32 `softmax_precision`, neither of which belongs in
+the truth. Source: the ONNX specification, opset 23.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def attention(
 
 
 def rotary(attributes: Mapping[str, Any], x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
-    """Pairs of coordinates turned by the angles of their positions."""
+    """RotaryEmbedding: rotate pairs of coordinates by the angles of their positions."""
     flat = x.ndim == 3
     heads = _heads(x, attributes["num_heads"]) if flat else x
     size = int(attributes.get("rotary_embedding_dim") or heads.shape[-1])
@@ -95,7 +94,7 @@ def _bias(logits: Array, mask: Array | None, *, causal: bool, offset: int) -> Ar
 
 
 def _softmax(logits: Array) -> Array:
-    """Softmax over the last axis; a row without any key gets weights of 0."""
+    """Softmax over the last axis; a row in which every key is masked gets weights of 0."""
     highest = logits.max(-1, keepdims=True, initial=-np.inf)
     shares = np.exp(logits - np.where(np.isneginf(highest), 0, highest))
     total = shares.sum(-1, keepdims=True)

@@ -1,6 +1,6 @@
-"""Convolutions and averages in numpy: one operation for each tap of the kernel.
+"""Convolutions and average pooling in numpy, one operation per tap of the kernel.
 
-Source: Conv, ConvTranspose and AveragePool of onnx, opset 1 to 22. Arrays are [batch, channels, *spatial], kernels
+Source: ONNX's Conv, ConvTranspose and AveragePool, opset 1 to 22. Arrays are [batch, channels, *spatial], kernels
 [outputs, inputs / group, *taps] for Conv, [inputs, outputs / group, *taps] for ConvTranspose.
 """
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Taps:
-    """How the taps of a kernel lie on its input."""
+    """The positions of a kernel's taps on its input."""
 
     kernel: tuple[int, ...]
     strides: Sequence[int]
@@ -60,7 +60,7 @@ def conv(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array | N
 
 
 def conv_transpose(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The adjoint of a convolution: what each entry of the input adds to the output."""
+    """The adjoint of a convolution: each entry of the input adds a scaled kernel to the output."""
     taps, group = _Taps.of(attributes, weight.shape[2:]), int(attributes.get("group", 1))
     sizes, more = x.shape[2:], attributes.get("output_padding") or (0,) * (weight.ndim - 2)
     whole = [(n - 1) * s + r + m for n, s, r, m in zip(sizes, taps.strides, taps.reach, more, strict=True)]
@@ -77,7 +77,7 @@ def conv_transpose(attributes: Mapping[str, Any], x: Array, weight: Array, bias:
 
 
 def average_pool(attributes: Mapping[str, Any], x: Array) -> Array:
-    """AveragePool: sums over what a kernel meets, over how many entries count."""
+    """AveragePool: sums over the window of a kernel, divided by the number of entries that count."""
     taps = _Taps.of(attributes, attributes["kernel_shape"])
     pads, inside = _pads(attributes, x.shape[2:], taps), np.ones(x.shape[2:])
     sizes, more = [], []
@@ -126,7 +126,7 @@ def _pads(attributes: Mapping[str, Any], sizes: Sequence[int], taps: _Taps) -> l
 def _cropped(
     attributes: Mapping[str, Any], sizes: Sequence[int], whole: Sequence[int], taps: _Taps
 ) -> list[tuple[int, int]]:
-    """How much is cut off at both ends of each axis."""
+    """How much is cut off at either end of each axis."""
     mode, wanted = _mode(attributes), attributes.get("output_shape")
     if wanted is None and mode in {"NOTSET", "VALID"}:
         return _stated_pads(attributes, len(sizes))

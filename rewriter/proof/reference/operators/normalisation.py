@@ -1,6 +1,6 @@
 """Normalisations in numpy.
 
-Source: onnx, opset 1 to 23, and onnxruntime's contributed operators.
+Source: ONNX, opset 1 to 23, and onnxruntime's contributed operators.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Attributes = Mapping[str, Any]
 
 
 def number(attributes: Attributes, name: str, default: float) -> float:
-    """An attribute as onnxruntime has it: rounded to float32, then exact."""
+    """A float attribute, which ONNX stores in float32: the value is rounded to that, and exact from there on."""
     return float(np.float32(attributes.get(name, default)))
 
 
 def _normalised(attributes: Attributes, x: Array, *, centred: bool) -> tuple[Array, Array, Array]:
-    """What is normalised over the axes from `axis` on, its mean, and one over its deviation."""
+    """The input normalised over the axes from `axis` on, its mean, and the reciprocal of its deviation."""
     axis = int(attributes.get("axis", -1)) % x.ndim
     axes = tuple(range(axis, x.ndim))
     mean = x.mean(axes, keepdims=True)
@@ -31,7 +31,7 @@ def _normalised(attributes: Attributes, x: Array, *, centred: bool) -> tuple[Arr
 
 
 def layer_norm(attributes: Attributes, x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
-    """LayerNormalization, its mean, and one over its deviation."""
+    """LayerNormalization: the result, the mean, and the reciprocal of the deviation."""
     y, mean, inverse = _normalised(attributes, x, centred=True)
     return y * scale if bias is None else y * scale + bias, mean, inverse
 
@@ -42,7 +42,7 @@ def rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
 
 
 def group_norm(attributes: Attributes, x: Array, scale: Array, bias: Array) -> Array:
-    """GroupNormalization: up to opset 20 with one scale per group, since then with one per channel."""
+    """GroupNormalization; up to opset 20 with one scale per group, from then on with one per channel."""
     flat = x.reshape(x.shape[0], int(attributes["num_groups"]), -1)
     y = _normalised(attributes, flat, centred=True)[0].reshape(x.shape)
     channels = (1, -1) + (1,) * (x.ndim - 2)
@@ -58,7 +58,7 @@ def skip_layer_norm(
     beta: Array | None = None,
     bias: Array | None = None,
 ) -> tuple[Array | None, ...]:
-    """SkipLayerNormalization: its result, and the sum that it is of."""
+    """SkipLayerNormalization: the result, and the sum that was normalised."""
     total = x + skip if bias is None else x + skip + bias
     wanted = {"epsilon": number(attributes, "epsilon", 1e-12)}
     return layer_norm(wanted, total, gamma, beta)[0], None, None, total
@@ -67,14 +67,14 @@ def skip_layer_norm(
 def skip_rms_norm(
     attributes: Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None
 ) -> tuple[Array | None, ...]:
-    """SkipSimplifiedLayerNormalization: its result, and the sum that it is of."""
+    """SkipSimplifiedLayerNormalization: the result, and the sum that was normalised."""
     total = x + skip if bias is None else x + skip + bias
     wanted = {"epsilon": number(attributes, "epsilon", 1e-12)}
     return rms_norm(wanted, total, gamma), None, None, total
 
 
 def local_response_norm(attributes: Attributes, x: Array) -> Array:
-    """LRN: each channel over what the channels around it amount to."""
+    """LRN: each channel divided by a norm over its neighbouring channels."""
     size, channels = int(attributes["size"]), x.shape[1]
     squares = np.zeros_like(x)
     for channel in range(channels):

@@ -1,9 +1,8 @@
 """RNN, GRU and LSTM in numpy.
 
-Source: the operators' specifications, opset 7 to 22; where they are vague, onnxruntime. Shapes: X [steps, batch,
-inputs], W [directions, gates * hidden, inputs], R [directions, gates * hidden, hidden], B [directions, 2 * gates *
-hidden], states [directions, batch, hidden], Y [steps, directions, batch, hidden]. `layout` 1 is refused, as onnxruntime
-does.
+Source: the ONNX specifications, opset 7 to 22, and onnxruntime where they are vague. Shapes: X [steps, batch, inputs],
+W [directions, gates * hidden, inputs], R [directions, gates * hidden, hidden], B [directions, 2 * gates * hidden],
+states [directions, batch, hidden], Y [steps, directions, batch, hidden]. Like onnxruntime, this refuses `layout` 1.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Function = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    """The weights of one direction; `bias` is [2, gates * hidden], of the inputs and of the state."""
+    """The weights of one direction; `bias` is [2, gates * hidden], for the inputs and for the state."""
 
     w: Array
     r: Array
@@ -52,11 +51,11 @@ _FUNCTIONS: Mapping[str, tuple[tuple[float | None, ...], Callable[..., Any]]] = 
     "affine": ((None, None), lambda x, a, b: a * x + b),
     "scaledtanh": ((None, None), lambda x, a, b: a * np.tanh(b * x)),
 }
-"""Name to the defaults of alpha and beta, and the function; None where specification and onnxruntime differ."""
+"""Maps a name to the defaults of alpha and beta, and the function; None where ONNX and onnxruntime differ."""
 
 
 def _functions(attributes: Mapping[str, Any], defaults: Sequence[str], directions: int) -> Iterator[Function]:
-    """The activation functions of all directions, their parameters taken from the lists in order."""
+    """The activation functions of all directions; each takes its parameters from the lists in order."""
     names = [name.decode() for name in attributes.get("activations") or []] or list(defaults) * directions
     alphas, betas = (iter(attributes.get(f"activation_{name}") or []) for name in ("alpha", "beta"))
     bound = attributes.get("clip")
@@ -104,7 +103,7 @@ _Step = Callable[[_Cell, Array, States], States]
 
 
 def _run(step: _Step, gates: int, count: int, defaults: Sequence[str]) -> Callable[..., tuple[Array, ...]]:
-    """An operator with `count` states: Y, and the last value of each state."""
+    """Run an operator with `count` states: Y, and the last value of each state."""
 
     def operator(
         attributes: Mapping[str, Any],
@@ -145,7 +144,7 @@ def _run(step: _Step, gates: int, count: int, defaults: Sequence[str]) -> Callab
 def _direction(
     step: _Step, cell: _Cell, x: Array, lengths: Array, states: States, *, backwards: bool
 ) -> tuple[Array, ...]:
-    """Y of one direction, and its last states. What lies behind a sequence's end gives 0, and changes no state."""
+    """Y of one direction, and its last states. Steps beyond the end of a sequence give 0 and leave the states alone."""
     y = np.zeros((*x.shape[:2], cell.r.shape[-1]))
     for time in reversed(range(x.shape[0])) if backwards else range(x.shape[0]):
         inside = (time < lengths)[:, None]

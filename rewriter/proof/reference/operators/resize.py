@@ -1,7 +1,7 @@
-"""Resize and Upsample in numpy: one matrix of weights along each axis.
+"""Resize and Upsample in numpy: one matrix of weights per axis.
 
-Source: the operators' specifications, opset 7 to 19, and onnxruntime where they are vague (sizes are computed in
-float32, as the scales are; "align_corners" goes by the size of the output).
+Source: the ONNX specifications, opset 7 to 19, and onnxruntime where they are vague (sizes are computed in float32,
+like the scales; "align_corners" goes by the size of the output).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis: its size before and after, the scale, and the part of it that is shown."""
+    """One axis: its size before and after, the scale, and the region of interest."""
 
     size: int
     out: int
@@ -40,14 +40,14 @@ class _Style:
 
 
 def upsample(attributes: Mapping[str, Any], x: Array, scales: Array | None = None) -> Array:
-    """Upsample of opset 7, which states the scales, and 9."""
+    """Upsample of opset 7, whose scales are an attribute, and 9."""
     return resize(attributes, x, np.asarray(attributes["scales"] if scales is None else scales))
 
 
 def resize(
     attributes: Mapping[str, Any], x: Array, roi: Array, scales: Array | None = None, sizes: Array | None = None
 ) -> Array:
-    """Resize; with two operands that of opset 10, whose second one are the scales."""
+    """Resize; with two operands that of opset 10, where the second one holds the scales."""
     stated = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
     oldest = scales is None and sizes is None
     defaults = ("asymmetric", "simple") if oldest else ("half_pixel", "round_prefer_floor")
@@ -97,7 +97,7 @@ def _plans(
 
 
 def _places(axis: _Axis, style: _Style) -> Array:
-    """Where on the input each entry of the output lies."""
+    """The position of each output entry on the input."""
     i, last, many = np.arange(axis.out, dtype=np.float64), axis.size - 1, axis.out > 1
     halves = (i + 0.5) / axis.scale - 0.5
     shift = axis.size / 2 * (1 - axis.out / (axis.scale * axis.size))
@@ -128,7 +128,7 @@ def _nearest(places: Array, axis: _Axis, rounding: str) -> Array:
 
 
 def _weights(axis: _Axis, places: Array, style: _Style) -> Array:
-    """Weights [out, in] of the entries along an axis."""
+    """Interpolation weights [out, in] along an axis."""
     weights = np.zeros((axis.out, axis.size))
     rows = np.arange(axis.out)
     if style.mode == "nearest":

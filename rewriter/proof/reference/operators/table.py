@@ -1,8 +1,7 @@
 """Operators in numpy, in the precision of their operands.
 
-A form takes attributes and arrays, and gives arrays. Here stand the operators that onnxruntime does not compute in
-double: for want of a kernel, or because it takes them apart into others with constants rounded to float32. Each is
-written from its specification.
+The table contains the operators that onnxruntime does not compute in double, because it has no kernel or decomposes
+them into others with constants rounded to float32. Each is written from its specification.
 """
 
 from __future__ import annotations
@@ -124,4 +123,4 @@ NUMPY_OPERATORS: Mapping[Key, Operator] = {
     (_MICROSOFT, "SkipLayerNormalization"): skip_layer_norm,
     (_MICROSOFT, "SkipSimplifiedLayerNormalization"): skip_rms_norm,
 }
-"""Domain and operator to its numpy form: attributes and operands in, the output or all outputs back."""
+"""Maps domain and operator to a function of attributes and operands that returns the output, or a tuple of all."""

@@ -49,7 +49,7 @@ def test_safe_casts(tmp_path: Path) -> None:
     [
         ({"ids": IDS}, "inputs.npz: input 'x' missing"),
         ({"a/ids": IDS, "a/x": X, "b/x": X}, "inputs.npz: input 'ids' of case 'b' missing"),
-        ({"ids": IDS, "x": X, "z": X}, "inputs.npz: the model has no input 'z'; it has 'ids', 'x'"),
+        ({"ids": IDS, "x": X, "z": X}, "inputs.npz: the model has no input 'z'; its inputs are 'ids', 'x'"),
         ({"ids": IDS.astype(float), "x": X}, "input 'ids' is of type float64, the model takes int64"),
         ({"ids": IDS > 0, "x": X}, "input 'ids' is of type bool, the model takes int64"),
         ({"ids": IDS, "x": X.astype(float)}, "input 'x' is of type float64, the model takes float32"),

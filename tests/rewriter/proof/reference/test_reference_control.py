@@ -78,7 +78,7 @@ def test_a_loop_without_a_step_that_collects() -> None:
         "n = Constant<value = int64 {0}>() z, y = Loop(n, , x) <body = s (int64 i, bool c, float[2, 3] a) => "
         "(bool d, float[2, 3] b, float[2, 3] k) { d = Identity(c) b = Erf(a) k = Neg(a) }>"
     )
-    with pytest.raises(NoReference, match=r"^Loop 'z' makes no step, so the shape of what it collects is unknown$"):
+    with pytest.raises(NoReference, match=r"^Loop 'z' runs no iteration, so the shape of what it collects is unknown$"):
         open_reference(parse(body, outputs="z y")).run({"x": X})
 
 

@@ -258,5 +258,5 @@ def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
     given = {"x": np.ones((1, 3, 4), np.float32), "b2": np.zeros(tuple(bias.dims), np.float32)}
     np.savez(tmp_path / "inputs.npz", **given)  # type: ignore[arg-type]
     assert rewrite(model, inputs=tmp_path / "inputs.npz").exit_status is ExitStatus.CONVERTED
-    with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot replace"):
+    with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot override"):
         rewrite(model, inputs=tmp_path / "inputs.npz", proof="blocks")

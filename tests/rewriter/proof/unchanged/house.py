@@ -17,7 +17,7 @@ from rewriter.proof.claims import Side
 from rewriter.proof.unchanged.model import unexplained_changes
 from tests.textmodels import text_model
 
-NODE = "{} is not as in the original, and no block explains it"
+NODE = "{} differs from the original, and no replaced block explains it"
 WEIGHT = "weight '{}' is not the original's"
 NO_SOFTMAX = "{}: reported as converted, but there is no softmax between its ends"
 STILL_THERE = "{}: reported as converted, but the original's activation is still there: {}"

@@ -120,11 +120,11 @@ BLOCKS: dict[str, tuple[Change, set[str]]] = {
         other_function("NeuronAttention (query, key, value) => (o) { s = Softmax(key) o = Mul(s, query) }"),
         {NO_SOFTMAX.format("mlp")},
     ),
-    "another input": (reads_elsewhere, {"mlp: its heads read 'z', which is no input of its block"}),
+    "another input": (reads_elsewhere, {"mlp: its heads read 'z', which is not an input of its block"}),
     "another input by a new node": (
         reads_new_node,
         {
-            "mlp: its heads read 'mlp/heads/z', which is no input of its block",
+            "mlp: its heads read 'mlp/heads/z', which is not an input of its block",
             NODE.format("Neg 'mlp/heads/z'"),
         },
     ),
@@ -204,7 +204,7 @@ WHOLE: dict[str, tuple[Change, set[str]]] = {
     "another tensor is added": (
         ends_in_more,
         {
-            "mlp: its heads read 'z', which is no input of its block",
+            "mlp: its heads read 'z', which is not an input of its block",
             NODE.format("Add 'mlp/heads/result'"),
         },
     ),
@@ -263,7 +263,7 @@ def test_blocks_in_bodies(form: str, inline: bool) -> None:
     gone = plan.conversions[1].block.name
     assert set(found_in(plan, rewritten)) == {
         NODE.format("If 'out'"),
-        f"{gone}: the graph that holds it is not in the rewritten model",
+        f"{gone}: the graph that contains it is not in the rewritten model",
     }
 
 
@@ -278,7 +278,7 @@ def test_differences_in_a_body_with_a_block(form: str) -> None:
     where = " (in If/then_branch)"
     assert set(found_in(plan, rewritten)) == {
         NODE.format("Mul 'n_c'") + where,
-        f"output 0 is 'c', and 'b' in the original{where}",
+        f"output 0 is 'c', but 'b' in the original{where}",
         f"weight 'own' is in the rewritten model only{where}",
     }
 

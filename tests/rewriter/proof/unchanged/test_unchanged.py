@@ -165,12 +165,12 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     "outputs of an If": (lambda m: swap_names(m, "p", "q"), {NODE.format("If 'n_p'")}),
     "a node put in": (inserted, {NODE.format("Sub 'n_out'"), NODE.format("Identity 'n_new'")}),
     "a node that nothing reads": (dead_node, {NODE.format("Neg 'n_new'")}),
-    "a node that is gone": (without("gone"), {"'gone' is missing, and computed in the original"}),
-    "a weight for a node": (weight_in_place_of("gone"), {"'gone' is a weight, and computed in the original"}),
-    "a weight for an output": (weight_in_place_of("out"), {"'out' is a weight, and computed in the original"}),
+    "a node that is gone": (without("gone"), {"'gone' is missing, but computed in the original"}),
+    "a weight for a node": (weight_in_place_of("gone"), {"'gone' is a weight, but computed in the original"}),
+    "a weight for an output": (weight_in_place_of("out"), {"'out' is a weight, but computed in the original"}),
     "a weight for a node of several outputs": (
         weight_in_place_of("t"),
-        {"'t' is a weight, and computed in the original", "'u' is missing, and computed in the original"},
+        {"'t' is a weight, but computed in the original", "'u' is missing, but computed in the original"},
     ),
     # attributes
     "value of an attribute": (attribute("joined", axis=1), {NODE.format("Concat 'n_joined'")}),
@@ -202,7 +202,7 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     "a tensor that a body captures": (lambda m: reads(m, "two", 1, "v"), {NODE.format("Sub 'two'") + LOOP}),
     "outputs of a branch": (
         lambda m: swap(body(m, "then_branch").output, 0, 1),
-        {"output 0 is 'c', and 'b' in the original" + THEN, "output 1 is 'b', and 'c' in the original" + THEN},
+        {"output 0 is 'c', but 'b' in the original" + THEN, "output 1 is 'b', but 'c' in the original" + THEN},
     ),
     "an output of a branch less": (
         lambda m: body(m, "else_branch").output.pop(),
@@ -210,7 +210,7 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     ),
     "inputs of a loop": (
         lambda m: swap(body(m, "body").input, 0, 2),
-        {"input 0 is 'one', and 'step' in the original" + LOOP, "input 2 is 'step', and 'one' in the original" + LOOP},
+        {"input 0 is 'one', but 'step' in the original" + LOOP, "input 2 is 'step', but 'one' in the original" + LOOP},
     ),
     "a captured tensor made inside": (
         inside_body,
@@ -243,7 +243,7 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     ),
     "outputs of a function": (
         lambda m: function(m, "inner").output.__setitem__(0, "a"),
-        {"output 0 is 'a', and 'b' in the original" + INNER},
+        {"output 0 is 'a', but 'b' in the original" + INNER},
     ),
     "a function that is called is gone": (drop("scale"), {"function 'scale' is missing"}),
     "a function that a function calls is gone": (drop("inner"), {"function 'inner' is missing"}),
@@ -268,31 +268,31 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     "type of a weight": (lambda m: setattr(weight(m, "w"), "data_type", TensorProto.INT32), {WEIGHT.format("w")}),
     "a weight that is gone": (
         lambda m: m.graph.initializer.remove(weight(m, "w")),
-        {"'w' is missing, and a weight in the original"},
+        {"'w' is missing, but a weight in the original"},
     ),
     "a weight more": (extra_weight, {"weight 'extra' is in the rewritten model only"}),
-    "a sparse weight for a dense one": (sparse_instead, {"'w' is a sparse weight, and a weight in the original"}),
+    "a sparse weight for a dense one": (sparse_instead, {"'w' is a sparse weight, but a weight in the original"}),
     "values of a sparse weight": (lambda m: nudge(sparse_weight(m).values), {WEIGHT.format("sparse")}),
     "indices of a sparse weight": (sparse_indices, {WEIGHT.format("sparse")}),
     "dims of a sparse weight": (dims_of_sparse, {WEIGHT.format("sparse")}),
     "a default": (lambda m: nudge(weight(m, "gain")), {WEIGHT.format("gain")}),
-    "no default": (no_default, {"'gain' is an input, and a weight in the original"}),
+    "no default": (no_default, {"'gain' is an input, but a weight in the original"}),
     "a default for an input": (
         lambda m: m.graph.initializer.append(numpy_helper.from_array(np.asarray(1), "trips")),
-        {"'trips' is a weight, and an input in the original"},
+        {"'trips' is a weight, but an input in the original"},
     ),
     "a default for an input that nothing reads": (
         lambda m: m.graph.initializer.append(numpy_helper.from_array(np.asarray(1, np.float32), "idle")),
-        {"'idle' is a weight, and an input in the original"},
+        {"'idle' is a weight, but an input in the original"},
     ),
     "an input that is fixed": (no_input, {"input 'gain' is in one of the models only"}),
     "order of inputs": (
         lambda m: swap(m.graph.input, 0, 1),
-        {"input 0 is 'z', and 'x' in the original", "input 1 is 'x', and 'z' in the original"},
+        {"input 0 is 'z', but 'x' in the original", "input 1 is 'x', but 'z' in the original"},
     ),
     "order of outputs": (
         lambda m: swap(m.graph.output, 0, 1),
-        {"output 0 is 'other', and 'out' in the original", "output 1 is 'out', and 'other' in the original"},
+        {"output 0 is 'other', but 'out' in the original", "output 1 is 'out', but 'other' in the original"},
     ),
     "who makes an output": (
         lambda m: swap_names(m, "out", "other"),
@@ -300,13 +300,13 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     ),
     "type of an output": (other_type, {"output 'out' is not declared with the original's type and shape"}),
     # the model
-    "opset": (opset("", 18), {"the opset of 'ai.onnx' is 18, and 17 in the original"}),
-    "opset of another domain": (opset("d", 2), {"the opset of 'd' is 2, and 1 in the original"}),
+    "opset": (opset("", 18), {"the opset of 'ai.onnx' is 18, but 17 in the original"}),
+    "opset of another domain": (opset("d", 2), {"the opset of 'd' is 2, but 1 in the original"}),
     "an opset less": (
         lambda m: m.opset_import.remove(next(entry for entry in m.opset_import if entry.domain == "d")),
-        {"the opset of 'd' is missing, and 1 in the original"},
+        {"the opset of 'd' is missing, but 1 in the original"},
     ),
-    "IR version": (lambda m: setattr(m, "ir_version", 9), {"the IR version is 9, and 8 in the original"}),
+    "IR version": (lambda m: setattr(m, "ir_version", 9), {"the IR version is 9, but 8 in the original"}),
     "an annotation more": (
         lambda m: m.graph.quantization_annotation.add(tensor_name="joined"),
         {"the quantisation annotation of 'joined' is not the original's"},

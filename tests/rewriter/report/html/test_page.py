@@ -174,7 +174,7 @@ def test_a_comparison_of_any_two_models_makes_a_page() -> None:
 def test_failures_are_told_and_drawn(pages: dict[str, str]) -> None:
     taken = Page(pages["failed"])
     assert taken.of("h2")[0] == "What failed"
-    assert "certified are" in taken.visible()
+    assert "the certificate is" in taken.visible()
     assert any("failed cross" in (path.get("class") or "") for path in taken.all("path"))
     assert "rewritten, failed" in taken.visible()
     assert not any("failed cross" in (path.get("class") or "") for path in Page(pages["gelu"]).all("path"))
