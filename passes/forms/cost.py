@@ -236,7 +236,7 @@ def _chunk(sizes: _Sizes) -> int:
     one_row = sizes.tensor(1, sizes.rows)
     rows = max(1, int(sizes.setting.max_pattern_mb * _MEGABYTE) // one_row)
     if rows < sizes.rows:
-        return ceil(sizes.rows / ceil(sizes.rows / rows)) * one_row
+        return rows * one_row  # rows are not spread evenly over the chunks: the last one is padded
     heads = min(sizes.neurons, rows // sizes.rows)
     return ceil(sizes.neurons / ceil(sizes.neurons / heads)) * sizes.rows * one_row
 

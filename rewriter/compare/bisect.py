@@ -8,6 +8,7 @@ external weights stay external.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -190,9 +191,12 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[F
     a, b = (side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
     plain = [values[name] for values in seen]
     # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
+    old = plain
+    if bench.optimise:
+        with suppress(ValidationError):  # cut out, A's part may not run optimised: its values are known all the same
+            old = _run(bench, a, name, seen)
     try:
         new = _run(bench, b, name, seen)
-        old = _run(bench, a, name, seen) if bench.optimise else plain
     except ValidationError as error:
         return Isolated(target, None, float("inf"), 0.0, None, str(error), "does not run")
     judged = judge(

@@ -117,6 +117,8 @@ class Constants:
         known = [arg for arg in args if arg is not None]
         if len(known) != len(args):
             return None
+        if known[0].dtype.kind in "iu" and node.op_type in ("Identity", "Neg"):
+            return known[0] if node.op_type == "Identity" else np.negative(known[0])
         target = _result_type(node, known)
         if target is None:
             return None
@@ -131,9 +133,7 @@ def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dt
         numpy_type = _TYPES.get(target)
         return None if numpy_type is None else np.dtype(numpy_type)
     # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.
-    if args[0].dtype.kind in "iub" and node.op_type not in ("Identity", "Neg"):
-        return None
-    return args[0].dtype
+    return None if args[0].dtype.kind in "iub" else args[0].dtype
 
 
 def _constant_value(node: onnx.NodeProto) -> NDArray[np.generic] | None:

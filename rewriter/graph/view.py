@@ -195,21 +195,23 @@ def holder_name(node: onnx.NodeProto) -> str:
 
 
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
-    """Names that the subgraphs of `node` may read from the scopes around them."""
-    names: set[str] = set()
-    # One set for all depths: a node inside a body may not reuse a name that it can see from the scopes around it
-    # (`rewriter.files.scopes`), so a name that any body defines is taken to be local.
-    made: set[str] = set()
-    pending = [graph for _, graph in subgraphs(node)]
-    while pending:
-        graph = pending.pop()
-        made.update(entry.name for entry in (*graph.input, *graph.initializer))
-        for inner in graph.node:
-            names.update(inner.input)
-            made.update(inner.output)
-            pending.extend(body for _, body in subgraphs(inner))
-        names.update(value.name for value in graph.output)
-    return frozenset(names - made)
+    """Names that the subgraphs of `node` read from the scopes around them."""
+    return frozenset(name for _, graph in subgraphs(node) for name in _free(graph))
+
+
+def _free(graph: onnx.GraphProto) -> set[str]:
+    """Names that a graph reads and does not define.
+
+    Scope by scope, because one branch may define a name that another one reads from outside.
+    """
+    names = {value.name for value in graph.output}
+    made = {entry.name for entry in (*graph.input, *graph.initializer)}
+    made.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        names.update(node.input)
+        names |= captured_names(node)
+        made.update(node.output)
+    return names - made
 
 
 def _index(
