@@ -237,9 +237,8 @@ def _at_infinity(regions: Regions, claim: Claim, sessions: Sequence[Session]) ->
         return []
     points = regions.infinities[claim.gate].astype(np.float64).reshape(-1)
     with np.errstate(invalid="ignore"):
-        close = (
-            (np.isnan(old) & np.isnan(new)) | (old == new) | (np.abs(new - old) <= _CLOSE * np.maximum(1, np.abs(old)))
-        )
+        near = np.isfinite(old) & (np.abs(new - old) <= _CLOSE * np.maximum(1, np.abs(old)))
+        close = (np.isnan(old) & np.isnan(new)) | (old == new) | near
     return [
         f"{new[place]:g} instead of {old[place]:g} at {points[place]:g}"
         for place in range(points.size)
