@@ -235,6 +235,11 @@ def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path, monkeypatc
     assert compare_tensors("w", loaded(tensor, tmp_path), loaded(tensor, tmp_path)) is None
 
 
+def test_pieces_are_bounded_and_hold_whole_elements() -> None:
+    assert 2**20 <= tensors._PIECE <= 2**26
+    assert tensors._PIECE % 16 == 0
+
+
 @pytest.mark.parametrize("count", [1, tensors._SAMPLE // 4, tensors._SAMPLE, 3 * tensors._SAMPLE])
 def test_fingerprints_do_not_tell_where_the_data_is(count: int, tmp_path: Path) -> None:
     values = np.arange(1, count + 1, dtype=np.float32)

@@ -72,6 +72,7 @@ def test_booleans_and_strings() -> None:
     assert compare("y", array(True, False, dtype=bool), array(True, True, dtype=bool)).max_abs == 1
     words = np.array(["a", "b"], dtype=object)
     assert compare("y", words, words.copy()).min_tolerance == 0
+    assert compare("y", words, np.array(["a", "c"])).comparable  # of one shape and type, and without NaN
     assert compare("y", words, np.array(["a", "c"])).min_tolerance == INF
     assert compare("y", words, np.array(["a", "c"])).worst == (1,)
 

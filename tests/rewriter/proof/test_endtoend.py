@@ -21,13 +21,16 @@ from rewriter.proof.endtoend import (
     Allowance,
     Evaluations,
     ProviderProof,
+    _Aside,
     coarsest_allowance,
     judge_end_to_end,
 )
 from rewriter.proof.pass_rule import CAP, FACTOR, SLACK
 from rewriter.proof.runs import ModelRuns, Ran, Way
+from rewriter.proof.sessions import open_session
 from rewriter.proof.settings import LARGE
 from tests.plans import Silu
+from tests.textmodels import text_model
 
 Array = NDArray[Any]
 
@@ -263,6 +266,26 @@ def test_where_the_original_stands_in() -> None:
     assert result.stand_in == {"out": pytest.approx(COARSE / FACTOR)}
     assert found(evaluations(old=old, new=old, rebuilt=off(0.9 * EXACT))).failures == ()
     assert found(evaluations(old=old, new=old, rebuilt=off(1.1 * EXACT))).failures != ()
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
+def test_noise_moves_a_model_from_what_it_gives_without_optimisation(size: int) -> None:
+    """Claims of bodies, and of tensors that the original does not have, say nothing about it."""
+    proto = text_model("a = Exp(x) b = MatMul(a, W1) out = Tanh(b)")
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    made = {"out": open_session(proto, optimise=False).run(feeds)["out"]}
+    before = ModelRuns(
+        (Case("one", feeds),), (), {PLAIN: Ran([made], 0, ()), OPTIMISED: Ran([{"out": made["out"] + 9}], 0, ())},
+        (), None, "",
+    )  # fmt: skip
+    original = LoadedModel(proto, None, None, (), size)
+    claims = (CLAIM, replace(CLAIM, inputs=("out",), output="out", path=(("elsewhere", 0),)))
+    found = _Aside(original, Evaluations(before, before), claims, "cpu", nobody_asks).sensitivity
+    if size > LARGE:
+        assert found is None
+        return
+    assert found is not None
+    assert 0.0 < found.moved["out"][0].max() < 1e-4
 
 
 def test_the_noise_between_optimisation_levels_counts() -> None:
