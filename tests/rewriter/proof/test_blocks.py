@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 from rewriter.files.load import LoadedModel
-from rewriter.proof.blocks import _accepted, made_inputs
+from rewriter.proof import blocks
+from rewriter.proof.blocks import BlockItem, _accepted, _Evaluated, made_inputs
 from rewriter.proof.cases import Case
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.wholes import _FEW_SCALES, _SCALES
@@ -60,6 +61,17 @@ def test_nothing_is_made_where_the_width_is_unknown_or_more_is_read() -> None:
     assert made_inputs(side("batch, tokens, 4"), claim(None), seed=5) == []
     two = text_model("out = Add(x, z)", inputs="float[2, 4] x, float[2, 4] z", outputs="float[2, 4] out")
     assert made_inputs(Side.of(LoadedModel(two, None, None, (), 0)), claim(), seed=5) == []
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 2, 3])
+def test_one_missing_evaluation_is_as_good_as_none(missing: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None if place == missing else [{"out": np.full(1, place)}] for place in range(4)])
+    monkeypatch.setattr(blocks, "_wide", lambda *_: next(answers))
+    one = side("tokens, 4")
+    found = _Evaluated.of(BlockItem(claim(), "", one, one, one, (), ()), [])
+    assert (found is None) is (missing is not None)
+    if found is not None:
+        assert [values[0].item() for values in found.of_output("out")] == [0, 1, 2, 3]
 
 
 def test_scales_of_real_inputs() -> None:

@@ -152,5 +152,10 @@ def test_points_differ_in_every_batch_and_token(rank: int, axis: int, rows: int)
             assert not np.array_equal(wide[one], wide[other], equal_nan=True)
 
 
+@pytest.mark.parametrize("axis", [-3, 0, 1])
+def test_channels_of_an_unknown_axis_are_the_last(axis: int) -> None:
+    assert laid_out(np.arange(230.0), 2, axis).shape == (23, 10)
+
+
 def test_no_more_tokens_than_the_block_takes() -> None:
     assert laid_out(adversarial(TensorProto.FLOAT), 3, -1, longest=5).shape[:2] == (2, 5)

@@ -70,6 +70,10 @@ def test_small_chunks_are_several_and_the_last_is_uneven(neurons: int, node: boo
         graph = part.proto.graph
         tensor = graph.node[0].attribute[0].t if node else graph.initializer[0]
         sizes.append(int(numpy_helper.to_array(tensor)[0]))
+    assert [what for _, _, what in found] == [
+        f"in chunks of {sizes[0] // (batch * keys * keys)} heads",
+        f"in chunks of {sizes[1] // (batch * keys)} queries",
+    ]
     heads, rows = sizes[0] // (batch * keys * keys), sizes[1] // (batch * keys)
     steps = -(-neurons // heads)
     assert steps > 1
