@@ -151,7 +151,7 @@ def test_a_file_that_grows_or_shrinks_while_it_is_read(by: int, source: Path, mo
         fields[6] += by
         return os.stat_result(fields)
 
-    monkeypatch.setattr(modelfile.os, "fstat", earlier)
+    monkeypatch.setattr("os.fstat", earlier)
     with pytest.raises(ModelError, match="changed while it was read; run again when nothing writes to it"):
         load_model(source)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -34,8 +36,8 @@ def test_names_widths_and_fields_are_those_of_onnx(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", KNOWN, ids=TensorProto.DataType.Name)
 def test_typed_values_are_counted(kind: int) -> None:
-    text = kind == TensorProto.STRING
-    tensor = helper.make_tensor("w", kind, [COUNT], [b""] * COUNT if text else [0] * COUNT)
+    none: list[Any] = [b"" if kind == TensorProto.STRING else 0] * COUNT
+    tensor = helper.make_tensor("w", kind, [COUNT], none)
     check_inline(tensor)
     values = getattr(tensor, ELEMENT_TYPES[kind].field)
     for wrong in (values[:-1], [*values, values[0]]):

@@ -279,7 +279,7 @@ def test_noise_moves_a_model_from_what_it_gives_without_optimisation(size: int) 
         (), None, "",
     )  # fmt: skip
     original = LoadedModel(proto, None, None, (), size)
-    claims = (CLAIM, replace(CLAIM, inputs=("out",), output="out", path=(("elsewhere", 0),)))
+    claims = (CLAIM, replace(CLAIM, inputs=("out",), output="out", path=((0, "elsewhere"),)))
     found = _Aside(original, Evaluations(before, before), claims, "cpu", nobody_asks).sensitivity
     if size > LARGE:
         assert found is None
