@@ -9,11 +9,12 @@ import pytest
 from onnx import TensorProto
 
 from rewriter import ExitStatus, ValidationError, rewrite
-from rewriter.proof.claims import Claim
+from rewriter.files.load import LoadedModel
+from rewriter.proof.claims import Claim, Side
 from rewriter.proof.points import adversarial, laid_out, largest_finite
-from rewriter.proof.regions import Regions, _at_infinity, _parity, _same_overflow
+from rewriter.proof.regions import Regions, _at_infinity, _parity, _same_overflow, regions_of
 from tests.plans import Silu
-from tests.textmodels import ERF_GELU, SILU, mlp
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 CLAIM = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, 0.0, TensorProto.FLOAT, Silu())
 
@@ -150,6 +151,22 @@ def test_points_differ_in_every_batch_and_token(rank: int, axis: int, rows: int)
     for one in range(rows):
         for other in range(one):
             assert not np.array_equal(wide[one], wide[other], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"),
+    [("float[4]", 1), ("float[n, 4]", 2), ("float[b, n, 4]", 3), ("float[a, b, n, 4]", 4), ("float", 3)],
+)
+def test_points_have_the_rank_of_the_pre_activation(shape: str, rank: int) -> None:
+    """3 where it is unknown; several batches and tokens where there are such axes."""
+    model = text_model("h = Neg(y) out = Abs(h)", inputs=f"{shape} y", outputs=f"{shape} out")
+    if shape == "float":
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+    side = Side.of(LoadedModel(model, None, None, (), 0))
+    found = regions_of(side, side, CLAIM)
+    assert [feeds["y"].ndim for feeds in (found.feeds, found.nans, found.infinities)] == [rank] * 3
+    assert found.feeds["y"].shape[:-1] == {1: (), 2: (23,), 3: (2, 23), 4: (2, 1, 23)}[rank]
+    assert found.nans["y"].shape == (1,) * (rank - 1) + (3,)
 
 
 @pytest.mark.parametrize("axis", [-3, 0, 1])
