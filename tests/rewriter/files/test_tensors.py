@@ -15,7 +15,7 @@ PACKED = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2, 27: 6, 28: 6}
 """Element types of less than a byte, and their bits."""
 
 KNOWN = [kind for kind in ELEMENT_TYPES if kind in TensorProto.DataType.values()]
-COUNT = 5
+COUNT = 37
 
 
 def test_all_element_types_of_onnx_are_known() -> None:
