@@ -51,9 +51,15 @@ class Channels:
     scale: Wide
 
     @classmethod
-    def of(cls, truth: Sequence[Array]) -> Channels:
-        """The channels of an output, from its true values case by case."""
+    def of(cls, truth: Sequence[Array], channel_axis: int | None = None) -> Channels:
+        """The channels of an output, from its true values case by case.
+
+        A single case does not tell samples from channels: `channel_axis`, counted from the end, does.
+        """
         samples = _sample_axes([value.shape for value in truth])
+        if channel_axis is not None and samples is not None:
+            rank = truth[0].ndim
+            samples = tuple(axis for axis in range(rank) if axis != rank + channel_axis)
         top = _largest([_finite_magnitude(value) for value in truth], samples)
         # A channel that is nearly zero on these inputs would otherwise allow nothing but exact results.
         used = np.sort(top[top > 0.0], axis=None)

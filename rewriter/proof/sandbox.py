@@ -154,7 +154,8 @@ def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 def _error(message: dict[str, Any], settings: Settings) -> RewriteError:
     name, text = str(message.get("error")), one_line(str(message.get("message", "")), _LONGEST_MESSAGE)
-    if name == "MemoryError":
+    # Short of memory, protobuf says no more than that it failed to serialise.
+    if name == "MemoryError" or (name == "EncodeError" and settings.memory_limit_mb is not None):
         return ValidationError(f"the isolated proof ran out of memory{_given(settings)}; {_ADVICE}")
     if name in _ERRORS:
         return _ERRORS[name](text)

@@ -118,7 +118,9 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
         # Beyond the type's range, only parity and overflow mean anything.
         judged = (np.abs(right) <= largest_finite(claim.elem_type)) & inside
         units = unit(right, claim, feeds)
-        old_error, new_error = (largest((gap(v, t) / units)[judged]) for v, t in ((old, right), (new, target)))
+        with np.errstate(invalid="ignore"):  # infinite units: those elements are not judged
+            shares = [gap(value, truth) / units for value, truth in ((old, right), (new, target))]
+        old_error, new_error = (largest(share[judged]) for share in shares)
         floor = machine_epsilon(claim.elem_type)
         allowed = FACTOR * max(old_error, floor) + claim.rounding
         error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
@@ -249,9 +251,8 @@ def _at_infinity(regions: Regions, claim: Claim, sessions: Sequence[Session]) ->
         return []
     points = regions.infinities[claim.gate].astype(np.float64).reshape(-1)
     with np.errstate(invalid="ignore"):
-        close = (
-            (np.isnan(old) & np.isnan(new)) | (old == new) | (np.abs(new - old) <= _CLOSE * np.maximum(1, np.abs(old)))
-        )
+        near = np.isfinite(old) & (np.abs(new - old) <= _CLOSE * np.maximum(1, np.abs(old)))
+        close = (np.isnan(old) & np.isnan(new)) | (old == new) | near
     return [
         f"{new[place]:g} instead of {old[place]:g} at {points[place]:g}"
         for place in range(points.size)

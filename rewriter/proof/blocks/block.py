@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewriter.errors import ValidationError
-from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.segments import bytes_of
 from rewriter.proof.blocks.activation import Regions, prove_region, regions_of
 from rewriter.proof.blocks.adversarial_points import machine_epsilon, numpy_dtype
-from rewriter.proof.blocks.spread import spread, variants
+from rewriter.proof.blocks.spread import accepted, spread, variants, wanted
 from rewriter.proof.blocks.sublayer import Heads, heads_of, prove_heads
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import Array, ratio
@@ -217,7 +216,7 @@ def made_inputs(original: Side, claim: Claim, *, seed: int) -> list[Feeds]:
 def _prove_whole(item: BlockItem) -> _Whole:
     # Real inputs alone are weak evidence: a mix-up of tokens or batches can hide where rows are alike or few.
     real = [Case(str(number), feeds) for number, feeds in enumerate(item.inputs)]
-    cases = [*real, *_accepted(item.before, spread(item.claim, item.inputs))]
+    cases = [*real, *accepted(item.before.model, spread(item.claim, item.inputs))]
     evaluated = _Evaluated.of(item, cases)
     if evaluated is None:
         return _Whole(None, None)
@@ -323,13 +322,15 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
     """Run the rarer paths through the block (several chunks, every position slot), in the first way only."""
     claim, way, failures = item.claim, item.ways[0], list[str]()
     for case, part, what in variants(claim, item.after.model, cases):
+        if not accepted(item.before.model, [case]):
+            continue
         truth, planned = (_wide(side, [case]) for side in (item.before, item.planned))
         if truth is None or planned is None:
             return []
-        made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(_wanted(case, part))
+        made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(wanted(case, part))
         old = _runs(item.before, way, [case], claim.block_outputs)
         for name in claim.block_outputs:
-            channels = Channels.of([truth[0][name]])
+            channels = Channels.of([truth[0][name]], claim.axis)
             own = [old[0][name]]
             rounding = channels.rounding(channels.errors(own, [truth[0][name]], own), machine_epsilon(claim.elem_type))
             found = worst(channels.errors([made[name]], [planned[0][name]], own), rounding)
@@ -338,28 +339,9 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
     return failures
 
 
-def _accepted(before: Side, cases: Sequence[Case]) -> list[Case]:
-    """The cases that the original's block accepts: a static shape inside it may fix the sizes."""
-    kept = []
-    if cases:
-        session = open_part(before.model, "cpu", optimise=False, prepack=False)
-        for case in cases:
-            try:
-                session.run(_wanted(case, before.model))
-            except ValidationError:
-                continue
-            kept.append(case)
-    return kept
-
-
-def _wanted(case: Case, part: LoadedModel) -> dict[str, Array]:
-    names = {value.name for value in part.proto.graph.input}
-    return {name: value for name, value in case.feeds.items() if name in names}
-
-
 def _wide(side: Side, cases: Sequence[Case]) -> Results | None:
     """Evaluate the block in float64; if its weights are large, one at a time."""
-    cases = [Case(case.name, _wanted(case, side.model)) for case in cases]
+    cases = [Case(case.name, wanted(case, side.model)) for case in cases]
     return run_in_segments(side, cases, Wanted(wide=True), lambda _what, _done, _total: None).truth
 
 
@@ -367,4 +349,4 @@ def _runs(side: Side, way: Way, cases: Sequence[Case], outputs: Sequence[str]) -
     # Prepacking copies the weights: faster, but twice the memory.
     weights = sum(bytes_of(tensor) for tensor in side.model.proto.graph.initializer)
     session = open_part(side.model, way.provider, optimise=way.optimise, prepack=weights <= SEGMENT)
-    return [session.run(_wanted(case, side.model), outputs) for case in cases]
+    return [session.run(wanted(case, side.model), outputs) for case in cases]

@@ -8,16 +8,19 @@ chunks, several chunks are needed and the last one is smaller.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.run.segmented import open_part
 
 # Prime numbers of tokens, so that chunks hardly ever divide them evenly.
 _BATCH, _TOKENS = 2, 67
@@ -65,6 +68,24 @@ def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator
         smaller = _with_constant(part.proto, claim.chunk_size, size)
         if smaller is not None:
             yield small, replace(part, proto=smaller, path=None), what
+
+
+def accepted(before: LoadedModel, cases: Sequence[Case]) -> list[Case]:
+    """The cases that a part of the original accepts: a static shape inside it may fix the sizes."""
+    kept = []
+    if cases:
+        session = open_part(before, "cpu", optimise=False, prepack=False)
+        for case in cases:
+            with suppress(ValidationError):
+                session.run(wanted(case, before))
+                kept.append(case)
+    return kept
+
+
+def wanted(case: Case, part: LoadedModel) -> dict[str, Array]:
+    """What a part is fed with in a case."""
+    names = {value.name for value in part.proto.graph.input}
+    return {name: value for name, value in case.feeds.items() if name in names}
 
 
 def _case(inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:

@@ -20,7 +20,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.proof.blocks.activation import RegionProof, evaluated, unit
 from rewriter.proof.blocks.adversarial_points import largest_finite, machine_epsilon
-from rewriter.proof.blocks.spread import spread
+from rewriter.proof.blocks.spread import accepted, spread
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
 from rewriter.proof.inputs.roles import is_float
@@ -60,15 +60,16 @@ class Heads:
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
     """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case."""
-    further = [case.feeds for case in spread(claim, inputs)]
+    names = tuple(inputs[0]) if inputs else claim.block_inputs
+    before = original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs])
+    further = [case.feeds for case in accepted(before, spread(claim, inputs)[:1])]
     cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)
-    cases += tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _FEW_SCALES for feeds in further[:1])
-    names = tuple(cases[0]) if cases else claim.block_inputs
+    cases += tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _FEW_SCALES for feeds in further)
     # The way out may read further tensors of the front, such as the number of tokens to cut the bias tokens off.
     rest = cut(rewritten.views[claim.path], [claim.heads], claim.block_outputs)
     computed = [name for name in rest.inputs if name not in (*names, claim.heads)]
     return Heads(
-        before=original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs]),
+        before=before,
         front=rewritten.part(claim, names, [claim.heads, *computed]),
         behind=rewritten.part(claim, rest.inputs, claim.block_outputs),
         cases=cases,

@@ -546,3 +546,19 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
     report = rewrite(model, form=form, inline=inline, max_tokens=70)
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == 2
+
+
+@pytest.mark.parametrize("form", ["masked", "staged"])
+def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
+    """The proof tries further sizes only where the original takes them."""
+    flat = onnx.numpy_helper.from_array(np.array([-1, 4]), "flat")
+    back = onnx.numpy_helper.from_array(np.array([3, 5, 8]), "back")
+    model = mlp(
+        SILU,
+        first="f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, back)",
+        inputs="float[3, 5, 4] x",
+        outputs="float[3, 5, 4] out",
+        constants={"flat": flat, "back": back},
+    )
+    report = rewrite(model, form=form, max_tokens=70)
+    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures

@@ -106,3 +106,13 @@ def test_data_added_to_the_first_product_is_a_reason() -> None:
     )
     left = only_left(model)
     assert left.miss.reason == "it adds 'n', which is not constant, to its product"
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_batch_axes_of_size_1_are_no_batch(rank: int) -> None:
+    """A weight with the others is left: tests/passes/test_find.py."""
+    weight = values("W2").reshape((1,) * (rank - 2) + (8, 4))
+    inputs = f"float[{'one, ' * (rank - 3)}batch, tokens, 4] x"
+    second = "out = MatMul(h, w)"
+    model = mlp(SILU, second=second, constants={"w": weight}, inputs=inputs, outputs=inputs.replace(" x", " out"))
+    assert (only_block(model).second[0].in_features, only_block(model).second[0].out_features) == (8, 4)

@@ -123,11 +123,18 @@ def test_plain(activation: str, planted: dict[str, Any], found: dict[str, int], 
     assert needed(mlp(activation, constants=weights(**planted), elem=elem), elem) == found
 
 
+LATE = values("V1")[..., 2] * (np.arange(len(values("V1"))) > 0)
+"""A column of weights of which the first is 0."""
+
 GATED: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "nothing": ({}, {}),
     "duplicate": (like(2, names="W1 b1 V1 c1"), {"duplicate": 1}),
     "value proportional": ({**like(2), **like(2, 4.0, "V1 c1")}, {"proportional": 1}),
     "value negative": ({**like(2), **like(2, -1.0, "V1 c1")}, {"proportional": 1}),
+    "value negative, 0 first": (
+        {**like(2), "V1": {2: LATE, 5: -LATE}, "c1": {5: -values("c1")[2]}},
+        {"proportional": 1},
+    ),
     "value no power of two": ({**like(2), **like(2, 3.0, "V1 c1")}, {}),
     "gate proportional": ({**like(2, 2.0), **like(2, names="V1 c1")}, {}),
     "gate alike only": (like(2), {}),

@@ -18,7 +18,7 @@ from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.fitted import cheapest, fitted_programs
 from passes.programs.gates import gate
 from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import _FAR, Program
 from passes.programs.sharing import Key, groups_of
 from tests.textmodels import mlp, only_block
 
@@ -492,3 +492,20 @@ def test_theorem_3_needs_the_mask() -> None:
     heads = (np.outer(ones, reads), np.outer(reads, reads))
     assert masked_attention(stream, *heads, masked)[0, 0] == pytest.approx(_expit(1.0))
     assert masked_attention(stream, *heads, np.ones((3, 3), bool))[0, 0] != pytest.approx(_expit(1.0), abs=0.05)
+
+
+def test_stated_rounding_is_a_few_units_of_float32() -> None:
+    """What the proof of a region grants beside the original's own error."""
+    assert Program("p", ()).rounding == 2.0**-22
+    assert all(program.rounding <= 2e-3 or program.double for _, program in fitted_programs())
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_stated_rounding_in_double_holds_far_out_on_both_sides(side: float) -> None:
+    """Of GELU it is largest far below 0, where the function vanishes and its terms do not."""
+    for _, program in fitted_programs():
+        double = program.in_double(gated=False)
+        y = side * np.array([0.0, 1.0, 8.0, 32.0, 1e3, _FAR])
+        share = program.float64_rounding(y, y) / np.maximum(1.0, np.abs(program.evaluate(y, y)))
+        assert share.max() <= double.rounding * (1 + 1e-9)
+        assert double.double

@@ -325,11 +325,10 @@ def test_heads_that_read_another_tensor_fail_and_leave_no_file(
     path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     onnx.save(mlp(SILU), path)
     monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
-    try:
-        status = rewrite(path, out).exit_status
-    except ValidationError as error:
-        status = error.exit_status
-    assert status is ExitStatus.VALIDATION_FAILED
+    report = rewrite(path, out)
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.validation is not None
+    assert "mlp: its heads read 'first', which the original's block does not" in report.validation.failures
     assert set(contents(tmp_path)) == {"model.onnx"}
 
 

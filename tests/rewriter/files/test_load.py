@@ -142,6 +142,20 @@ def test_file_swapped_for_a_fifo_after_the_look(source: Path, monkeypatch: pytes
         load_model(source)
 
 
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_file_that_grows_or_shrinks_while_it_is_read(by: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = os.fstat
+
+    def earlier(handle: int) -> os.stat_result:
+        fields = list(looked(handle))
+        fields[6] += by
+        return os.stat_result(fields)
+
+    monkeypatch.setattr("os.fstat", earlier)
+    with pytest.raises(ModelError, match="changed while it was read; run again when nothing writes to it"):
+        load_model(source)
+
+
 def test_two_gigabytes_are_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     path.touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.edit import Replacement, splice
+from rewriter.graph.edit import Replacement, drop_dead_constants, splice
 from rewriter.graph.view import GraphView, view_model
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
@@ -44,8 +44,21 @@ def made(model: onnx.ModelProto) -> list[str]:
         ("z = Sin(x) a = Exp(z) b = Neg(a) out = Abs(b)", "", ["b", "out"]),
         ("z = Sin(x) a = Exp(z) b = Neg(a) out = Add(b, z)", "", ["z", "b", "out"]),
         ("a, spare = Split<axis = 0>(x) b = Neg(a) out = Concat<axis = 0>(b, spare)", "", ["a", "spare", "b", "out"]),
+        ("a = Exp(x) p, q = Split(a) b = Concat<axis = 0>(p, q) out = Add(b, a)", "", ["a", "b", "out"]),
+        ("a = Exp(x) c = Neg(a) b = Mul(c, c) out = Add(b, a)", "", ["a", "b", "out"]),
     ],
-    ids=["chain", "shared", "output", "dead-before", "dead-reader", "long-chain", "long-shared", "second-output"],
+    ids=[
+        "chain",
+        "shared",
+        "output",
+        "dead-before",
+        "dead-reader",
+        "long-chain",
+        "long-shared",
+        "second-output",
+        "both-outputs",
+        "read-twice",
+    ],
 )
 def test_only_what_became_dead_goes(body: str, outputs: str, left: list[str]) -> None:
     assert made(replaced(model_of(body, outputs=outputs), "b", "Identity", "x")) == left
@@ -84,3 +97,51 @@ def test_captured_tensors_stay() -> None:
     )
     model = model_of(body, "bool yes = {1}")
     assert made(replaced(model, "b", "Identity", "x")) == ["a", "b", "c", "out"]
+
+
+CALLED = onnx.parser.parse_function('<opset_import: ["": 17], domain: "d"> f (p) => (q) { q = Neg(p) }')
+OTHER = onnx.parser.parse_function('<opset_import: ["": 17], domain: "e"> f (p) => (q) { q = Abs(p) }')
+
+
+def test_functions_come_once_with_their_domains() -> None:
+    model = model_of("a = Exp(x) b = Neg(a) c = Sin(b) out = Abs(c)")
+    kept = onnx.FunctionProto()
+    kept.CopyFrom(CALLED)
+    kept.doc_string = "was there"
+    model.functions.append(kept)
+    model.opset_import.append(onnx.helper.make_opsetid("d", 7))
+    view = view_model(model)
+    replacements = [
+        Replacement(
+            output, region(view, output), (onnx.helper.make_node("f", ["x"], [output], domain=domain),), (), given
+        )
+        for output, domain, given in (("b", "d", (CALLED, OTHER)), ("c", "e", (OTHER,)))
+    ]
+    splice(model, view, replacements)
+    assert [(each.domain, each.name, each.doc_string) for each in model.functions] == [
+        ("d", "f", "was there"),
+        ("e", "f", ""),
+    ]
+    assert [(each.domain, each.version) for each in model.opset_import] == [("", 17), ("d", 7), ("e", 1)]
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "nodes", "weights"),
+    [
+        ("k = Neg(w) m = Abs(k) out = Exp(x)", "", ["out"], ["u"]),
+        ("k = Neg(w) m = Abs(k) out = Add(x, k)", "", ["k", "out"], ["w", "u"]),
+        ("k = Neg(w) m = Abs(k) out = Add(x, m)", "", ["k", "m", "out"], ["w", "u"]),
+        ("k = Neg(w) m = Abs(k) out = Exp(x)", ", float[2] k", ["k", "out"], ["w", "u"]),
+        ("k = Neg(w) m = Abs(k) out = Add(x, w)", "", ["out"], ["w", "u"]),
+        ("k = Neg(w) m = Abs(k) l = Sin(u) out = Exp(x)", "", ["l", "out"], ["u"]),
+        ("m, n = Split(w) k = Neg(u) out = Add(x, n)", "", ["m", "n", "k", "out"], ["w", "u"]),
+    ],
+    ids=["chain", "shared", "read", "output", "weight", "another", "second-output"],
+)
+def test_constants_that_nothing_reads_any_more(body: str, outputs: str, nodes: list[str], weights: list[str]) -> None:
+    model = model_of(body, "float[2] w = {1, 2}, float[2] u = {1, 2}", outputs)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [2]))
+    drop_dead_constants(model.graph, frozenset({"m"}))
+    assert made(model) == nodes
+    assert [tensor.name for tensor in model.graph.initializer] == weights
+    assert [value.name for value in model.graph.value_info] == (["m"] if "m" in nodes else [])

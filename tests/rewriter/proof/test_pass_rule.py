@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewriter.proof.pass_rule import FACTOR, LUCK, SLACK, Channels, exact_rounding, worst
+from rewriter.proof.pass_rule import CAP, FACTOR, LUCK, SLACK, Channels, exact_rounding, worst
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -32,6 +32,11 @@ def test_channels(shapes: list[tuple[int, ...]], channels: tuple[int, ...]) -> N
     found = Channels.of(truth)
     assert found.scale.shape == channels
     assert found.errors([value + 1.0 for value in truth], truth).max() == pytest.approx(1.0)
+
+
+def test_the_numbers_are_those_of_the_decision() -> None:
+    """docs/decisions/0004-pass-rule.md; a larger one lets more pass."""
+    assert (FACTOR, LUCK, SLACK, CAP) == (4.0, 3.0, 16.0, 1e-3)
 
 
 def test_the_error_of_a_channel_is_the_largest_over_all_cases() -> None:

@@ -66,6 +66,16 @@ def test_the_plans_numbers_are_what_is_evaluated(run: Any) -> None:
     assert reached(planned, [claim]) == {"mlp": pytest.approx(float(np.abs(x.astype(np.float64) * scale).max()))}
 
 
+def test_the_activation_keeps_its_type() -> None:
+    side = _side(PLAIN)
+    ours, planned = (each.views[()].type_of("h") for each in (side, planned_side(side, [_claim()])))
+    assert ours.elem_type == planned.elem_type == TensorProto.FLOAT
+    assert ours.shape == planned.shape
+    unknown = _side(PLAIN.replace("Mul(y, s)", "elsewhere.Mul(y, s)").replace("17]", '17, "elsewhere": 1]'))
+    assert not unknown.views[()].type_of("h").elem_type
+    assert not [value.name for value in planned_side(unknown, [_claim()]).model.proto.graph.value_info]
+
+
 def test_the_original_stays_as_it_is() -> None:
     side = _side(PLAIN)
     before = side.model.proto.SerializeToString()

@@ -235,6 +235,25 @@ def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path, monkeypatc
     assert compare_tensors("w", loaded(tensor, tmp_path), loaded(tensor, tmp_path)) is None
 
 
+def test_pieces_are_bounded_and_hold_whole_elements() -> None:
+    assert 2**20 <= tensors._PIECE <= 2**26
+    assert tensors._PIECE % 16 == 0
+
+
+@pytest.mark.parametrize("count", [1, tensors._SAMPLE // 4, tensors._SAMPLE, 3 * tensors._SAMPLE])
+def test_fingerprints_do_not_tell_where_the_data_is(count: int, tmp_path: Path) -> None:
+    values = np.arange(1, count + 1, dtype=np.float32)
+    (tmp_path / "data").write_bytes(b"\x07" * 64 + values.tobytes())
+    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=(count,))
+    outside.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "data"), ("offset", "64")):
+        outside.external_data.add(key=key, value=value)
+    inside = numpy_helper.from_array(values, "w")
+    assert fingerprint(*loaded(outside, tmp_path)) == fingerprint(*loaded(inside))
+    values[-1] = 0
+    assert fingerprint(*loaded(outside, tmp_path)) != fingerprint(*loaded(numpy_helper.from_array(values, "w")))
+
+
 def test_another_shape_or_type() -> None:
     ours = loaded(numpy_helper.from_array(np.zeros((2, 3), np.float32), "w"))
     for array, kind in ((np.zeros((3, 2), np.float32), "float32[3, 2]"), (np.zeros((2, 3)), "double[2, 3]")):

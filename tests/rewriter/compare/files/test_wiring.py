@@ -23,6 +23,7 @@ from tests.rewriter.compare.files.edits import (
     swap,
     swap_branches,
     swap_names,
+    weight,
 )
 from tests.textmodels import text_model
 
@@ -198,6 +199,74 @@ def test_an_empty_input_is_not_what_an_unnamed_output_became() -> None:
     assert texts(of(ours, theirs)) == {"TopK n_a: outputs", "Clip n_out: input 1"}
 
 
+def test_a_name_that_stands_for_another_tensor_now() -> None:
+    """B has a tensor of the name that A's node reads, and it is made by what makes another one in A."""
+    ours = named("p = Abs(x) q = Neg(x) out = Add(p, q)")
+    theirs = named("q = Neg(x) out = Add(q, q)")
+    for node in theirs.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["p" if name == "q" else name for name in names]
+    assert texts(of(ours, theirs)) == {"Abs n_p: only in A", "Add n_out: input 0"}
+
+
+def test_a_weight_that_is_an_input_now() -> None:
+    ours, theirs = (named("out = Add(x, W)", constants=WEIGHTS) for _ in "ab")
+    theirs.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT, [4]))
+    del theirs.graph.initializer[:]
+    assert "Add n_out: input 1" in texts(of(ours, theirs))
+
+
+@pytest.mark.parametrize("inside", [1.0, 2.0])
+def test_a_weight_of_a_body_under_the_name_of_one_outside(inside: float) -> None:
+    """Weights of one name are one only where both are defined equally far out."""
+    ours, theirs = branches(), branches()
+    moved = weight(theirs, "W")
+    values = numpy_helper.to_array(moved) * np.float32(inside)
+    for name in ("then_branch", "else_branch"):
+        body(theirs, name).initializer.append(numpy_helper.from_array(values, "W"))
+    theirs.graph.initializer.remove(moved)
+    found = of(ours, theirs)
+    nodes = {node.a: node.what for node in found.nodes}
+    changed = {} if inside == 1.0 else {"Add n_b": ("input 1",), "Sub n_b": ("input 1",)}
+    assert nodes == changed
+
+
+def test_sparse_weights_of_other_names() -> None:
+    """The values agree, what stands where does not."""
+    ours, theirs = (named(f"out = Identity({name})", inputs="float[4] x", outputs="float[4] out") for name in "ST")
+    ours.graph.sparse_initializer.append(sparse("S", [1.0], [1], 4))
+    theirs.graph.sparse_initializer.append(sparse("T", [1.0], [2], 4))
+    assert "Identity n_out: input 0" in texts(of(ours, theirs))
+    theirs.graph.sparse_initializer[0].CopyFrom(sparse("T", [1.0], [1], 4))
+    assert "Identity n_out: input 0" not in texts(of(ours, theirs))
+
+
+def test_nodes_of_a_body_are_told_apart_by_what_they_capture() -> None:
+    """Without names, and with nothing that reads their outputs."""
+
+    def make(p: str, q: str, *reads: str) -> onnx.ModelProto:
+        inner = " ".join(f"{name} = Abs({read})" for name, read in zip((f"c_{p}", f"d_{p}"), reads, strict=True))
+        return text_model(
+            f"{p} = Exp(x) {q} = Neg(x) out = If (flag) "
+            f"<then_branch = g1 () => ({SHAPE} b) {{ {inner} b = Add({p}, W) }}, "
+            f"else_branch = g2 () => ({SHAPE} b) {{ b = Sub({q}, V) }}>",
+            inputs=f"bool flag, {SHAPE} x",
+            outputs=f"{SHAPE} out",
+            constants=WEIGHTS,
+        )
+
+    assert texts(of(make("p", "q", "p", "q"), make("s", "t", "t", "s"))) == set()
+
+
+def test_an_input_of_a_body_hides_the_weight_of_its_name() -> None:
+    ours, theirs = loop(), loop()
+    reads(ours, "three", 1, "W")
+    reads(theirs, "three", 1, "W")
+    body(theirs, "body").input[3].name = "W"
+    reads(theirs, "four", 0, "W")
+    assert texts(of(ours, theirs)) == {"Sub n_three: input 1"}
+
+
 CLIPS = {"k": numpy_helper.from_array(np.asarray([1]), "k"), "top": np.asarray(6.0)}
 
 
@@ -267,8 +336,8 @@ def sparse(name: str, values: list[float], indices: list[int], size: int) -> onn
 )
 def test_sparse_weights(other: onnx.SparseTensorProto, expected: dict[str, list[Any]]) -> None:
     models = [named("out = Identity(S)", inputs="float[4] x", outputs="float[4] out") for _ in range(2)]
-    for model, weight in zip(models, (sparse("S", [1.0], [1], 4), other), strict=True):
-        model.graph.sparse_initializer.append(weight)
+    for model, tensor in zip(models, (sparse("S", [1.0], [1], 4), other), strict=True):
+        model.graph.sparse_initializer.append(tensor)
     assert of(models[0], models[0]).same
     found = of(*models)
     assert not found.same

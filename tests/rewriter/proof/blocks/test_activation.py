@@ -8,12 +8,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from rewriter import ExitStatus, rewrite
-from rewriter.proof.blocks.activation import _same_overflow
+from rewriter import ExitStatus, ValidationError, rewrite
+from rewriter.files.load import LoadedModel
+from rewriter.proof.blocks.activation import Regions, _at_infinity, _parity, _same_overflow, regions_of
 from rewriter.proof.blocks.adversarial_points import adversarial, laid_out, largest_finite
-from rewriter.proof.claims import Claim
+from rewriter.proof.claims import Claim, Side
 from tests.plans import Silu
-from tests.textmodels import ERF_GELU, SILU, mlp
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 CLAIM = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, 0.0, TensorProto.FLOAT, Silu())
 
@@ -31,6 +32,19 @@ def test_points(kind: int) -> None:
     assert np.isfinite(wide[~np.isnan(wide)]).all()
 
 
+@pytest.mark.parametrize("crossing", [0.0, 5.0, -5.0])
+def test_points_gather_on_both_sides_of_a_crossing(crossing: float) -> None:
+    """From a part in 10^8 to a tenth of it, 8 a decade; of 0 as far as from 1."""
+    points = adversarial(TensorProto.DOUBLE, np.array([crossing, np.inf]))
+    assert np.isfinite(points[:-1]).all()
+    near = points[np.abs(points) < 10.0]
+    offsets = (near - crossing) / (abs(crossing) or 1.0)
+    assert crossing in points
+    for side in (1, -1):
+        for step in np.logspace(-8, -1, 57):
+            assert np.any(np.abs(offsets * side / step - 1) < 1e-6), (side, step)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -45,6 +59,60 @@ def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found:
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.validation is not None
     assert report.validation.blocks[0].infinite == found
+
+
+NAN = np.nan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "holds"),
+    [
+        ((1, NAN, 2), (1, NAN, 2), True),
+        ((1, 0, 2), (1, NAN, 2), True),  # the original swallows it
+        ((1, NAN, 2), (1, 0, 2), False),
+        ((NAN, NAN, 2), (1, NAN, 2), False),
+        ((1, NAN, 2), (NAN, NAN, 2), False),
+        ((1, NAN, 2), (1, NAN, NAN), False),
+    ],
+)
+def test_parity_where_an_input_is_nan(old: tuple[float, ...], new: tuple[float, ...], holds: bool) -> None:
+    nans = {"y": np.array([1, NAN, -1])}
+    regions = Regions(None, None, {}, nans, {})  # type: ignore[arg-type]
+    runs = [lambda _, values=values: {"h": np.array(values)} for values in (old, new)]
+    plain = np.ones(3)
+    found = _parity(regions, CLAIM, plain, plain, runs, "cpu")
+    assert found == ([] if holds else ["mlp: NaN at other points than in the original on cpu"])
+    assert _parity(regions, CLAIM, plain, np.array([1, NAN, 1]), [runs[0]] * 2, "cpu") != []
+
+
+class Gives:
+    """A session that gives fixed values, or refuses to run."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def run(self, _: object) -> dict[str, np.ndarray]:
+        if not self.values:
+            raise ValidationError("it does not run")
+        return {"h": np.array(self.values)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ((0, np.inf), (0, np.inf), []),
+        ((0, np.inf), (NAN, np.inf), ["nan instead of 0 at -inf"]),
+        ((NAN, 1), (NAN, 1.009), []),
+        ((NAN, 1), (0, 1.011), ["0 instead of nan at -inf", "1.011 instead of 1 at inf"]),
+        ((0, 200), (0.009, 201.9), []),
+        ((0, 200), (-0.011, 202.1), ["-0.011 instead of 0 at -inf", "202.1 instead of 200 at inf"]),
+        ((-np.inf, np.inf), (np.inf, 7), ["inf instead of -inf at -inf", "7 instead of inf at inf"]),
+        ((), (0, 1), []),
+    ],
+)
+def test_what_is_reported_at_infinity(old: tuple[float, ...], new: tuple[float, ...], found: list[str]) -> None:
+    regions = Regions(None, None, {}, {}, {"y": np.array([-np.inf, np.inf])})  # type: ignore[arg-type]
+    assert _at_infinity(regions, CLAIM, [Gives(*old), Gives(*new)]) == found  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +151,27 @@ def test_points_differ_in_every_batch_and_token(rank: int, axis: int, rows: int)
     for one in range(rows):
         for other in range(one):
             assert not np.array_equal(wide[one], wide[other], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"),
+    [("float[4]", 1), ("float[n, 4]", 2), ("float[b, n, 4]", 3), ("float[a, b, n, 4]", 4), ("float", 3)],
+)
+def test_points_have_the_rank_of_the_pre_activation(shape: str, rank: int) -> None:
+    """3 where it is unknown; several batches and tokens where there are such axes."""
+    model = text_model("h = Neg(y) out = Abs(h)", inputs=f"{shape} y", outputs=f"{shape} out")
+    if shape == "float":
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+    side = Side.of(LoadedModel(model, None, None, (), 0))
+    found = regions_of(side, side, CLAIM)
+    assert [feeds["y"].ndim for feeds in (found.feeds, found.nans, found.infinities)] == [rank] * 3
+    assert found.feeds["y"].shape[:-1] == {1: (), 2: (23,), 3: (2, 23), 4: (2, 1, 23)}[rank]
+    assert found.nans["y"].shape == (1,) * (rank - 1) + (3,)
+
+
+@pytest.mark.parametrize("axis", [-3, 0, 1])
+def test_channels_of_an_unknown_axis_are_the_last(axis: int) -> None:
+    assert laid_out(np.arange(230.0), 2, axis).shape == (23, 10)
 
 
 def test_no_more_tokens_than_the_block_takes() -> None:

@@ -56,18 +56,24 @@ def test_a_block_that_reads_shapes_is_tried_on_real_inputs_only() -> None:
     assert spread(_claim(), feeds) == []
 
 
+@pytest.mark.parametrize("lead", [(3,), ()], ids=["batch", "no-batch"])
 @pytest.mark.parametrize(("neurons", "node"), [(32, False), (96, False), (96, True), (105, False)])
-def test_small_chunks_are_several_and_the_last_is_uneven(neurons: int, node: bool) -> None:
+def test_small_chunks_are_several_and_the_last_is_uneven(neurons: int, node: bool, lead: tuple[int, ...]) -> None:
     claim = _claim(chunk_size="mlp/heads/pattern_size", neurons=neurons, bias_tokens=2)
-    cases = spread(claim, _real(1, 17, 8))
+    cases = spread(claim, _real(*(1 for _ in lead), 17, 8))
     found = list(variants(claim, _part(node=node), cases))
-    keys, batch = 19 + 2, 3
+    assert len(found) == 2
+    keys, batch = 19 + 2, 3 if lead else 1
     sizes = []
     for case, part, _ in found:
-        assert case.feeds["x"].shape == (batch, 19, 8)
+        assert case.feeds["x"].shape == (*lead, 19, 8)
         graph = part.proto.graph
         tensor = graph.node[0].attribute[0].t if node else graph.initializer[0]
         sizes.append(int(numpy_helper.to_array(tensor)[0]))
+    assert [what for _, _, what in found] == [
+        f"in chunks of {sizes[0] // (batch * keys * keys)} heads",
+        f"in chunks of {sizes[1] // (batch * keys)} queries",
+    ]
     heads, rows = sizes[0] // (batch * keys * keys), sizes[1] // (batch * keys)
     steps = -(-neurons // heads)
     assert steps > 1

@@ -128,6 +128,9 @@ OPERANDS: dict[str, Array] = {
     **{f"{gates}w{d}": _normal(d, size * 5, 3) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
     **{f"{gates}r{d}": _normal(d, size * 5, 5) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
     **{f"{gates}b{d}": _normal(d, size * 10) for gates, size in (("l", 4), ("g", 3), ("r", 1)) for d in (1, 2)},
+    # so small that what normalisations add to a variance shows
+    "faint": 1e-6 * _normal(2, 3, 4), "faint2": 1e-6 * _normal(2, 3, 4),
+    "to1": _ints(1, 2, 1, 3),
 }  # fmt: skip
 
 LINES = """
@@ -229,6 +232,7 @@ ConvTranspose<strides = [2], pads = [1, 1]>(t1, up1, b3)
 AveragePool<kernel_shape = [3, 2], count_include_pad = 1, pads = [1, 1, 1, 1]{|, strides = [2, 2]}>(img)
 AveragePool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad =
     1>(img) since 10
+AveragePool<kernel_shape = [1, 1], strides = [2, 2], ceil_mode = 1>(img) since 10
 MaxPool<kernel_shape = [2, 2], dilations = [2, 3]>(img) since 10
 AveragePool<kernel_shape = [2, 2], dilations = [2, 3]>(img) since 19
 MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(img) since 8 gives 2
@@ -245,6 +249,7 @@ Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "{half_
     asymmetric}">(pic, noroi, noscale, to) since 11 until 12
 Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "{half_pixel|align_corners|
     asymmetric}">(pic, , , to) since 13
+Resize<mode = "{nearest|linear}", coordinate_transformation_mode = "pytorch_half_pixel">(pic, , , to1) since 13
 Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "half_pixel_symmetric">(pic, , {grow|
     shrink|uneven}) since 19
 Resize<mode = "{nearest|linear|cubic}", coordinate_transformation_mode = "tf_half_pixel_for_nn">(pic, noroi,
@@ -396,6 +401,7 @@ com.microsoft.FusedConv<activation = {"Relu"|"Tanh"|"Sigmoid"|"LeakyRelu", activ
 com.microsoft.FusedConv<activation = "HardSigmoid", activation_params = [0.3, 0.4], strides = [2, 1]>(img, w)
 com.microsoft.SkipLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|}, {row|})
 com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.001>(x, x2, row, {row2|})
+com.microsoft.{SkipLayerNormalization|SkipSimplifiedLayerNormalization}(faint, faint2, row)
 """
 
 

@@ -250,6 +250,48 @@ def test_operators_of_the_caller(pretend: Callable[[str, Form], None]) -> None:
     assert found.node == "Tanh 'c'"
 
 
+def test_operators_of_the_caller_have_the_type_of_their_operand() -> None:
+    """Otherwise the next operator would be given two types."""
+    model = parse("a = local.Twice(x) y = Add(a, x)")
+    own = {("local", "Twice"): lambda _, x: 2 * x + 0.1}
+    assert audit(model, None, {"x": X}, own) is None
+    assert decided_by_rounding(model, None, {"x": X}, own) is None
+
+
+def test_operators_of_the_caller_are_computed_once() -> None:
+    """In the run alone: there is nothing to compare them with."""
+    calls: list[Array] = []
+
+    def twice(_: Any, x: Array) -> Array:
+        calls.append(x)
+        return np.asarray(2 * x)
+
+    assert audit(parse("a = local.Twice(x) y = Exp(a)"), None, {"x": X}, {("local", "Twice"): twice}) is None
+    assert len(calls) == 1
+
+
+def test_only_an_overflow_that_may_be_excuses_infinities(pretend: Callable[[str, Form], None]) -> None:
+    """Squares of operands stay in range here, and the result that float64 claims would be in range too."""
+    x = np.where(X > 2, 100, X).astype(np.float32)
+    model = parse("y = Exp(x)")
+    assert np.isinf(open_session(model, optimise=False).run({"x": x})["y"]).any()
+    assert audit(model, None, {"x": x}) is None
+    pretend("Exp", lambda _, x: np.where(x > 90, 1e30, np.exp(x)))
+    found = audit(model, None, {"x": x})
+    assert found is not None
+    assert (found.op_type, found.error) == ("Exp", np.inf)
+
+
+def test_the_worst_is_where_the_allowance_is_exceeded(pretend: Callable[[str, Form], None]) -> None:
+    """Rounding explains the larger error, at 10; not the smaller one, at -5."""
+    x = np.zeros((3, 4, 8), np.float32)
+    x[0, 0, :2] = 10, -5
+    pretend("Exp", lambda _, x: np.exp(x) * np.where(x > 9, 1 + 1e-6, np.where(x < -4, 1 + 1e-4, 1)))
+    found = audit(parse("y = Exp(x)"), None, {"x": x})
+    assert found is not None
+    assert found.error == pytest.approx(1e-4 * np.exp(-5), rel=1e-2)
+
+
 def test_sequences(pretend: Callable[[str, Form], None]) -> None:
     model = parse("s = SequenceConstruct(x, x) i = Constant<value = int64 {1}>() z = SequenceAt(s, i) y = Exp(z)")
     assert audit(model, None, {"x": X}) is None
@@ -291,6 +333,16 @@ def test_decisions(body: str, label: str | None) -> None:
     assert decided_by_rounding(model, None, {"x": POWERS}) == label
     if "Arg" not in body and "TopK" not in body:
         assert decided_by_rounding(model, None, {"x": POWERS * np.float32(1.3)}) is None
+
+
+def test_results_that_are_no_whole_numbers_are_no_decisions() -> None:
+    """What is left of a division is near a half, and rounding moves it across."""
+    model = parse(f"{BUCKETS.replace('Log(x)', 'Identity(x)')} o = Constant<value = float {{1.0}}>() "
+                  "y = Mod<fmod = 1>(d, o)", signature=WHOLE)  # fmt: skip
+    x = ((np.arange(64) + 0.5) * np.float32(0.6931472)).astype(np.float32)
+    plain, exact = open_session(model, optimise=False).run({"x": x})["y"], open_reference(model).run({"x": x})["y"]
+    assert (np.rint(plain) != np.rint(exact)).any()
+    assert decided_by_rounding(model, None, {"x": x}) is None
 
 
 def test_the_first_decision_is_named() -> None:

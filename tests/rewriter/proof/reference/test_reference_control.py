@@ -214,6 +214,20 @@ def test_an_operand_that_a_call_leaves_out() -> None:
     assert made.max() > 0.9
 
 
+def test_axes_that_a_call_leaves_out() -> None:
+    """The operator runs in onnxruntime, which is told that the operand is absent."""
+    function = (
+        '<domain: "local", opset_import: ["": 17]> f (a, axes) => (b) '
+        "{ e = Abs(a) b = ReduceSum<keepdims = 0>(e, axes) }"
+    )
+    model = parse("y = local.f(x)", functions=function)
+    made = open_reference(model).run({"x": X})["y"]
+    np.testing.assert_allclose(made, np.abs(X.astype(float)).sum(), rtol=1e-14)
+    one = parse("k = Constant<value = int64[1] {1}>() y = local.f(x, k)", functions=function)
+    made = open_reference(one).run({"x": X})["y"]
+    np.testing.assert_allclose(made, np.abs(X.astype(float)).sum(1), rtol=1e-14)
+
+
 def test_names_of_a_function_are_its_own() -> None:
     function = '<domain: "local", opset_import: ["": 17]> f (a) => (x) { e = Erf(a) x = Exp(e) }'
     agree(parse("e = Neg(x) z = local.f(e) y = Add(z, e)", functions=function))

@@ -183,6 +183,34 @@ def test_operators_of_the_caller_go_first() -> None:
     assert reference.how == "onnxruntime double kernels and numpy for 1 operator: Exp"
 
 
+def test_operators_of_the_caller_go_before_those_in_numpy() -> None:
+    reference = open_reference(parse("y = Erf(x)"), own={("", "Erf"): lambda _, x: x + 7})
+    np.testing.assert_array_equal(reference.run({"x": X})["y"], X + 7.0)
+
+
+def test_boxes_are_selected_by_what_float32_tells_apart() -> None:
+    """A score of 1e-12 above the threshold is the threshold in the only type that the operator has."""
+    body = "s = Add(scores, tiny) i = NonMaxSuppression(boxes, s, most, iou, least) y = Cast<to = 1>(i)"
+    model = parse(body, signature="(float[1, 2, 4] boxes, float[1, 1, 2] scores) => (float y)")
+    for name, value in {"tiny": 1e-12, "iou": [0.5], "least": [0.1]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "most"))
+    boxes = np.array([[[0, 0, 1, 1], [0, 2, 1, 3]]], np.float32)
+    feeds = {"boxes": boxes, "scores": np.array([[[0.1, 0.9]]], np.float32)}
+    assert open_session(model).run(feeds)["y"].tolist() == [[0, 0, 1]]
+    assert open_reference(model).run(feeds)["y"].tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_recurrent_operators_that_take_the_batch_first(kind: str) -> None:
+    model = parse(f"y = {kind}<hidden_size = 2, layout = 1>(x, w, r)", signature="(float[2, 2, 2] x) => (float y)")
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    for name in "wr":
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 2 * gates, 2), np.float32), name))
+    with pytest.raises(NoReference, match=f"^numpy cannot run {kind} "):
+        open_reference(model).run({"x": np.ones((2, 2, 2), np.float32)})
+
+
 def _broken(_: Any, x: Array) -> Array:
     raise IndexError("out of\nbounds")
 

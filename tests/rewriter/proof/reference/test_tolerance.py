@@ -25,12 +25,14 @@ def compute(node: Node, operands: Operands) -> list[Array]:
     return [made[name] for name in node.gives]
 
 
-def allowed(op_type: str, *operands: Array, kernel: Any = None, eps: float = EPS, **attributes: Any) -> Array:
-    """What is allowed for the first output of an operator in opset 17."""
+def allowed(
+    op_type: str, *operands: Array, kernel: Any = None, eps: float = EPS, opset: int = 17, **attributes: Any
+) -> Array:
+    """What is allowed for the first output of an operator."""
     names = [f"x{index}" for index in range(len(operands))]
     given = {name: np.asarray(value, np.float64) for name, value in zip(names, operands, strict=True)}
     domain = attributes.pop("domain", "")
-    node = Node(helper.make_node(op_type, names, ["y"], domain=domain, **attributes), 17, {})
+    node = Node(helper.make_node(op_type, names, ["y"], domain=domain, **attributes), opset, {})
     exact = compute(node, given)
     here: list[Operands] = []
 
@@ -54,7 +56,7 @@ def test_sums() -> None:
     sizes = np.abs(A) @ np.abs(B)
     close(allowed("MatMul", A, B), (3 + 8) * EPS * sizes + EPS * np.abs(A @ B))
     c = np.array([-1.0, 7])
-    given = {"alpha": -0.5, "beta": -2.0}
+    given: dict[str, Any] = {"alpha": -0.5, "beta": -2.0}
     made = np.abs(-0.5 * A @ B - 2 * c)
     close(allowed("Gemm", A, B, c, **given), (4 + 8) * EPS * (0.5 * sizes + 2 * np.abs(c)) + EPS * made)
     close(allowed("Sum", A, -A, 2 * A), (3 + 8) * EPS * 4 * np.abs(A) + EPS * np.abs(2 * A))
@@ -168,3 +170,8 @@ def test_scales_are_not_moved() -> None:
     for each in seen[1:]:
         assert (each["x0"][..., 1:] != x[..., 1:]).all()
         np.testing.assert_array_equal(each["x2"], [1, 1, 2])
+    del seen[:]
+    allowed("Upsample", x, np.array([1.0, 1, 2]), kernel=kernel, mode="linear", opset=9)
+    for each in seen[1:]:
+        assert (each["x0"][..., 1:] != x[..., 1:]).all()
+        np.testing.assert_array_equal(each["x1"], [1, 1, 2])

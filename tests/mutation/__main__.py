@@ -1,0 +1,208 @@
+"""`python -m tests.mutation`: change the program, one place at a time, and see whether a test notices.
+
+Mutants are made by cosmic-ray, drawn at random (`tests.mutation.mutants`), and put into a temporary copy of the
+checkout, where the tests of the module run (`tests.mutation.rooms`). A survivor is a gap in the tests, unless
+`tests.mutation.equivalent` says why it computes the same. One JSON object per mutant goes into the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cosmic_ray.work_item import MutationSpec
+
+from tests.mutation.equivalent import reason_of
+from tests.mutation.mutants import Mutant, made_of, mutants
+from tests.mutation.rooms import ROOMS, suites_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
+
+_LEAST = 60.0
+"""Seconds that tests have at least; else five times what they take without a mutant."""
+
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "dist")
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Copy:
+    """A copy of the checkout, and how long tests take in it."""
+
+    root: Path
+    seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
+    written: int = 0
+
+    def killer(self, mutant: Mutant, groups: int | None = None) -> str | None:
+        """What noticed the mutant: the first failing test, or the time limit. None if nothing did.
+
+        Args:
+            mutant: put into the copy meanwhile.
+            groups: how many groups of the module's tests run; all by default.
+        """
+        path = self.root / mutant.spec.module_path
+        source = path.read_text(encoding="utf-8")
+        for tests in suites_of(str(mutant.spec.module_path))[:groups]:
+            if tests not in self.seconds:
+                start = time.monotonic()
+                if failed := self._run(tests, None):
+                    raise SystemExit(f"fails without a mutant: {failed}")
+                self.seconds[tests] = time.monotonic() - start
+            self._write(path, mutant.code)
+            try:
+                failed = self._run(tests, max(_LEAST, 5 * self.seconds[tests]))
+            finally:
+                self._write(path, source)
+            if failed:
+                return failed
+        return None
+
+    def _write(self, path: Path, code: str) -> None:
+        path.write_text(code, encoding="utf-8")
+        # Compiled modules are told apart by whole seconds and sizes, which two mutants may share.
+        self.written += 1
+        os.utime(path, (self.written, self.written))
+
+    def _run(self, tests: Sequence[str], limit: float | None) -> str | None:
+        """Run tests until one fails: which one, or that they took too long."""
+        options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "not exports and not slow"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(self.root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return "out of time"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        if process.returncode == 0:
+            return None
+        lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        named = [line.partition(" ")[2].partition(" - ")[0] for line in lines]
+        return named[0] if named else f"status {process.returncode}"
+
+
+@contextmanager
+def copied() -> Iterator[Copy]:
+    """A copy of the checkout that is thrown away."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        root = Path(folder) / "checkout"
+        shutil.copytree(ROOT, root, ignore=_NOT_COPIED)
+        yield Copy(root)
+
+
+def row_of(mutant: Mutant, room: str, seed: int, killer: str | None) -> Row:
+    """A mutant and what became of it, for the results file."""
+    spec, module = mutant.spec, str(mutant.spec.module_path)
+    reason = None if killer else reason_of(module, mutant.after)
+    return {
+        "room": room,
+        "seed": seed,
+        "module": module,
+        "line": spec.start_pos[0],
+        "operator": spec.operator_name.removeprefix("core/"),
+        "occurrence": spec.occurrence,
+        "diff": [f"- {mutant.before}", f"+ {mutant.after}"],
+        "result": "killed" if killer else "equivalent" if reason else "survived",
+        "by": killer or reason or "",
+    }
+
+
+def score(rows: Sequence[Row]) -> str:
+    """The score of each room as a table in Markdown."""
+    lines = ["| room | mutants | equivalent | killed | survived | score |", "| --- | --- | --- | --- | --- | --- |"]
+    for room in (*ROOMS, "all"):
+        found = Counter(row["result"] for row in rows if room in (row["room"], "all"))
+        if some := found["killed"] + found["survived"]:
+            numbers = found.total(), found["equivalent"], found["killed"], found["survived"]
+            lines.append(f"| `{room}` | {' | '.join(map(str, numbers))} | {100 * found['killed'] / some:.0f} % |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Run mutants; 0 if none survived."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--room", choices=ROOMS, action="append", help="where to mutate; default everywhere")
+    parser.add_argument("--sample", type=int, default=20, help="how many mutants of each room; default 20")
+    parser.add_argument("--seed", type=int, default=0, help="which sample; default 0")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="rows are added to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="run the first tests only; try survivors --again after that"
+    )
+    parser.add_argument("--again", action="store_true", help="instead of a sample, those that survived")
+    parser.add_argument("--score", action="store_true", help="run nothing, print the score")
+    options = parser.parse_args(arguments)
+    rows: list[Row] = json.loads(options.results.read_text()) if options.results.exists() else []
+    rooms = options.room or list(ROOMS)
+    if not options.score:
+        with copied() as copy:
+            _try(rows, copy, options, rooms)
+    rows = [row for row in rows if row["room"] in rooms]
+    _say(score(rows))
+    return 1 if any(row["result"] == "survived" for row in rows) else 0
+
+
+def _try(rows: list[Row], copy: Copy, options: argparse.Namespace, rooms: Sequence[str]) -> None:
+    known = {_key(row): place for place, row in enumerate(rows)}
+    for room, seed, mutant in _again(rows, rooms) if options.again else _drawn(options, rooms):
+        key = str(mutant.spec.module_path), mutant.spec.operator_name.removeprefix("core/"), mutant.spec.occurrence
+        if key in known and not options.again:
+            continue
+        known_reason = options.again and reason_of(str(mutant.spec.module_path), mutant.after)
+        row = row_of(mutant, room, seed, None if known_reason else copy.killer(mutant, 1 if options.quick else None))
+        known.setdefault(key, len(rows))
+        rows[known[key] : known[key] + 1] = [row]
+        options.results.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        _say(f"{row['result']}: {row['module']}:{row['line']} {row['by']}")
+        _say(*([f"    {line}" for line in row["diff"]] if row["result"] == "survived" else []))
+
+
+def _drawn(options: argparse.Namespace, rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
+    for room in rooms:
+        for mutant in mutants(ROOT, ROOMS[room], options.sample, options.seed):
+            yield room, options.seed, mutant
+
+
+def _again(rows: Sequence[Row], rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
+    for row in list(rows):
+        if row["room"] in rooms and row["result"] == "survived":
+            name = f"core/{row['operator']}"
+            mutant = made_of(ROOT, MutationSpec(row["module"], name, row["occurrence"], (row["line"], 0), (10**9, 0)))
+            if mutant is not None:
+                yield row["room"], row["seed"], mutant
+
+
+def _key(row: Row) -> tuple[str, str, int]:
+    return row["module"], row["operator"], row["occurrence"]
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

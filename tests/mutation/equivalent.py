@@ -1,0 +1,86 @@
+"""Mutants that compute the same, or nothing that matters, and why: no test could, or should, tell them apart."""
+
+from __future__ import annotations
+
+_DIFFERENCES = "rewriter/compare/files"
+_PROOF = "rewriter/proof"
+
+EQUIVALENT: tuple[tuple[str, str, str], ...] = (
+    (
+        "passes/programs/certify.py",
+        "for candidate in (6.0, 8.0, 10.0, 12.0, 16.0, 23.0, 32.0, 48.0, 64.0, 128.0):",
+        "a choice of candidates: the tails are bounded from each on, the cells up to it",
+    ),
+    (
+        "passes/programs/changes.py",
+        "edges = np.concatenate([np.arange(0.0, 32.0, 0.125), np.exp2(np.arange(5.0, 130.0))])",
+        "edges from 2^128 on are dropped by the next line",
+    ),
+    (
+        "passes/programs/certify.py",
+        "y = np.linspace(-12.0, 11.0, 4801)",
+        "a choice of samples: they only say how small the tails ought to be",
+    ),
+    (
+        f"{_DIFFERENCES}/scopes.py",
+        'return hashlib.blake2b(b"".join(whole), digest_size= 15).digest(), indices',
+        "a digest of 15 bytes tells as much apart",
+    ),
+    (f"{_DIFFERENCES}/tensors.py", "place: int = 1", "the first difference overwrites it"),
+    (
+        f"{_DIFFERENCES}/tensors.py",
+        "return cls(len(data), None, data, - 2, None)",
+        "data in memory has no file to read from",
+    ),
+    (
+        f"{_PROOF}/blocks/block.py",
+        "allowed=max(part.allowed or -1.0 for part in parts),",
+        "0 only for an output that is 0 throughout; printed, and compared with nothing",
+    ),
+    (
+        f"{_PROOF}/end_to_end.py",
+        "onnx.TensorProto.DOUBLE: 256 * 2.0**- 53,",
+        "the largest of all types counts, and float32 is always among them",
+    ),
+    (
+        f"{_PROOF}/end_to_end.py",
+        "scale, error, own = (float(np.max(each, initial= -1.0)) for each in (channels.scale, new_errors, old_errors))",
+        "differs only for an output without channels, which fails as never compared",
+    ),
+    (
+        f"{_PROOF}/blocks/adversarial_points.py",
+        "specials = [0.0, -0.0, tiny, -tiny, float(limits.tiny), -float(limits.tiny), 1e4, - 10001.0]",
+        "-1e4 is among the tails too",
+    ),
+    (
+        f"{_PROOF}/reference/audit.py",
+        "a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b < b)))) for a, b in pairs",
+        "a short cut: NaN on both sides is found equal by what follows",
+    ),
+    (
+        f"{_PROOF}/reference/audit.py",
+        "same = (wide == rounded) ^ (np.isnan(wide) & np.isnan(truth)) | (overflows & ~np.isfinite(wide))",
+        "what is equal is not NaN: never both",
+    ),
+    (
+        f"{_PROOF}/blocks/spread.py",
+        "lead = (batch, tokens) if inputs[ -1][name].ndim == 3 else (tokens,)",
+        "a tensor has the same rank in every case",
+    ),
+    (
+        f"{_PROOF}/blocks/sublayer.py",
+        "_SCALES = (1.0, 0.0, 1e-6, 1e-2, 7.0, 1e3)",
+        "a choice of samples: 7 serves as well as 8",
+    ),
+    (
+        f"{_PROOF}/blocks/activation.py",
+        "nans, infinities = one_token(1.0, np.nan, - 0.0), one_token(-np.inf, np.inf)",
+        "a choice of samples: any number beside NaN serves",
+    ),
+)
+"""Module, the changed line with the change, and why it makes no difference."""
+
+
+def reason_of(module: str, after: str) -> str | None:
+    """Why a mutant is equivalent, if it is known to be."""
+    return next((why for where, line, why in EQUIVALENT if (where, line) == (module, after)), None)

@@ -1,0 +1,88 @@
+"""Which modules are mutated, by room, and which tests must notice: quick ones first, then those of the whole way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+_PROOF = "tests/rewriter/proof"
+_REFERENCE = f"{_PROOF}/reference"
+_PLANNED = f"{_PROOF}/test_planned.py"
+_PAIRS = f"tests/rewriter/compare/test_outputs.py tests/rewriter/compare/test_taps.py {_PROOF}/test_sensitivity.py"
+_COMPARING = "tests/rewriter/api/test_comparing.py"
+_BLOCKS = f"{_PROOF}/blocks {_PLANNED}"
+_WHOLE = (
+    f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "
+    "tests/rewriter/api/test_rewriting.py"
+)
+
+ROOMS: Mapping[str, Sequence[str]] = {
+    "rewriter/proof": [
+        f"rewriter/proof/{name}.py"
+        for name in (
+            *("end_to_end", "pass_rule", "judging", "statistics", "distance", "planned", "sensitivity"),
+            *("unchanged/model", "unchanged/scopes", "unchanged/definitions", "unchanged/same"),
+            *("unchanged/is_attention", "blocks/activation", "blocks/sublayer", "blocks/block", "blocks/spread"),
+            *("blocks/adversarial_points", "diagnosis/doubt"),
+            *("reference/engine", "reference/audit", "reference/tolerance", "reference/decisions"),
+        )
+    ],
+    "passes": [
+        f"passes/{name}.py"
+        for name in (
+            *("programs/softmax", "programs/changes", "programs/intervals", "programs/certify", "programs/program"),
+            *("programs/gates", "match/linear", "match/lower", "neurons/merge", "neurons/reduce", "neurons/bounds"),
+        )
+    ],
+    "rewriter/compare/files": [
+        f"rewriter/compare/files/{name}.py" for name in ("models", "nodes", "scopes", "tensors")
+    ],
+    "rewriter/files": [
+        f"rewriter/files/{name}.py"
+        for name in ("external", "functions", "load", "modelfile", "order", "save", "scopes", "structure", "tensors")
+    ],
+    "rewriter/graph": ["rewriter/graph/edit.py"],
+}
+"""Room to the modules that decide something."""
+
+_TESTS: Mapping[str, Sequence[str]] = {
+    "rewriter/proof/reference/*.py": (_REFERENCE, _PLANNED),
+    "rewriter/proof/pass_rule.py": (f"{_PROOF}/test_pass_rule.py {_PROOF}/test_judging.py", _WHOLE),
+    "rewriter/proof/distance.py": (f"{_PROOF}/test_pass_rule.py {_PROOF}/test_judging.py {_BLOCKS}", _WHOLE),
+    "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py {_PROOF}/test_histogram.py {_PAIRS}", _WHOLE),
+    "rewriter/proof/planned.py": (_PLANNED, _WHOLE),
+    "rewriter/proof/diagnosis/*.py": (f"{_PROOF}/diagnosis", _PAIRS, _COMPARING),
+    "rewriter/proof/sensitivity.py": (f"{_PROOF}/test_sensitivity.py", _PAIRS, _COMPARING),
+    "rewriter/proof/judging.py": (f"{_PROOF}/test_judging.py", _PAIRS, _COMPARING),
+    "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
+    "rewriter/proof/end_to_end.py": (f"{_PROOF}/test_end_to_end.py", _WHOLE),
+    "rewriter/proof/blocks/*.py": (_BLOCKS, _WHOLE, "tests/passes/network"),
+    "rewriter/proof/*.py": (f"{_PROOF}/unchanged {_BLOCKS}", _WHOLE),
+    "passes/programs/softmax.py": ("tests/passes/programs/test_softmax.py",),
+    "passes/programs/changes.py": ("tests/passes/programs/test_changes.py", "tests/passes/match/test_blocks.py"),
+    "passes/programs/intervals.py": ("tests/passes/programs/test_changes.py", "tests/passes/programs/test_certify.py"),
+    "passes/programs/certify.py": ("tests/passes/programs/test_certify.py",),
+    "passes/match/linear.py": (
+        "tests/passes/match/test_linear.py",
+        "tests/passes/match/test_blocks.py tests/passes/forms/test_cost.py",
+    ),
+    "passes/match/lower.py": (
+        "tests/passes/match/test_lower.py tests/passes/match/test_blocks.py",
+        "tests/passes/test_apply.py",
+    ),
+    "passes/neurons/*.py": ("tests/passes/neurons",),
+    "passes/programs/*.py": (
+        "tests/passes/programs/test_programs.py tests/passes/programs/test_closed_forms.py",
+        "tests/passes/forms",
+    ),
+    "rewriter/compare/files/*.py": ("tests/rewriter/compare/files",),
+    "rewriter/files/*.py": ("tests/rewriter/files",),
+    "rewriter/graph/edit.py": ("tests/rewriter/graph", "tests/rewriter/api/test_rewriting.py"),
+}
+"""Glob to tests, quick ones first; the first glob that fits counts."""
+
+
+def suites_of(module: str) -> list[tuple[str, ...]]:
+    """The tests of a module, group by group, quick ones first."""
+    groups = next(groups for glob, groups in _TESTS.items() if fnmatchcase(module, glob))
+    return [tuple(group.split()) for group in groups]

@@ -1,0 +1,116 @@
+"""Some mutants of the proof that must always be killed, what is mutated at all, and the page against the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cosmic_ray", reason="needs the extra mutation")
+
+from cosmic_ray.work_item import MutationSpec
+
+from tests.mutation.__main__ import RESULTS, ROOT, Copy, copied, score
+from tests.mutation.equivalent import EQUIVALENT
+from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.rooms import ROOMS, suites_of
+
+FIXED = {
+    "float64-slack": ("rewriter/proof/pass_rule.py", "SLACK = 16.0", "SLACK = 17e6"),
+    "certified-is-measured": (
+        "rewriter/proof/end_to_end.py",
+        "truth.rebuilt, truth.planned",
+        "truth.rebuilt, truth.rebuilt",
+    ),
+    "audit-excuses": ("rewriter/proof/reference/audit.py", "if not error <= limit:", "if not error <= limit + 1:"),
+    "own-after-numpy": (
+        "rewriter/proof/reference/engine.py",
+        "forms={**NUMPY_OPERATORS, **own}",
+        "forms={**own, **NUMPY_OPERATORS}",
+    ),
+    "depth-of-weights": ("rewriter/compare/files/scopes.py", " and one[0] == other[0]", ""),
+}
+"""Name to module, a piece of it, and what takes its place."""
+
+
+@pytest.fixture(scope="module")
+def copy() -> Iterator[Copy]:
+    with copied() as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_mutants_are_killed(name: str, copy: Copy) -> None:
+    module, before, after = FIXED[name]
+    code = (ROOT / module).read_text(encoding="utf-8")
+    assert code.count(before) == 1
+    spec = MutationSpec(module, "by hand", 0, (1, 0), (2, 0))
+    killer = copy.killer(Mutant(spec, code.replace(before, after), before, after))
+    assert killer
+    assert killer != "out of time"
+    assert (copy.root / module).read_text(encoding="utf-8") == code
+
+
+SOURCE = '''
+from typing import TYPE_CHECKING
+
+__all__ = ["f" + "g"]
+Alias = dict[str, int | None]
+
+if TYPE_CHECKING:
+    WRONG = 1 + 1
+
+@cache
+def f(x: int | None, y: int = 3) -> int | None:
+    """Add 1 + 1."""
+    total: int | float = 0
+    for one, other in zip([x], [y], strict=True):
+        if one > other:
+            total = one * other
+    raise ValueError(one_line("x", 120 + 1))
+'''
+
+
+def test_what_means_nothing_is_not_mutated(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(SOURCE)
+    found = list(mutants(tmp_path, ["m.py"], 100, 0))
+    lines = SOURCE.splitlines()
+    assert {lines[each.spec.start_pos[0] - 1].strip() for each in found} == {
+        "def f(x: int | None, y: int = 3) -> int | None:",
+        "total: int | float = 0",
+        "for one, other in zip([x], [y], strict=True):",
+        "if one > other:",
+        "total = one * other",
+    }
+    assert all(each.before in SOURCE and each.before != each.after for each in found)
+    places = [each.spec.start_pos for each in found]
+    assert len(places) == len(set(places)), "one mutant at each place"
+
+
+def test_a_sample_is_the_same_every_time(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(SOURCE)
+    whole = [each.after for each in mutants(tmp_path, ["m.py"], 100, 7)]
+    assert [each.after for each in mutants(tmp_path, ["m.py"], 3, 7)] == whole[:3]
+
+
+def test_modules_and_tests_are_there() -> None:
+    for module in (module for room in ROOMS.values() for module in room):
+        assert (ROOT / module).is_file(), module
+        groups = suites_of(module)
+        assert groups
+        assert all((ROOT / path).exists() for group in groups for path in group), module
+
+
+def test_the_page_tells_the_results() -> None:
+    """The score, and every survivor with its place."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    assert score(rows) in page
+    for row in rows:
+        if row["result"] == "survived":
+            assert f"`{row['module']}`" in page, row
+    known = {(module, line) for module, line, _ in EQUIVALENT}
+    assert {(row["module"], row["diff"][1][2:]) for row in rows if row["result"] == "equivalent"} <= known

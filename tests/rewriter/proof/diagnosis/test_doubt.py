@@ -1,0 +1,74 @@
+"""Why an original is far from float64: what is found, in which order cases are tried, and when nobody looks."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter.files.load import LoadedModel
+from rewriter.proof.diagnosis import doubt as asked
+from rewriter.proof.diagnosis.doubt import Doubt, doubt
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.reference.audit import Disagreement
+from rewriter.proof.settings import LARGE
+from tests.textmodels import text_model
+
+SCALED = "k = Constant<value = float {0.6931472}>() l = Log(x) d = Div(l, k)"
+
+
+def loaded(body: str, size: int = 0) -> LoadedModel:
+    return LoadedModel(text_model(body, inputs="float[n] x", outputs="float[n] out"), None, None, (), size)
+
+
+def cases(*arrays: list[float]) -> list[Case]:
+    return [Case(str(number), {"x": np.array(values, np.float32)}) for number, values in enumerate(arrays)]
+
+
+POWERS = [2.0**power for power in range(1, 31)]
+
+
+def test_a_model_that_amplifies_rounding_is_to_be_believed() -> None:
+    found = doubt(loaded("h = Constant<value = float {1e8}>() a = Add(x, h) out = Sub(a, h)"), cases([0.3, 0.7]))
+    assert found.trusted
+    assert found.why == "every operator agrees with float64 on its own operands, so the model amplifies rounding"
+
+
+def test_a_rounding_that_decides_is_named() -> None:
+    found = doubt(loaded(f"{SCALED} f = Floor(d) out = Neg(f)"), cases([3.0], POWERS))
+    assert found == Doubt(False, "rounding decides what Floor 'f' gives")
+    assert doubt(loaded(f"{SCALED} f = Floor(d) out = Neg(f)"), cases([3.0])).trusted
+
+
+def test_an_operator_that_is_wrong_is_named_and_small_cases_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def audit(_: onnx.ModelProto, __: object, feeds: dict[str, np.ndarray]) -> Disagreement | None:
+        seen.append(feeds["x"].size)
+        return Disagreement("Exp 'out'", "Exp", "out", 0.5, 0.25, False) if feeds["x"].size > 1 else None
+
+    monkeypatch.setattr(asked, "audit", audit)
+    found = doubt(loaded("out = Exp(x)"), cases([1, 2, 3], [1], [1, 2]))
+    assert seen == [1, 2]
+    assert found == Doubt(
+        False,
+        "the float64 evaluation of Exp 'out' differs from onnxruntime's by 0.5, more than the 0.25 that rounding "
+        "explains",
+        wrong=True,
+    )
+
+
+def test_where_nothing_can_be_found() -> None:
+    found = doubt(loaded("out = RandomNormalLike(x)"), cases([1.0]))
+    assert found == Doubt(
+        False,
+        "the float64 evaluation differs by more than rounding explains; where could not be found: "
+        "RandomNormalLike 'out' is random",
+    )
+
+
+@pytest.mark.parametrize(("size", "looked"), [(LARGE, True), (LARGE + 1, False)])
+def test_nobody_looks_into_a_large_model(size: int, looked: bool) -> None:
+    found = doubt(loaded("out = Exp(x)", size), cases([1.0]))
+    assert found.trusted is looked
+    assert ("too large to find out where" in found.why) is not looked
