@@ -417,12 +417,13 @@ def coarsest_allowance(model: onnx.ModelProto) -> float:
     """Rounding of the coarsest arithmetic in the model, by the types of its weights, its casts and its quantisers."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    found = [_ALLOWANCES[onnx.TensorProto.FLOAT]]
+    found: list[float] = []
     for node in iter_nodes(model.graph.node):
         types.update(attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to")
         if node.op_type in _QUANTISERS:
             found.append(_QUANTISED_ALLOWANCE)
-    return max(found + [_ALLOWANCES[kind] for kind in types if kind in _ALLOWANCES])
+    known = [_ALLOWANCES[kind] for kind in types if kind in _ALLOWANCES]
+    return max(found + known, default=_ALLOWANCES[onnx.TensorProto.FLOAT])
 
 
 def _disparities(before: Results, after: Results, where: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 With e(model) the largest distance of a model's output from a float64 evaluation, per channel,
 
-    e(rewritten) <= 4 max(e(original), 3 median e(original), eps) + certified,
+    e(rewritten) <= 4 max(e(original), 2 median e(original), eps) + certified,
 
 where every term is in units of its channel's scale. The first term is rounding: the original's own; the typical value
 over all channels, for a channel that was lucky; and the spacing of floats, for an original that happens to be exact.
@@ -25,7 +25,7 @@ __all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "exact_rounding", "wor
 
 Wide = NDArray[np.float64]
 
-LUCK = 3.0
+LUCK = 2.0
 """A channel's rounding counts as at least this many times that of the median channel, since it may have been lucky."""
 
 SLACK = 16.0

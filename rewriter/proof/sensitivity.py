@@ -30,8 +30,7 @@ from rewriter.proof.pass_rule import Channels, Wide
 DRAWS = 8
 
 LUCK = 2.0
-"""A channel counts as moved by at least this many times the median channel, since it may have been lucky. The factor is
-smaller than in the pass rule (`rewriter.proof.pass_rule.LUCK`), which has one sample instead of `DRAWS`."""
+"""A channel counts as moved by at least this many times the median channel, since it may have been lucky."""
 
 CAP = 2.0
 """Maximum allowance, as a share of the channel's scale: values of one channel are hardly further apart than twice their
