@@ -1,6 +1,6 @@
-"""The decision about one block: which program, in which arithmetic and form.
+"""The decision about one block: which program, in which arithmetic and form, or the `Miss` that prevents it.
 
-Comes in: a found block. Goes out: `Conversion`, or the `Miss` that stands in its way. Pure: nothing is changed.
+Deciding changes nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from passes.programs.program import Program
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 SMALLEST_OPSET = 7
-"""From here on Mul and Add broadcast without attributes."""
+"""The first opset in which Mul and Add broadcast without attributes."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """One block and how it will be converted.
+    """A block and how it will be converted.
 
     Attributes:
         block: the block.
@@ -37,12 +37,12 @@ class Conversion:
         inline: whether the heads are written out instead of calling a model-local function.
         compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
         options: the user's choices about the form.
-        projections: the linear operators as plain matrices, where the form replaces the whole block; None where it
-            replaces the activation and the operators stay as they are.
+        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
+            only the activation and keeps the operators.
+        by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
-        by_reference: why they stay, in forms that would rather replace the whole block.
-        written: the program with the coefficients that the form really writes, where it adds some of them up first.
-        longest: the longest sequence that the form takes, None for any.
+        written: the program with the coefficients that the form writes, if it adds some of them up first.
+        longest: the longest sequence that the form can process, None for any.
     """
 
     block: Block
@@ -64,8 +64,9 @@ class Conversion:
 
     @property
     def max_error(self) -> float:
-        """Certified largest error of the heads as they stand in the graph, in exact arithmetic, over max(1, |f|)."""
-        named = self.block.identified.error  # how far the graph's own spelling is from the activation it was named
+        """Certified bound on the error over max(1, |f|) of the heads as written, in exact arithmetic."""
+        # The original nodes may themselves deviate from the activation that they were identified as.
+        named = self.block.identified.error
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
 
     @property
@@ -75,21 +76,21 @@ class Conversion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The tensors that what is replaced is a function of, from its linear operators' inputs on."""
+        """The inputs of the converted block, linear operators included."""
         if self.projections is not None:
             return (self.projections.query.data,)
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The tensors that what is replaced ends in, linear operators included."""
+        """The outputs of the converted block, linear operators included."""
         if self.projections is not None:
             return (self.projections.result,)
         return tuple(operator.output for operator in self.block.second) or (self.block.output,)
 
     @property
     def heads_tensor(self) -> str:
-        """The tensor [batch, tokens + bias tokens, neurons] that the heads write, where the whole block is replaced."""
+        """The tensor [batch, tokens + bias tokens, neurons] of a replaced whole block's heads; empty otherwise."""
         return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property
@@ -107,9 +108,9 @@ def decide(
     Args:
         block: the block.
         form: a key of `passes.forms.FORMS`.
-        factored: whether the form takes offsets out of the exponentials.
+        factored: whether the form takes the offsets of logits out of the exponentials.
         inline: write the heads out instead of calling a model-local function.
-        opset: of the model's default domain.
+        opset: version of the default domain in the model.
         accuracy: how close the program must be.
     """
     accuracy = accuracy or Accuracy()
@@ -134,9 +135,9 @@ def decide(
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:
-    """Whether float32 can hold the logits of a form that leaves offsets in them: they round in proportion to these.
+    """Whether float32 is precise enough for logits that include offsets: their rounding grows with the offsets.
 
-    Steep keys do not count, whose weights are 0 or 1.
+    Steep keys do not count, because their weights are 0 or 1.
     """
     offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
     mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
@@ -177,4 +178,4 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
 NEEDS_DOMAIN = (
     "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
 )
-"""Why a block whose activation has no name is left where nothing was run."""
+"""Why a block with an unnamed activation is left if the model was not run to measure its pre-activations."""

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from rewriter.options import option
 
 DEFAULT_PATTERN_MB = 64.0
-"""Largest attention pattern by default, in units of 2^20 bytes: it fits the caches of a large CPU, and is small next to
-the weights of a model with many heads."""
+"""Default bound on the attention pattern, in units of 2^20 bytes: it fits the caches of a large CPU, and is small
+compared to the weights of a model with many heads."""
 
 DEFAULT_MAX_TOKENS = 512
-"""Positions of the forms with one-hot position columns, by default."""
+"""Default number of positions in the forms with one-hot position columns."""
 
 FORM_NAMES = ("local", "masked", "maskless", "staged")
-"""The keys of `passes.forms.FORMS`, where a test compares them."""
+"""The keys of `passes.forms.FORMS`, repeated here because the forms import this module; a test compares both."""
 
 SCOPES = ("mlp", "all")
 """What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
 
 GATES = ("heads", "product")
-"""What becomes of a gate h(g) u: heads of value u, or heads that compute h(g) and the product as it was."""
+"""How a gate h(g) u is converted: to heads with value u, or to heads for h(g) alone, whose product with u stays."""
 
 BIAS_TOKENS = ("sublayer", "network")
 """Where bias tokens live: each sublayer appends its own, or they are carried through the whole network (Theorem 6)."""
@@ -33,8 +33,8 @@ class Accuracy:
 
     Attributes:
         error: largest error over max(1, |f|); None for the rounding of the block's type.
-        domain: largest |y| of a fit, for all blocks.
-        reached: largest |y| that was seen, by pre-activation; used where `domain` is None.
+        domain: largest |y| on which programs are fitted, for all blocks.
+        reached: largest measured |y| by pre-activation; used if `domain` is None.
     """
 
     error: float | None = option(
@@ -62,9 +62,9 @@ class FormOptions:
         max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
         attention_op: use `ai.onnx.Attention` nodes (form `masked`; needs opset 23).
         max_tokens: longest sequence of the forms with one-hot position columns.
-        omega: what the logits of forbidden pairs are lowered by in form `maskless`; None: from program and type.
+        omega: amount by which form `maskless` lowers the logits of forbidden pairs; None: from program and type.
         bias_token: a member of `BIAS_TOKENS`.
-        head_dimension: of the linear sublayers of form `staged`, over whose heads the rank of a weight is split.
+        head_dimension: d_head of the linear sublayers of form `staged`, whose heads split the rank of a weight.
     """
 
     max_pattern_mb: float = option(
@@ -82,12 +82,12 @@ class FormOptions:
     )
     omega: float | None = option(
         None,
-        "What form maskless lowers forbidden logits by. Default: enough to make their weights exactly 0.",
+        "Amount by which form maskless lowers forbidden logits. Default: enough to make their weights exactly 0.",
         above=0.0,
     )
     bias_token: str = option(
         "sublayer",
-        "Each sublayer appends its own, or it is carried through the whole network (form masked).",
+        "Each sublayer appends its own bias tokens, or they are carried through the whole network (form masked).",
         choices=BIAS_TOKENS,
         see="decisions/0015-bias-token-through-the-network.md",
     )
@@ -108,9 +108,9 @@ class Options:
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
-        merge: remove neurons that are proved not to be needed before making heads of the others.
+        merge: remove neurons proved unnecessary before the others become heads.
         gate: a member of `GATES`.
-        fit: fit heads to activations that no table entry names.
+        fit: fit heads to activations that the table does not name.
         accuracy: how close programs must be.
         forms: choices about how the form becomes nodes.
     """
@@ -121,18 +121,18 @@ class Options:
     )
     inline: bool = option(False, "Write the heads out instead of calling a model-local function.")
     only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
-    skip: tuple[str, ...] = option((), "Leave blocks whose names match (repeatable).", metavar="GLOB")
+    skip: tuple[str, ...] = option((), "Do not convert blocks whose names match (repeatable).", metavar="GLOB")
     merge: bool = option(
         False,
-        "First remove neurons that are proved not to be needed (reads the weights).",
+        "First remove neurons that are proved unnecessary (reads the weights).",
         see="programs.md#fewer-heads-than-neurons",
     )
     gate: str = option(
         "heads",
-        "Gated blocks: heads of value u, or heads for the activation and the product with u as it was.",
+        "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
         choices=GATES,
         see="decisions/0009-gates-as-small-differences.md",
     )
-    fit: bool = option(True, "Leave activations that no entry of the table names.", flag="--no-fit")
+    fit: bool = option(True, "Do not convert activations that the table does not name.", flag="--no-fit")
     accuracy: Accuracy = field(default_factory=Accuracy)
     forms: FormOptions = DEFAULT_OPTIONS

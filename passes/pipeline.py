@@ -1,11 +1,11 @@
 """The passes of this package, in the order in which they run.
 
-    lower              fused operators and local functions taken apart where a block needs their parts
-    merge-neurons      blocks with fewer neurons, where it is proved that some are not needed (--merge)
-    carry-bias-tokens  bias tokens appended once and carried through the whole network (--bias-token network)
-    mlp-to-attention   MLP blocks replaced by attention heads, in the form asked for
+    lower              takes fused operators and local functions apart where a block needs their parts
+    merge-neurons      removes neurons that are proved unnecessary (--merge)
+    carry-bias-tokens  appends the bias tokens once and carries them through the whole network (--bias-token network)
+    mlp-to-attention   replaces MLP blocks by attention heads, in the chosen form
 
-Planning stays apart from applying: the preparing passes leave a `Plan`, made on a graph that nobody changes; the others
+Planning is separate from applying: the preparing passes make a `Plan` for the model that they produce; the other passes
 carry it out.
 """
 
@@ -35,32 +35,32 @@ class Lower:
     runs = "always"
 
     def run(self, unit: Unit) -> Unit:
-        """Leaves `Lowered` and `Plan`."""
+        """Leave `Lowered` and `Plan`."""
         lowered, plan = plan_lowered(unit.model, self.options)
         return unit.having(lowered, plan, model=plan.model)
 
     def ensures(self, unit: Unit) -> None:
-        """Nothing beyond a sound model: the proof holds the lowered form to the original in float64."""
+        """Nothing beyond a valid model: the proof compares the lowered form with the original in float64."""
 
 
 @dataclass(frozen=True)
 class MergeNeurons:
-    """Remove neurons that are proved not to be needed; reads the weights of the blocks."""
+    """Remove neurons that are proved unnecessary; reads the weights of the blocks."""
 
     options: Options = field(default_factory=Options)
     name = "merge-neurons"
     requires = (Lower.name,)
     prepares = True
-    summary = "remove neurons that are proved not to be needed"
+    summary = "remove neurons that are proved unnecessary"
     runs = "with --merge"
 
     def run(self, unit: Unit) -> Unit:
-        """Leaves the `Plan` for the model with merged weights."""
+        """Leave the `Plan` for the model with merged weights."""
         plan = plan_merged(unit.fact(Lowered), unit.fact(Plan), self.options, unit.read)
         return unit.having(plan, model=plan.model)
 
     def ensures(self, unit: Unit) -> None:
-        """No block has more neurons than before."""
+        """Check that no block has more neurons than before."""
         grown = [record.block for record in unit.fact(Plan).merged if (record.after or 0) > (record.before or 0)]
         if grown:
             raise AssertionError(f"merging added neurons to {grown[0]}")
@@ -68,14 +68,14 @@ class MergeNeurons:
 
 @dataclass(frozen=True)
 class CarriedPlan:
-    """A plan on the graph that carries the bias tokens."""
+    """A plan for the graph that carries the bias tokens."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class CarryBiasTokens:
-    """Append the bias tokens once, behind the embeddings, and carry them through the network (Theorem 6)."""
+    """Append the bias tokens once, after the embeddings, and carry them through the network (Theorem 6)."""
 
     name = "carry-bias-tokens"
     requires = (Lower.name,)
@@ -84,12 +84,12 @@ class CarryBiasTokens:
     runs = "with --bias-token network"
 
     def run(self, unit: Unit) -> Unit:
-        """Leaves `CarriedPlan`; where the plan has no route, the model stays as it is."""
+        """Leave `CarriedPlan`; without a route in the plan, the model stays as it is."""
         plan = carried(unit.fact(Plan))
         return unit.having(CarriedPlan(plan), model=plan.model)
 
     def ensures(self, unit: Unit) -> None:
-        """The conversions are the planned ones."""
+        """Check that the conversions are the planned ones."""
         planned, moved = (plan.conversions for plan in (unit.fact(Plan), unit.fact(CarriedPlan).plan))
         if [one.block.name for one in planned] != [one.block.name for one in moved]:
             raise AssertionError("carrying the bias tokens lost a block")
@@ -111,7 +111,7 @@ class MlpToAttention:
         return unit.having(model=emit(plan))
 
     def ensures(self, unit: Unit) -> None:
-        """Every planned block has nodes that are marked as its heads."""
+        """Check that every planned block has nodes that are marked as its heads."""
         made = _marked(unit.model.graph)
         missing = [one.block.name for one in unit.fact(Plan).conversions if one.block.name not in made]
         if missing:
@@ -123,7 +123,7 @@ PASSES = (Lower, MergeNeurons, CarryBiasTokens, MlpToAttention)
 
 
 def pipeline(options: Options) -> tuple[Pass, ...]:
-    """The passes that follow the options, in order."""
+    """The passes that the options ask for, in order."""
     passes: list[Pass] = [Lower(options)]
     if options.merge:
         passes.append(MergeNeurons(options))
@@ -133,7 +133,7 @@ def pipeline(options: Options) -> tuple[Pass, ...]:
 
 
 def _marked(graph: onnx.GraphProto) -> set[str]:
-    """Names of blocks that nodes are marked with, bodies of control flow included."""
+    """Names of the blocks for which nodes are marked as heads, bodies of control flow included."""
     found: set[str] = set()
     pending = [graph]
     while pending:

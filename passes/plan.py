@@ -1,7 +1,7 @@
 """The plan: what will be converted, how, and why the rest is left.
 
-Comes in: a model that nobody changes meanwhile, and the user's choices. Goes out: `Plan`; `apply` turns it into a
-new model. A dry run is stopping after the plan.
+Planning changes nothing; `apply` turns a plan into a new model, and a dry run stops after the plan. A plan refers to
+nodes of its model by index, so that model must not change afterwards.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8
-"""The IR version that brought model-local functions; older models get the heads written out."""
-
+"""The IR version that introduced model-local functions; in older models the heads are written out."""
 
 INTEGER_CONSTANT_OPSET = 9
-"""The opset from which on a Constant node may hold integers, which pick the bias tokens' rows in a function."""
+"""First opset in which a Constant node may hold integers; functions need them to pick the rows of bias tokens."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will happen to a model.
+    """What will be done to a model.
 
     Attributes:
-        model: the model that the plan was made on: the one that came in, or its lowered form, with neurons merged.
+        model: the model to which the plan refers: the one that was given, or its lowered form, with neurons merged.
         views: the indices of its graphs, the main graph first.
         conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
-        notes: remarks on the whole, such as an option that could not be followed.
-        unmerged: the same model before neurons were merged, None where none were: what the heads are proved against.
-        merged: what merging did to each block to convert, where it was asked for.
-        ends: outputs of second operators that merging added a constant behind, to the tensor that is again what it was.
-        route: the way of the bias token, where it is carried through the network.
+        notes: remarks on the model as a whole, such as an option that could not be followed.
+        unmerged: the same model before neurons were merged, against which the heads are proved; None if none was.
+        merged: what merging did to each block to convert, if it was asked for.
+        ends: where merging added a constant after a second operator: the output of that operator to the tensor with
+            the original values.
+        route: the route of the bias tokens, if they are carried through the network.
     """
 
     model: onnx.ModelProto
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def undetermined(self) -> tuple[Block, ...]:
-        """Blocks that are left because nobody has said how large their pre-activations get."""
+        """Blocks that are left because the range of their pre-activations is unknown."""
         left = (entry for entry in self.left if entry.miss.kind == "domain")
         return tuple(entry.block for entry in left if entry.block is not None)
 
@@ -85,8 +85,8 @@ class Plan:
 def make_plan(model: onnx.ModelProto, options: Options, read: Read | None = None) -> Plan:
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
-    Fused operators that end up in no converted block stay as they were. `read` gives the values of a tensor: only
-    `Options.merge` reads weights, and needs it.
+    Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor; only
+    `Options.merge` reads weights, and has no effect without it.
     """
     lowered, plan = plan_lowered(model, options)
     return plan if read is None or not options.merge else plan_merged(lowered, plan, options, read)
@@ -96,7 +96,7 @@ def plan_lowered(model: onnx.ModelProto, options: Options) -> tuple[Lowered, Pla
     """`model` with fused operators and local functions taken apart where a block needs their parts, and its plan."""
     lowered = lower(model)
     plan = _plan(lowered, options)
-    # What no block needs is put back by lowering again without it: the result stays as close to the file as can be.
+    # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
     unused = lowered.fused - _used(plan)
     if unused:
         lowered = lower(model, keep=unused)
@@ -116,17 +116,17 @@ def plan_merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> P
 
 
 def apply(plan: Plan) -> onnx.ModelProto:
-    """A new model with the plan carried out; `plan.model` stays as it is."""
+    """A new model in which the plan is carried out; `plan.model` stays as it is."""
     return emit(carried(plan))
 
 
 def sublayers_only(plan: Plan) -> Plan:
-    """The same plan with bias tokens of the sublayers' own: what blocks are proved by, one at a time."""
+    """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
     return replace(plan, route=None)
 
 
 def carried(plan: Plan) -> Plan:
-    """The plan on the graph that carries the bias tokens; the same plan where it has no route for them."""
+    """The plan for the graph that carries the bias tokens; the same plan if it has no route for them."""
     if plan.route is None:
         return plan
     longer = carry_out(plan.model, plan.views[0], plan.route, plan.conversions)
@@ -134,7 +134,7 @@ def carried(plan: Plan) -> Plan:
 
 
 def _through_network(plan: Plan) -> Plan:
-    """The plan with a bias token that is carried through the network; what cannot read it is left."""
+    """The plan with bias tokens that the network carries; blocks that cannot use those are left."""
     misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
     route = route_for(plan.views[0], fit) if fit else None
@@ -155,7 +155,7 @@ def _through_network(plan: Plan) -> Plan:
 
 
 def emit(plan: Plan) -> onnx.ModelProto:
-    """A new model in which every conversion of the plan stands as attention heads."""
+    """A new model in which every block that the plan converts is attention heads."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
     replacements = [_emit(plan, conversion) for conversion in plan.conversions]
@@ -210,7 +210,7 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
 
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
-    """The program, then what the form has to say about it."""
+    """Choose the program, then let the form accept or refuse it."""
     opset = view.opsets.get("", 1)
     form = FORMS[options.form]
     decision = decide(
@@ -225,7 +225,7 @@ def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) ->
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
-    """Why heads cannot be calls of a model-local function in this model, None where they can."""
+    """Why heads cannot be calls of a model-local function in this model, None if they can."""
     if model.ir_version < FUNCTIONS_IR_VERSION:
         return f"the model has IR version {model.ir_version}, without model-local functions"
     if opset < INTEGER_CONSTANT_OPSET:
@@ -234,7 +234,7 @@ def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    """Blocks whose linear operators could not be written as projections of the form."""
+    """Notes on blocks whose linear operators could not be written as projections of the form."""
     reasons: dict[str, list[str]] = {}
     for conversion in conversions:
         if conversion.by_reference:
@@ -247,7 +247,7 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
 
 
 def _used(plan: Plan) -> frozenset[str]:
-    """Names of tensors that the blocks' own nodes make, if they are or may be converted."""
+    """Names of tensors made by the nodes of blocks that are or may be converted."""
     names: set[str] = set()
     for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
         view = plan.view_of(block)
@@ -269,7 +269,7 @@ def _left(block: Block, miss: Miss) -> Left:
 
 
 def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
-    """Block names that tensors of the model occupy already."""
+    """Block names that would clash with tensors or nodes of the model."""
     names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
     given = (name for view in views for name in (*view.initializers, *view.inputs))
     return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)

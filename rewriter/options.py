@@ -1,8 +1,8 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
-Command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options that
-a report repeats are all derived from these fields. A field without `option(...)` is not an option; a field that holds
-another such dataclass contributes that one's options.
+The command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options
+in a report are all derived from these fields. A field without `option(...)` is not an option; a field that holds
+another such dataclass contributes the options of that class.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Option:
 
     Attributes:
         name: keyword in Python; on the command line with dashes.
-        kind: the type of its value: bool, int, float or str; of its entries where it is repeatable; object where
-            the command line has its own way to read it.
+        kind: the type of its value, or of its entries if it is repeatable: bool, int, float or str; object if the
+            command line parses it in a way of its own.
         default: its default.
         help: what it does, in a sentence or two.
-        choices: the values it takes; empty for any.
-        metavar: what help texts call its value.
-        least: the smallest value it takes.
-        above: what its value must exceed.
-        below: what its value must stay below.
-        repeatable: whether it is a sequence, one entry each time the option is given.
-        flag: name on the command line, where that is not the keyword's own.
-        see: page of docs/, with an anchor if need be, that tells more.
+        choices: the values it accepts; empty for any.
+        metavar: the name of its value in help texts.
+        least: the smallest value it accepts.
+        above: exclusive lower bound of its value.
+        below: exclusive upper bound of its value.
+        repeatable: whether it is a sequence, with one entry for each time the option is given.
+        flag: name on the command line, if not derived from the keyword.
+        see: page of docs/ with more about it, with an anchor if needed.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Option:
     see: str = ""
 
     def checked(self, value: Any) -> Any:
-        """The value, with a single entry of a repeatable option as a tuple.
+        """The value; a single entry of a repeatable option becomes a tuple.
 
         Raises:
-            UsageError: it is not one of the choices, or out of range.
+            UsageError: the value is not one of the choices, or out of range.
         """
         if self.repeatable:
             return (value,) if isinstance(value, str) else tuple(value or ())
@@ -68,12 +68,12 @@ class Option:
         if self.choices and value not in self.choices:
             raise UsageError(f"unknown {self.words} '{value}'; known are: {', '.join(self.choices)}")
         if self.kind in (int, float) and not self._within(value):
-            raise UsageError(f"{self.name} is {value}, and must be {self._range}")
+            raise UsageError(f"{self.name} is {value}; it must be {self._range}")
         return value
 
     @property
     def text(self) -> str:
-        """The help for readers of Python, with the choices."""
+        """The help as Python users read it, with the choices."""
         text = self.help if self.flag != f"--no-{self.name}" else f"False: {self.help[0].lower()}{self.help[1:]}"
         return text + (f" One of {', '.join(self.choices)}." if self.choices else "")
 
@@ -100,14 +100,14 @@ class Option:
             return f"{kind} above 0"
         parts = [
             f"{words} {bound:g}"
-            for words, bound in (("at least", self.least), ("above", self.above), ("below", self.below))
+            for words, bound in (("of at least", self.least), ("above", self.above), ("below", self.below))
             if bound is not None
         ]
         return f"{kind} {' and '.join(parts)}".rstrip()
 
 
 def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it
-    """A dataclass field that is an option; `further` are attributes of `Option`."""
+    """A dataclass field that declares an option; `further` are attributes of `Option`."""
     metadata = {_KEY: {"name": name, "help": help, **further}}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
@@ -115,12 +115,12 @@ def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """All options of a dataclass, those of nested ones included, in order."""
+    """All options of a dataclass in order, including those of nested dataclasses."""
     return tuple(found for _, found in _declared(kind))
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
-    """An instance from keywords, nested dataclasses included; checked.
+    """An instance, nested dataclasses included, from keywords whose values are checked.
 
     Raises:
         UsageError: a value is not one of the choices, or out of range.

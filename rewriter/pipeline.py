@@ -1,8 +1,8 @@
-"""The pass pipeline: graph passes run in order, checked after each one, and timed.
+"""The pass pipeline: runs graph passes in order, checks the model after each one, and times them.
 
 A pass turns a `Unit` into another one. Preparing passes bring the model into an equivalent form that later passes can
-match; rewriting passes follow. Nothing here knows what a pass does: a pass of one's own is any object with the
-attributes of `Pass`. See CONTRIBUTING.md for one in twenty lines.
+match; rewriting passes follow. The pipeline does not know what a pass does: any object with the attributes of `Pass`
+can be one. See CONTRIBUTING.md for an example in twenty lines.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Unit:
     """A model on its way through a pipeline.
 
     Attributes:
-        model: the model so far. A pass never changes it: it makes another one.
-        read: gives the values of a tensor, external data included.
-        facts: what passes found out, by type, for later passes.
+        model: the current model. A pass never modifies it, but makes a new one.
+        read: returns the values of a tensor, external data included.
+        facts: results of earlier passes for later ones, by type.
         stages: the model after each pass that ran, by the name of the pass.
     """
 
@@ -38,10 +38,10 @@ class Unit:
     stages: Mapping[str, onnx.ModelProto] = field(default_factory=dict)
 
     def fact(self, kind: type[Fact]) -> Fact:
-        """What an earlier pass found.
+        """The result of this type that an earlier pass left.
 
         Raises:
-            LookupError: no pass has found anything of this type.
+            LookupError: no earlier pass left one.
         """
         if kind not in self.facts:
             raise LookupError(f"no pass before this one leaves a {kind.__name__}")
@@ -49,14 +49,14 @@ class Unit:
         return found
 
     def having(self, *facts: object, model: onnx.ModelProto | None = None) -> Unit:
-        """The unit with further facts, and with another model if one is given."""
+        """The unit with `facts` added, and with `model` if one is given."""
         known = {**self.facts, **{type(fact): fact for fact in facts}}
         return replace(self, model=self.model if model is None else model, facts=known)
 
 
 @runtime_checkable
 class Pass(Protocol):
-    """A graph pass. A frozen dataclass is the natural way to write one: its fields are the pass's options."""
+    """A graph pass; best written as a frozen dataclass, with the pass's options as fields."""
 
     @property
     def name(self) -> str:
@@ -68,24 +68,24 @@ class Pass(Protocol):
 
     @property
     def prepares(self) -> bool:
-        """Whether the pass only brings the model into an equivalent form for others. A dry run stops behind these."""
+        """Whether the pass only brings the model into an equivalent form for later ones. A dry run ends after these."""
 
     def run(self, unit: Unit) -> Unit:
         """The unit after the pass."""
 
     def ensures(self, unit: Unit) -> None:
-        """Check what the pass promises of its result, beyond what holds for every pass. Raises AssertionError."""
+        """Check the promises of this pass beyond those of every pass; raise AssertionError if one is broken."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one pass took.
+    """Time and size of one pass.
 
     Attributes:
         name: the pass.
         seconds: wall time, checks included.
-        nodes_before: nodes of the model that it was given, bodies of control flow included.
-        nodes_after: nodes of the model that it made.
+        nodes_before: nodes of the model before the pass, bodies of control flow included.
+        nodes_after: nodes of the model after the pass, bodies of control flow included.
     """
 
     name: str
@@ -98,7 +98,7 @@ def run_passes(passes: Sequence[Pass], unit: Unit) -> tuple[Unit, tuple[Timing, 
     """Run passes in order; each result is checked before the next pass sees it.
 
     Raises:
-        UsageError: two passes have one name, or a pass lacks one that it requires.
+        UsageError: two passes have the same name, or a required pass has not run.
         ValidationError: a pass broke an invariant; the message names it.
     """
     timings: list[Timing] = []
@@ -111,14 +111,14 @@ def run_passes(passes: Sequence[Pass], unit: Unit) -> tuple[Unit, tuple[Timing, 
         try:
             each.ensures(after)
         except AssertionError as error:
-            raise ValidationError(f"pass '{each.name}' broke its promise, {error}; this is a bug in it") from error
+            raise ValidationError(f"pass '{each.name}' broke its promise: {error}; this is a bug in it") from error
         unit = replace(after, stages={**unit.stages, each.name: after.model})
         timings.append(Timing(each.name, time.perf_counter() - start, nodes, count_nodes(unit.model)))
     return unit, tuple(timings)
 
 
 def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
-    """(the preparing passes at the start, the rest)."""
+    """The preparing passes at the start, and the rest."""
     count = next((index for index, each in enumerate(passes) if not each.prepares), len(passes))
     return passes[:count], passes[count:]
 
@@ -147,13 +147,13 @@ def keeps_signature(old: onnx.ModelProto, new: onnx.ModelProto) -> bool:
 
 
 def _check(each: Pass, before: Unit, after: Unit) -> None:
-    """The invariants of every pass: a sound model with the signature that it had."""
+    """Check the invariants of every pass: the model is valid and keeps its signature."""
     if not keeps_signature(before.model, after.model):
         raise ValidationError(
             f"pass '{each.name}' changed the model's inputs, outputs, opset or IR version; this is a bug in the pass"
         )
     try:
-        # Names unique, made before they are read, nothing dangling.
+        # Unique names, every tensor made before it is read, nothing dangling.
         check_structure(after.model)
     except ModelError as error:
-        raise ValidationError(f"pass '{each.name}' left a model that is not sound: {error}") from error
+        raise ValidationError(f"pass '{each.name}' produced an invalid model: {error}; this is a bug in it") from error

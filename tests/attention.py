@@ -1,9 +1,8 @@
-"""Attention in plain numpy, as the sources write it: heads, masks, widened streams. Nothing of the passes.
+"""Attention in plain numpy, as the sources write it: heads, masks, widened streams; independent of the passes.
 
-Comes in: a residual stream [N, D] and heads as matrices. Goes out: what they write. `tests.theorems` builds the heads.
-A stream is widened by *slots*: columns that are 1 at some rows. `Slots.one` is 1 at every token and 0 at every bias
-token, `Slots.bias[j]` is 1 at bias token j alone; the data columns of bias tokens are 0. The arithmetic is that of the
-stream's type.
+`tests.theorems` builds the heads. A residual stream [N, D] is widened by *slots*: columns that are 1 in some rows.
+`Slots.one` is 1 at every token and 0 at every bias token, `Slots.bias[j]` is 1 at bias token j alone; the data columns
+of bias tokens are 0. The arithmetic is that of the stream's type.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Mlp:
     c1: Array | None = None
 
     def plain(self, x: Array, f: Callable[[Array], Array]) -> Array:
-        """The MLP as everybody writes it."""
+        """The MLP in its usual form."""
         hidden = f(x @ self.w1 + self.b1)
         if self.v1 is not None and self.c1 is not None:
             hidden = hidden * (x @ self.v1 + self.c1)
@@ -78,7 +77,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class AttentionHead:
-    """W_Q, W_K [D', k], W_V [D', d], W_O [d, D']."""
+    """One head by its matrices: W_Q, W_K [D', k], W_V [D', d], W_O [d, D']."""
 
     w_q: Array
     w_k: Array
@@ -93,14 +92,14 @@ class AttentionHead:
 
 @dataclass(frozen=True)
 class Slots:
-    """The extra columns of a widened stream; see the top of the file. one [D'], bias [m, D'], width D'."""
+    """The extra columns of a widened stream (see the module), as vectors: one [D'], bias [m, D']."""
 
     one: Array
     bias: Array
 
 
 def attend(x: Array, heads: Sequence[AttentionHead], allowed: Array | None = None) -> Array:
-    """The sum of the heads' outputs. x [N', D'], allowed [N', N'] boolean (None: everything), without the skip."""
+    """The sum of the heads' outputs, without the skip connection. x [N', D'], allowed [N', N'] (None: every pair)."""
     total = np.zeros_like(x)
     for head in heads:
         logits = (x @ head.w_q) @ (x @ head.w_k).T
@@ -112,7 +111,7 @@ def attend(x: Array, heads: Sequence[AttentionHead], allowed: Array | None = Non
 
 
 def neurons(program: ProgramNumbers, y: Array, z: Array) -> Array:
-    """What the heads of a program write for every pre-activation y and value z: theorem 3 without the stream."""
+    """The output of a program for every pre-activation y and value z: theorem 3 without the stream."""
     total = program.linear * z + program.constant
     for head in program.heads:
         logits = [head.alpha * y * y + head.beta * y + head.gamma]
@@ -154,7 +153,7 @@ def neuron_mask(tokens: int, m: int) -> Array:
 
 
 def kept_apart(allowed: Array, m: int) -> Array:
-    """Theorem 6: the mask [N, N] of an original head, extended so that tokens and bias tokens do not meet."""
+    """Theorem 6: the mask [N, N] of an original head, extended to keep tokens and bias tokens apart."""
     wide = np.eye(len(allowed) + m, dtype=bool)
     wide[m:, m:] = allowed
     return wide

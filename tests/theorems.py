@@ -1,9 +1,9 @@
-"""The sources' statements in plain numpy: T3, T6, T7, T8, T9 and P1, with nothing of the passes.
+"""The sources' statements in plain numpy: T3, T6, T7, T8, T9 and P1, independent of the passes.
 
-Comes in: an MLP as matrices, a head program as numbers, a residual stream [N, D]. Goes out: what attention heads make
-of it. Everything is computed by `tests.attention.attend`, which knows queries, keys, values, outputs and a mask, and
-nothing of MLPs. Sources: Huben and Morris 2023 (arXiv 2309.08593), theorems 3 to 9, and the earlier post, which has
-three sublayers. `THEOREMS` gives the function to compare each form with.
+An MLP as matrices and a head program as numbers become attention heads, which are applied to a residual stream [N, D].
+Everything is computed by `tests.attention.attend`, from queries, keys, values, outputs and a mask alone. Sources: Huben
+and Morris 2023 (arXiv 2309.08593), theorems 3 to 9, and the earlier post, which has three sublayers. `THEOREMS` maps
+each form to the function that it is compared with.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _neuron_head(head: HeadNumbers, y: Array, z: Array, write: Array, slots: Slo
         np.array([getattr(token, name) for token in tokens]) @ slots.bias for name in ("slope", "offset", "value")
     )
     offset = offset + share @ slots.bias
-    # Softmax sees differences only. Taken off the bias tokens, beta and gamma leave the logits between two tokens 0:
-    # a pseudo-mask need not outweigh them then, however steep the program is.
+    # Softmax depends only on differences of logits. With beta and gamma subtracted from the bias tokens, the logits
+    # between two tokens are 0, so a pseudo-mask need not outweigh them, however steep the program is.
     present = slots.bias.sum(axis=0)
     keys = [head.alpha * y + slope - head.beta * present, offset - head.gamma * present]
     queries = [y, slots.one]
-    # Bias rows query with 0: y and `one` are 0 there.
+    # The queries of bias tokens are 0, because y and `one` are 0 there.
     used = 2 if np.any(keys[1]) else 1
     return AttentionHead(
         np.stack(queries[:used], axis=1).astype(dtype),
@@ -62,9 +62,9 @@ def _neuron_head(head: HeadNumbers, y: Array, z: Array, write: Array, slots: Slo
 
 
 def _padded(tokens: Sequence[BiasNumbers], m: int) -> tuple[list[BiasNumbers], Array]:
-    """The bias tokens of a head that has fewer than the stream: the first one is split, its weight shared.
+    """The bias tokens of a head that has fewer than the stream: copies of the first one share its weight.
 
-    Returns m tokens, and what is added to their logits: -log of the number of copies.
+    Returns m tokens, and the terms to add to their logits: -log of the number of copies.
     """
     copies = 1 + m - len(tokens)
     share = np.zeros(m)
@@ -81,7 +81,7 @@ def _read(stream: int, weights: Array, bias: Array, slots: Slots) -> Array:
 
 
 def _mlp_heads(mlp: Mlp, program: ProgramNumbers, slots: Slots) -> tuple[list[AttentionHead], list[AttentionHead]]:
-    """The heads of all neurons, under `neuron_mask`, and those that attend to themselves alone: linear and b2."""
+    """The heads of all neurons, under `neuron_mask`, and the heads for the linear part and b2, under the identity."""
     stream, width = len(slots.one), mlp.w2.shape[1]
     y = _read(stream, mlp.w1, mlp.b1, slots)
     z = y if mlp.v1 is None or mlp.c1 is None else _read(stream, mlp.v1, mlp.c1, slots)
@@ -106,7 +106,7 @@ def mlp_as_masked_heads(x: Array, mlp: Mlp, program: ProgramNumbers) -> Array:
 
 
 def linear_heads(matrix: Array, into: Array, d_head: int) -> list[AttentionHead]:
-    """T7: `x matrix into`, split by rank; for heads that attend to themselves alone. matrix [D', r], into [r, D']."""
+    """T7: `x matrix into`, split by rank; under a mask that is the identity. matrix [D', r], into [r, D']."""
     nothing = np.zeros((len(matrix), 1), matrix.dtype)
     starts = range(0, matrix.shape[1], d_head)
     return [AttentionHead(nothing, nothing, matrix[:, s : s + d_head], into[s : s + d_head]) for s in starts]
@@ -134,9 +134,9 @@ def activation_on_matrix(x: Array, program: ProgramNumbers) -> Array:
 
 
 def _replace(program: ProgramNumbers, columns: int, slots: Slots, start: int = 0, values: int | None = None) -> Array:
-    """What is left of `f(v) - v` once the heads are taken off: linear z + constant - v. [D', columns]
+    """The part of `f(v) - v` that the heads do not compute, linear z + constant - v, as a matrix [D', columns].
 
-    v are the columns from `start` on, z those from `values` on.
+    v stands for the columns from `start` on, z for those from `values` on.
     """
     rest = np.zeros((len(slots.one), columns), slots.one.dtype)
     source = start if values is None else values
@@ -168,7 +168,7 @@ def pseudo_masked(head: AttentionHead, allowed: Array, omega: float, *, plus: bo
 def mlp_as_pseudo_masked_heads(
     x: Array, mlp: Mlp, program: ProgramNumbers, omega: float = 1000.0, *, plus: bool = False
 ) -> Array:
-    """T9 after T3: the MLP's output [N, D] from heads without any mask."""
+    """T9 applied to T3: the MLP's output [N, D] from heads without a mask."""
     m = _most(program)
     wide, slots = with_positions(x, m)
     heads, alone = _mlp_heads(mlp, program, slots)
@@ -186,8 +186,8 @@ def three_sublayers(
 ) -> tuple[list[AttentionHead], list[AttentionHead], list[AttentionHead]]:
     """P1: linear, activation, linear, each to be added to the stream of D + hidden + positions columns; no masks.
 
-    There are d_ff hidden columns; a gate, which the post does not have, needs as many more. The third sublayer also
-    clears them, so its matrix has their number as rank.
+    There are d_ff hidden columns; a gate, which the post does not have, needs d_ff more. The third sublayer also clears
+    the hidden columns, so the rank of its matrix is their number.
     """
     d_ff, width = mlp.w2.shape
     m, stream = _most(program), len(slots.one)
@@ -214,14 +214,14 @@ def three_sublayers(
 
 
 def hidden_columns(mlp: Mlp) -> int:
-    """Columns that the three sublayers need beside the D data columns and the positions."""
+    """Columns that the three sublayers need in addition to the D data columns and the positions."""
     return len(mlp.w2) * (1 if mlp.v1 is None else 2)
 
 
 def mlp_as_three_sublayers(
     x: Array, mlp: Mlp, program: ProgramNumbers, d_head: int = 10, omega: float = 1000.0
 ) -> Array:
-    """P1: the MLP's output [N, D], what three maskless sublayers add to the data columns."""
+    """P1: the MLP's output [N, D], as three maskless sublayers add it to the data columns."""
     wide, slots = with_positions(x, _most(program), hidden=hidden_columns(mlp))
     stream = wide
     for heads in three_sublayers(mlp, program, slots, len(x), d_head, omega):
@@ -244,7 +244,7 @@ class Layer:
 
 
 def plain_transformer(x: Array, layers: Sequence[Layer], f: Callable[[Array], Array]) -> Array:
-    """The network as it was, without normalisation."""
+    """The original network, without normalisation."""
     for layer in layers:
         x = x + attend(x, layer.heads, layer.allowed)
         x = x + layer.mlp.plain(x, f)
@@ -255,10 +255,10 @@ def attention_only_transformer(x: Array, layers: Sequence[Layer], program: Progr
     """T6: attention alone. The bias token is appended once, carried through all layers and dropped at the end.
 
     Raises:
-        ValueError: a bias token has a value: it would write to itself and not stay what it is.
+        ValueError: a bias token has a value, with which it would write to itself and change.
     """
     if any(token.value for head in program.heads for token in head.bias_tokens):
-        raise ValueError("a bias token with a value does not survive a layer")
+        raise ValueError("a bias token with a value would change in every layer")
     m = _most(program)
     stream, slots = with_indicators(x, m)
     start = stream.copy()
@@ -290,4 +290,5 @@ THEOREMS: Mapping[str, Callable[[Array, Mlp, ProgramNumbers], Array]] = {
     "maskless": mlp_as_pseudo_masked_heads,
     "staged": mlp_as_three_sublayers,
 }
-"""Form to the statement that it builds: function of stream [N, D], MLP and program, giving the MLP's output [N, D]."""
+"""Form to the statement that it implements: a function of stream [N, D], MLP and program that returns the MLP's output
+[N, D]."""

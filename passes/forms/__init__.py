@@ -1,4 +1,4 @@
-"""Forms: how a head program becomes nodes. One file per form; the table is `FORMS`."""
+"""Forms: ways to turn a head program into nodes. One file per form; `FORMS` is the table."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Form:
     """One form.
 
     Attributes:
-        emit: from view and conversion to the nodes.
-        prepare: what the form decides about a conversion while planning, or why it cannot take the block.
-        factors_offsets: whether it takes offsets of logits out of the exponentials (docs/decisions/0010); otherwise it
-            writes softmax as the paper does.
+        emit: makes the nodes for a conversion.
+        prepare: completes a conversion during planning, or says why the form cannot take the block.
+        factors_offsets: whether it takes the offsets of logits out of the exponentials (docs/decisions/0010);
+            otherwise it writes softmax as the paper does.
     """
 
     emit: Callable[[GraphView, Conversion], Replacement]

@@ -1,6 +1,6 @@
 """The Python API, and the composition of the engine with the pass.
 
-Beside the command line these are the only modules of `rewriter` that import `passes`.
+Apart from the command line, these are the only modules of `rewriter` that import `passes`.
 """
 
 from rewriter.api.comparing import diff, validate

@@ -1,7 +1,7 @@
-"""The inputs of a comparison: made for A or given, those of them that A accepts, and when they are to blame.
+"""The inputs of a comparison, generated for A or given by the user, reduced to those that A accepts.
 
-A comparison in which nothing was compared must not pass. Where the inputs that the user gave are the reason, that is a
-usage error.
+A comparison in which nothing was compared must not pass. If the user's own inputs are the reason, that is a usage
+error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rewriter.text import quoted
 def accepted_cases(
     model: LoadedModel, provider: str, inputs: Path | None, dims: Mapping[str, int], seed: int
 ) -> tuple[list[Case], list[str]]:
-    """The inputs that A accepts, and the refusals.
+    """The inputs that A accepts, and why it refused the others.
 
     Raises:
-        UsageError: it accepts none of those that were given.
-        ValidationError: it accepts none of those that were made.
+        UsageError: A accepts none of the inputs that the user gave.
+        ValidationError: A accepts none of the generated inputs.
     """
     made = load_cases(inputs, model.proto) if inputs is not None else make_cases(model.proto, seed=seed, dims=dims)
     session = open_named("A", model, provider, optimise=False)
@@ -50,12 +50,12 @@ def accepted_cases(
 
 
 def failures_of(providers: Mapping[str, PairProof]) -> tuple[str, ...]:
-    """What did not hold, output by output."""
+    """The failures of all outputs, each once."""
     return tuple(dict.fromkeys(each.failure for each in _verdicts(providers) if each.failure is not None))
 
 
 def blame_inputs(inputs: Path | None, cases: Sequence[Case], providers: Mapping[str, PairProof]) -> None:
-    """Raise a usage error where the given inputs are why an output could not be compared, and nothing else failed."""
+    """Raise a usage error if the given inputs kept outputs from being compared, and nothing else failed."""
     failed = [each for each in _verdicts(providers) if not each.passed]
     flaw = _flaw(cases)
     if inputs is not None and flaw is not None and failed and all(each.rule == "nothing" for each in failed):
@@ -63,7 +63,7 @@ def blame_inputs(inputs: Path | None, cases: Sequence[Case], providers: Mapping[
 
 
 def _flaw(cases: Sequence[Case]) -> str | None:
-    """What may keep outputs from being compared."""
+    """A defect of the inputs that may keep outputs from being compared."""
     for case in cases:
         where = f" in case {case.name}" if len(cases) > 1 else ""
         for name, array in case.feeds.items():

@@ -1,4 +1,4 @@
-"""`validate` and `diff`: whether two models compute the same, and where they differ. Nothing is written."""
+"""`validate` and `diff`: whether two models compute the same function, and where they differ. Nothing is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rewriter.report.comparison import Comparison
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
-"""One number for all outputs, or output name to number; None is the name of all that are not named."""
+"""One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
 
 
 def validate(
@@ -42,32 +42,32 @@ def validate(
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does, against a float64 evaluation of the original.
 
-    Any two models of one signature will do. Where `rewritten` was made by this tool, the heads of each block are also
-    tried alone, on adversarial points.
+    Any two models with the same inputs and outputs can be compared. If this tool made `rewritten`, the heads of each
+    block are also tested alone, on adversarial points.
 
     Args:
         original: path of an ONNX file, or a model in memory.
-        rewritten: the other one.
-        providers: execution providers, `cpu` and `cuda`; default cpu, and cuda where it works.
-        inputs: an npz file with inputs, instead of generated ones.
+        rewritten: path of the rewritten model, or a model in memory.
+        providers: execution providers, `cpu` and `cuda`; default: cpu, and cuda where it works.
+        inputs: an npz file with inputs to use instead of generated ones.
         dims: sizes for symbolic dimensions of the generated inputs.
-        seed: seed of the generated inputs.
-        atol: absolute tolerance, for all outputs or by output name. Outputs with a tolerance are judged by
-            |rewritten - original| <= atol + rtol |original| alone.
+        seed: random seed of the generated inputs.
+        atol: absolute tolerance, for all outputs or by output name. Outputs with a tolerance are judged only by
+            |rewritten - original| <= atol + rtol |original|.
         rtol: relative tolerance, likewise.
-        top_k: also say how much of the k best entries of each row both models have.
+        top_k: also report how many of the k largest entries of each row both models share.
         taps: compare every block's output as well, and find the first whose error exceeds its share.
-        bisect: if the models differ, try every part of `rewritten` alone and name the guilty ones.
-        progress: called with (what is being done, steps done, steps in all).
+        bisect: if the models differ, test every part of `rewritten` alone and name the faulty ones.
+        progress: called with (current activity, steps done, total steps).
 
     Returns:
-        The comparison; `exit_status` is 0 when everything held, 1 when not, or when the signatures differ.
+        The comparison; `exit_status` is 0 if every check passed, and 1 if one failed or the signatures differ.
 
     Raises:
-        UsageError: an option cannot be followed, or the given inputs are why nothing could be compared.
+        UsageError: an option is invalid, or the given inputs left nothing to compare.
         ModelError: a model is unreadable, malformed or unsafe.
         ProviderError: a requested execution provider is not available.
-        ValidationError: nothing could be compared, for example since a model does not run.
+        ValidationError: nothing could be compared, for example because a model does not run.
     """
     pairing = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, taps=taps, bisect=bisect, progress=progress)
     return _compare(original, rewritten, pairing, graph=False, outputs=True)
@@ -94,29 +94,29 @@ def diff(
 
     Args:
         a: path of an ONNX file, or a model in memory.
-        b: the other one.
-        graph: compare operators, nodes, weights bit for bit, metadata.
+        b: path of the second model, or a model in memory.
+        graph: compare operators, nodes, metadata, and weights bit for bit.
         outputs: run both and compare the outputs as `validate` does.
-        providers: as for `validate`, like all that follow.
-        inputs: see there.
-        dims: see there.
-        seed: see there.
-        atol: see there.
-        rtol: see there.
-        top_k: see there.
-        taps: see there.
-        bisect: see there.
-        progress: see there.
+        providers: as for `validate`.
+        inputs: as for `validate`.
+        dims: as for `validate`.
+        seed: as for `validate`.
+        atol: as for `validate`.
+        rtol: as for `validate`.
+        top_k: as for `validate`.
+        taps: as for `validate`.
+        bisect: as for `validate`.
+        progress: as for `validate`.
 
     Returns:
-        The comparison; `exit_status` is 0 when both compute the same, or without `outputs`, when both are the same
-        graph with the same weights; else 1.
+        The comparison; `exit_status` is 0 if both compute the same (without `outputs`: if graphs and weights are the
+        same), else 1.
 
     Raises:
-        UsageError: neither graph nor outputs are to be compared, or as for `validate`.
-        ModelError: as for `validate`, like the others.
-        ProviderError: see there.
-        ValidationError: see there.
+        UsageError: both `graph` and `outputs` are off, or as for `validate`.
+        ModelError: as for `validate`.
+        ProviderError: as for `validate`.
+        ValidationError: as for `validate`.
     """
     if not graph and not outputs:
         raise UsageError("nothing to compare: leave the graph or the outputs in")
@@ -156,7 +156,7 @@ def _tolerances(atol: Tolerances | None, rtol: Tolerances | None) -> dict[str | 
     absolute, relative = (_by_name(given) for given in (atol, rtol))
     for value in (*absolute.values(), *relative.values()):
         if not 0.0 <= value < float("inf"):
-            raise UsageError(f"a tolerance is {value:g}; it must be a number from 0")
+            raise UsageError(f"a tolerance is {value:g}; it must be finite and at least 0")
     return {
         name: Tolerance(absolute.get(name, absolute.get(None, 0.0)), relative.get(name, relative.get(None, 0.0)))
         for name in {**absolute, **relative}
@@ -198,7 +198,7 @@ def _compare(a: Model, b: Model, pairing: Pairing, *, graph: bool, outputs: bool
         with run.step("graph", "comparing the graphs"):
             result = replace(result, graph=difference(*models))
     if result.signature:
-        result = replace(result, failures=tuple(f"other signature: {text}" for text in result.signature))
+        result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
         _check_names(pairing.rules, models[0])
         result = Pair(models, pairing, run).compare(result)
@@ -212,4 +212,4 @@ def _check_names(rules: Rules, model: LoadedModel) -> None:
     known = [value.name for value in model.proto.graph.output]
     for name in rules.tolerances:
         if name is not None and name not in known:
-            raise UsageError(f"a tolerance is given for '{name}', which is no output; outputs are: {', '.join(known)}")
+            raise UsageError(f"a tolerance names '{name}', which is not an output; the outputs are: {', '.join(known)}")

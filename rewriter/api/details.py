@@ -1,8 +1,7 @@
-"""From plan to page: head programs as curves, the accounting as rows.
+"""What the HTML page shows of a plan: head programs as curves, the head counts as rows.
 
-Comes in: a plan. Goes out: `Details`, in plain numbers that `rewriter.report.html` draws. Programs are evaluated in
-float64, so a drawn error is that of exact arithmetic (plus float64's own rounding), with the coefficients that the
-graph holds.
+`Details` holds plain numbers, which `rewriter.report.html` draws. The programs are evaluated in float64 with the
+coefficients in the graph, so a drawn error is that of exact arithmetic up to float64's own rounding.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Array = NDArray[np.float64]
 
 _POINTS = 161
 _REACH = 6.0
-"""Activations are drawn for |y| up to this: beyond it they are straight lines."""
+"""Largest |y| at which activations are drawn: beyond it they are straight lines."""
 
 _STEEP = 64.0
-"""From this slope of a logit difference on, a head is a step at the scale of `_REACH`, so it is drawn closer up."""
+"""From this slope of a logit difference upwards, a head looks like a step on |y| <= `_REACH` and is drawn closer up."""
 
 _NEAR = 12.0
-"""How far a logit difference of a steep head goes in its drawing: the smaller weight is 6e-6 there."""
+"""Largest logit difference in the drawing of a steep head; the smaller weight is 6e-6 there."""
 
 
 def details_of(plan: Plan) -> Details:
@@ -86,12 +85,12 @@ def _drawing(group: Sequence[Conversion]) -> Drawing:
 
 
 def _error(values: Array, target: Array) -> Array:
-    """Signed, over max(1, |f|): what a certified error is a bound of."""
+    """The signed error over max(1, |f|), the quantity that certified errors bound."""
     return np.asarray((values - target) / np.maximum(1.0, np.abs(target)))
 
 
 def _near(program: Program) -> float:
-    """Largest |y| at which the weights of the program's heads are worth drawing."""
+    """Largest |y| at which the attention weights still change visibly."""
     steepest = max(abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens)
     return _NEAR / steepest if steepest > _STEEP else _REACH
 
@@ -108,7 +107,7 @@ def _drawn_head(head: Head, points: Array, source: str) -> DrawnHead:
 
 
 def _self_value(head: Head, source: str) -> str:
-    """`y`, `2 y`, `y + 1` or a number; `u` in the place of y where the block is gated."""
+    """`y`, `2 y`, `y + 1` or a number; in a gated block with `u` in place of `y`."""
     factor = "" if head.c == 1.0 else f"{head.c:.6g} "
     if head.c == 0.0:
         return f"{head.d:.6g}"

@@ -1,4 +1,4 @@
-"""Why a part of B is wrong: what differs in it between the files.
+"""Explains a faulty part of B by what differs there between the files.
 
 Heads are compared with those that this tool would have written, everything else with A.
 """
@@ -19,7 +19,7 @@ _MOST_CAUSES = 6
 
 
 def explain(fault: Fault, known: Known) -> FaultRow:
-    """Name what differs at the place of a fault."""
+    """List the differences between the files at a fault."""
     ours, theirs = fault.pieces
     if fault.program is not None and known.expected is not None:
         ours = _expected(fault, known) or ours
@@ -38,7 +38,7 @@ def explain(fault: Fault, known: Known) -> FaultRow:
 
 
 def _expected(fault: Fault, known: Known) -> LoadedModel | None:
-    """The same part with the heads that this tool writes for A."""
+    """The same part with the heads that this tool would write for A."""
     side = known.expected
     if side is None or fault.tensor not in side.main.producer:
         return None
@@ -47,7 +47,7 @@ def _expected(fault: Fault, known: Known) -> LoadedModel | None:
 
 
 def _causes(found: GraphDifference) -> list[str]:
-    """What differs, changes before what only one side has."""
+    """The differences in words: first what changed, then what only one side has."""
     weights = [(change.status != "changed", _weight(change)) for change in found.tensors]
     nodes = [(change.status != "changed", _node(change)) for change in found.nodes]
     functions = [

@@ -1,7 +1,4 @@
-"""`inspect`: the blocks of a model, what they weigh, and what would remain; nothing is written.
-
-Comes in: a model. Goes out: `Inspection`.
-"""
+"""`inspect`: the blocks of a model, their size, and the nonlinearities that would remain; nothing is written."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ class Inspection:
     """What `inspect` found.
 
     Attributes:
-        report: as a dry run gives it.
-        accounting: weights, heads, and what remains.
+        report: the report of a dry run.
+        accounting: weights, heads, and the nonlinearities that would remain.
     """
 
     report: Report
     accounting: Accounting
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-ready data: the report's, with `accounting` and `purity`."""
+        """JSON-ready data: that of the report, plus `accounting` and `purity`."""
         return {**self.report.to_json(), "accounting": asdict(self.accounting), "purity": self.accounting.purity}
 
 
@@ -55,12 +52,13 @@ def inspect(
         scope: `mlp` or `all`, as for `rewrite`.
         gate: `heads` or `product`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
-        tokens: length of the sequence that the costs of the forms are stated for.
-        max_pattern_mb: bound of the largest pattern tensor, in units of 2^20 bytes, in the costs of the forms.
-        max_tokens: one-hot positions, in the costs of the forms that have them; at least `tokens`.
+        tokens: sequence length for which the costs of the forms are computed.
+        max_pattern_mb: bound on the largest pattern tensor in these costs, in units of 2^20 bytes.
+        max_tokens: number of one-hot positions in these costs, for the forms that use them; raised to `tokens` if
+            smaller.
 
     Raises:
-        UsageError: an option cannot be followed.
+        UsageError: an option is invalid.
         ModelError: the model is unreadable, malformed or unsafe.
     """
     run = Run(silent)

@@ -1,7 +1,7 @@
-"""The options as keywords of `rewrite`: their types, and what `help(rewrite)` says of them.
+"""The options as keywords of `rewrite`: their types, and their text in `help(rewrite)`.
 
-Names, defaults and help come from the dataclasses that declare the options; `RewriteKeywords` repeats only names and
-types, for type checkers, and a test compares both.
+Names, defaults and help come from the dataclasses that declare the options. `RewriteKeywords` repeats names and types
+for type checkers; a test compares it with the dataclasses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RewriteKeywords(TypedDict, total=False):
 
 
 def describe(function: Callable[..., Any], *declared: type) -> None:
-    """Let signature and docstring of `function` name the options of dataclasses in the place of its `**options`."""
+    """Replace `**options` in the signature of `function` by the declared options, and list them in its docstring."""
     found = [each for kind in declared for each in options_of(kind)]
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]

@@ -1,7 +1,7 @@
-"""What this tool knows of a pair of models: A's MLP blocks, and which of them are attention heads in B.
+"""Finds the MLP blocks of model A and those of them that are attention heads in model B.
 
-Nothing that B says of itself is believed: its metadata only say which blocks to look for. What certified errors may
-amount to is taken from A with the numbers that this tool plans for those blocks; no emitted node takes part.
+B's description of itself is not trusted: its metadata only say which blocks to look for. The effect of certified errors
+is computed from A, with the coefficients that this tool plans for those blocks; no emitted node takes part.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rewriter.proof.planned import planned_side, shaken
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a pair.
+    """The blocks of a pair of models.
 
     Attributes:
-        a: A, or its lowered form where B was made from that: it has the tensors that blocks are named by.
+        a: A, or its lowered form if B was made from it: the form whose tensors name the blocks.
         b: B.
         landmarks: A's blocks.
-        claims: what is claimed of the blocks that are heads in B.
-        programs: block name to head program, for these.
-        unknown: blocks that B says to have as heads, but that A does not have.
-        made: what would be claimed of all blocks that B has as heads, whether they can be tried in B or not.
-        _plan: what this tool would do with A, for those blocks.
+        claims: the claims about the blocks that are heads in B and can be tested there.
+        programs: block name to head program, for all blocks that are heads in B.
+        unknown: blocks that are heads in B according to its metadata, but that A does not have.
+        made: the claims about all blocks that are heads in B, including those that cannot be tested there.
+        _plan: this tool's plan for A, restricted to those blocks.
     """
 
     a: Side
@@ -49,9 +49,9 @@ class Known:
 
     @cached_property
     def planned(self) -> tuple[Side, ...]:
-        """A with the numbers of certified programs as activations, in float64; and shaken where they are unstable.
+        """A with its activations as planned, in float64; if a program is unstable, also a shaken copy.
 
-        Empty where all programs are exact.
+        Empty if all programs are exact.
         """
         if not any(claim.max_error > 0.0 for claim in self.made):
             return ()
@@ -60,12 +60,12 @@ class Known:
 
     @cached_property
     def expected(self) -> Side | None:
-        """A with the heads that this tool writes, to name what is other in B's; None where B has none."""
+        """A with the heads that this tool writes, to compare those in B with; None if B has none."""
         return Side.of(replace(self.a.model, proto=apply(self._plan), path=None)) if self.made else None
 
 
 def know(a: LoadedModel, b: LoadedModel) -> Known:
-    """Find A's blocks, and those that are heads in B."""
+    """Find A's blocks, and those of them that are heads in B."""
     programs = _programs(b.proto)
     plan = make_plan(a.proto, checked_options())
     made = tuple(each for each in plan.conversions if each.block.name in programs)
@@ -87,7 +87,7 @@ def know(a: LoadedModel, b: LoadedModel) -> Known:
 
 
 def _programs(model: onnx.ModelProto) -> dict[str, str]:
-    """The blocks that an earlier run made, in graph order, with the names of their programs; bodies included."""
+    """The blocks that an earlier run converted, bodies of control flow included: name to program, in graph order."""
     from rewriter.files.walk import iter_nodes
 
     programs: dict[str, str] = {}
@@ -114,7 +114,7 @@ def _stands_in(mark: Landmark, a: Side) -> bool:
 
 
 def _can_be_tried(claim: Claim, a: Side, b: Side) -> bool:
-    """Whether both models have the tensors that a claim is about: another tool may have renamed them in B."""
+    """Whether both models have the tensors that a claim names: another tool may have renamed them in B."""
     views = [side.views.get(claim.path) for side in (a, b)]
     names = [name for name in claim.inputs if views[0] is not None and name in views[0].producer]
     return all(view is not None and claim.output in view.producer for view in views) and all(

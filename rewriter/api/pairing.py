@@ -1,6 +1,6 @@
-"""Two models of one signature: what they compute, and where that differs.
+"""Compares what two models with the same inputs and outputs compute, and locates the differences.
 
-`rewriter.api.comparing` knows the options that users give; here a `Comparison` is filled in.
+`rewriter.api.comparing` handles the options that users give; this module fills in the `Comparison`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison, FaultRow
 
 _MOST_FAULTS = 8
-"""Guilty parts that are narrowed down."""
+"""Faulty parts that are narrowed down; more would take long and add little."""
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """How to compare two models; the fields are the options of `rewriter.api.comparing.validate`."""
+    """How to compare two models: the options of `rewriter.api.comparing.validate`, checked."""
 
     providers: tuple[str, ...]
     inputs: Path | None
@@ -53,7 +53,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models of one signature, and how to compare what they compute."""
+    """Two models with the same inputs and outputs, and how to compare what they compute."""
 
     models: tuple[LoadedModel, LoadedModel]
     pairing: Pairing
@@ -61,16 +61,16 @@ class Pair:
 
     @cached_property
     def known(self) -> Known:
-        """Blocks and heads."""
+        """The blocks of A, and which of them are heads in B."""
         return know(*self.models)
 
     @cached_property
     def coarse(self) -> float:
-        """What is allowed without a reference, as a share of the largest value."""
+        """The error allowed without a reference, as a share of the largest value."""
         return coarsest_allowance(self.models[0].proto)
 
     def compare(self, result: Comparison) -> Comparison:
-        """Run both, judge the outputs and the heads, and say where they differ where that was asked for."""
+        """Run both models, judge outputs and heads, and locate the differences if that was asked for."""
         with self.run.step("inputs", "making inputs"):
             options = self.pairing
             given = options.inputs, options.dims, options.seed
@@ -83,7 +83,7 @@ class Pair:
             for name in self.pairing.providers:
                 providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, programs)
         blame_inputs(self.pairing.inputs, cases, providers)
-        with self.run.step("blocks", "trying the heads of each block"):
+        with self.run.step("blocks", "testing the heads of each block"):
             regions = self._regions()
         result = replace(
             result,
@@ -120,18 +120,21 @@ class Pair:
         self, regions: Mapping[str, RegionProof], providers: Mapping[str, PairProof], reference: str
     ) -> list[str]:
         known = self.known
-        notes = [f"block {name} is heads in the second model, but no block of the first" for name in known.unknown]
+        notes = [
+            f"block {name} is attention heads in the second model, but the first has no such block"
+            for name in known.unknown
+        ]
         untried = [name for name in known.programs if name not in regions]
         if untried:
             notes.append(
-                f"the heads of {len(untried)} blocks could not be tried alone: another tool renamed their ends "
+                f"the heads of {len(untried)} blocks could not be tested alone: another tool renamed their ends "
                 f"({', '.join(untried[:3])}{', ...' if len(untried) > 3 else ''})"
             )
         judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]
         if judged and not reference.startswith("no float64"):
             notes.append(
-                f"float64 is no reference for {', '.join(dict.fromkeys(each.name for each in judged))}: somewhere a "
-                "rounding decides, so that float64 computes something else; model A stands in"
+                f"float64 cannot be the reference for {', '.join(dict.fromkeys(each.name for each in judged))}: an "
+                "operator decides something by rounding, and float64 decides it differently; model A stands in"
             )
         return notes
 
@@ -144,7 +147,7 @@ class Pair:
         return tuple(sorted(found.values(), key=lambda mark: a.producer[mark.tensor]))
 
     def _by_parts(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
-        """Where rounding is amplified until outputs say little, every part by itself must hold too."""
+        """Require every part to hold by itself where amplified rounding hides errors in the outputs."""
         shares = {
             each.name: each.share
             for proof in result.providers.values()
@@ -157,14 +160,14 @@ class Pair:
         quantised = any(node.op_type in QUANTISERS for node in iter_nodes(self.models[0].proto.graph.node))
         note = (
             f"{'quantisation amplifies rounding' if quantised else 'rounding is amplified'}: in output {name} "
-            f"differences of up to {100 * share:.3g} % of its scale cannot be told from it"
+            f"differences of up to {100 * share:.3g} % of its scale cannot be told from rounding"
         )
         if all(mark.kind == "output" for mark in self._marks):
-            note = f"{note}, and the models share no inner tensor, so no part of them could be tried alone"
+            note = f"{note}, and the models share no inner tensor, so no part of them could be tested alone"
             if share < 1.0:
                 return replace(result, notes=(*result.notes, note))
             return replace(result, failures=(*result.failures, f"nothing could be compared: {note}"))
-        with self.run.step("parts", "trying every part alone"):
+        with self.run.step("parts", "testing every part alone"):
             isolated = isolate(self._bench(cases, optimise=False), self._marks)
         guilty = [each for each in isolated if each.guilty]
         held = f"{len(isolated) - len(guilty)} of its {len(isolated)} parts hold by themselves"
@@ -176,7 +179,7 @@ class Pair:
         )
 
     def _attributed(self, result: Comparison, cases: Sequence[Case], *, exact: bool) -> Comparison:
-        """With taps and faults; with graph optimisation where only that brings the difference out."""
+        """Add taps and faults; with graph optimisation if the difference does not show without it."""
         failed = bool(result.failures)
         levels = (False, True) if failed else (False,)
         for optimise in levels if self.pairing.taps else ():
@@ -185,7 +188,7 @@ class Pair:
             if result.first_exceeding is not None:
                 break
         for optimise in levels if self.pairing.bisect and failed else ():
-            with self.run.step("bisect", "trying every part alone"):
+            with self.run.step("bisect", "testing every part alone"):
                 known = None if optimise else result.isolated
                 isolated, faults = self._bisect(known, cases, optimise=optimise)
             result = replace(result, isolated=isolated, faults=faults)
@@ -194,7 +197,7 @@ class Pair:
         exceeding = [each for proof in result.providers.values() for each in proof.outputs.values() if each.exceeds]
         if not exceeding or result.isolated is None or any(each.guilty for each in result.isolated):
             return result
-        text = "every part alone is within its share: the difference is what small errors amount to together"
+        text = "every part alone is within its share: the difference is the sum of small errors"
         return replace(result, notes=(*result.notes, text))
 
     def _taps(self, cases: Sequence[Case], *, exact: bool, optimise: bool) -> tuple[Tap, ...]:
@@ -240,7 +243,7 @@ class Pair:
 
 
 def _truth(side: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
-    """What computes in float64, or why nothing does; and the results."""
+    """What evaluated `side` in float64, or why nothing could; and the results."""
     try:
         reference = open_reference(side.model.proto, side.model.base_dir, side.own)
         results = []

@@ -1,6 +1,7 @@
-"""The way through the program: load, run the preparing passes, plan, run the rest, save, prove, rename, report.
+"""`rewrite`, from loading to the report: load, run the preparing passes, plan, run the rest, save, prove, rename.
 
-The one place that knows the whole way. The passes are those of `passes.pipeline`; the proof judges the saved file.
+This is the only module that knows the whole sequence. The passes are those of `passes.pipeline`; the proof judges the
+saved file, which gets its final name only after it passed.
 """
 
 from __future__ import annotations
@@ -52,25 +53,25 @@ def rewrite(
 
     Args:
         model: path of an ONNX file, or a model in memory (which stays as it is).
-        output: where to write the result. It appears there only when the proof passed. Without it nothing is
+        output: where to write the result, which appears there only if the proof passes. Without it nothing is
             written, and `Report.rewritten` holds the result.
-        passes: given the pipeline that the options ask for, returns the one to run, such as
+        passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
-        save_after: name of a pass to the file that the model is saved to behind it, unproved.
+        save_after: pass name to a file; the model after that pass is saved there, unproved.
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
         details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
-        progress: called with (what is being done, steps done, steps in all).
+        progress: called with (current activity, steps done, total steps).
         **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
             below with their defaults.
 
     Returns:
-        The report; `Report.exit_status` is 0 when converted (and proved), 1 when the proof failed, 3 when there is
-        nothing to convert. In the last two cases nothing is written.
+        The report; `Report.exit_status` is 0 if the model was converted (and proved), 1 if the proof failed, 3 if there
+        is nothing to convert. In the last two cases nothing is written.
 
     Raises:
-        UsageError: an option cannot be followed.
+        UsageError: an option is invalid.
         ModelError: the model is unreadable, malformed or unsafe.
         ProviderError: a requested execution provider is not available.
         ValidationError: the proof cannot be carried out, for example because the original does not run.
@@ -108,7 +109,9 @@ def rewrite(
         unit, further = run_passes(split(arrange(pipeline(choices)))[1], unit)
         rewritten, alone = made(unit), _alone(unit)
     if not keeps_signature(source.proto, rewritten):
-        raise ValidationError("the rewritten model has another signature; this is a bug, please report it")
+        raise ValidationError(
+            "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
+        )
     for name, path in saved.items():
         with staged_output(unit.stages[name], path, source=source, force=force) as staged:
             staged.commit()
@@ -135,9 +138,9 @@ def made(unit: Unit) -> onnx.ModelProto:
 
 
 def _alone(unit: Unit) -> onnx.ModelProto | None:
-    """The model with heads that can be cut out block by block, where the result's own cannot: None where they can."""
+    """A model whose heads can be cut out block by block; None if those of the result can."""
     if unit.fact(Plan).route is not None:
-        # Bias tokens of the network belong to no block.
+        # Bias tokens that the network carries do not belong to a single block.
         plan = sublayers_only(unit.fact(Plan))
         return made(unit.having(plan, model=apply(plan)))
     heads = unit.stages[MlpToAttention.name]
@@ -157,7 +160,7 @@ def _checked_stages(
     *,
     force: bool,
 ) -> dict[str, Path]:
-    """Where to save the model behind which pass; refused before the long work where that cannot be done."""
+    """Pass name to the path for the model after that pass; checked before the long work starts."""
     names = [each.name for each in passes]
     if MlpToAttention.name not in names:
         raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
@@ -166,7 +169,7 @@ def _checked_stages(
         if name not in names:
             raise UsageError(f"no pass '{name}' runs; those that do: {', '.join(names)}")
         if out is not None and path.absolute() == out.absolute():
-            raise UsageError(f"{quoted(path)} cannot be both the result and the model behind '{name}'")
+            raise UsageError(f"{quoted(path)} cannot be both the result and the model after '{name}'; change one path")
         check_output(path, source=source, force=force)
     return stages
 
@@ -174,9 +177,9 @@ def _checked_stages(
 def _calibrated(
     run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
 ) -> tuple[Options, tuple[str, ...]]:
-    """The options with what the model reaches where activations must be fitted, and notes.
+    """The options, with the measured range of the pre-activations whose activations must be fitted; and notes.
 
-    A model that does not run is planned without fits; the proof will say why it does not.
+    If the model does not run, its plan has no fits, and the proof will report why it does not run.
     """
     tensors = [block.gate for block in plan.undetermined if not block.path]
     try:
@@ -188,7 +191,7 @@ def _calibrated(
 
 @dataclass(frozen=True)
 class _Models:
-    """The model that came in, the result, and other forms of both that the proof needs."""
+    """The original model, the rewritten one, and other forms of both that the proof needs."""
 
     source: LoadedModel
     rewritten: onnx.ModelProto
@@ -221,7 +224,7 @@ def _to_file(
     *,
     force: bool,
 ) -> Report:
-    """Save beside OUT, prove the saved file, and rename it only then."""
+    """Save beside `out`, prove the saved file, and only then rename it to `out`."""
     with ExitStack() as stack:
         with run.step("save", "saving"):
             output = staged_output(models.rewritten, out, source=models.source, force=force)

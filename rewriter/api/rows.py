@@ -1,6 +1,6 @@
-"""From plan to report: the rows, the counts, and what is claimed of each block.
+"""Translates a plan of `passes` into the engine's own terms: `BlockRow`, `Shape` and `Claim`.
 
-Comes in: conversions and refusals of the pass. Goes out: the engine's own terms (`BlockRow`, `Shape`, `Claim`).
+The engine imports nothing from `passes`, so report and proof see only these.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
 
 
 def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
-    """Blocks whose program holds on a domain that some input may lead out of, as far as the weights tell."""
+    """Notes on blocks whose program has a bounded domain that, judging by the weights, some input may leave."""
     unbounded, beyond = list[str](), list[str]()
     for conversion in plan.conversions:
         domain = conversion.program.domain
@@ -61,12 +61,12 @@ def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
     if beyond:
         notes.append(
             f"the weights let pre-activations of {len(beyond)} blocks grow beyond the domain of their programs: "
-            f"{_first_of(beyond)}; the proof watches the inputs that it tries, no others"
+            f"{_first_of(beyond)}; the proof checks only the inputs that it runs"
         )
     if unbounded:
         notes.append(
-            f"the weights do not bound the pre-activations of {len(unbounded)} blocks whose programs hold on a domain "
-            f"({_first_of(unbounded)}); the proof watches the inputs that it tries, no others"
+            f"the weights do not bound the pre-activations of {len(unbounded)} blocks whose programs have a "
+            f"bounded domain ({_first_of(unbounded)}); the proof checks only the inputs that it runs"
         )
     return tuple(notes)
 
@@ -76,11 +76,11 @@ def _first_of(names: list[str]) -> str:
 
 
 def claim_of(conversion: Conversion, ends: Mapping[str, str], accuracy: float | None = None) -> Claim:
-    """What the conversion claims of its block, in the terms of the proof.
+    """What the conversion claims about its block, in the terms of the proof.
 
     Args:
         conversion: the block and its program.
-        ends: as of the plan.
+        ends: `Plan.ends`.
         accuracy: the error that the user asked for.
     """
     block, program = conversion.block, conversion.program
@@ -128,7 +128,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
 
 
 def left_row(left: Left) -> BlockRow:
-    """The row of a candidate that stays."""
+    """The row of a candidate that stays as it is."""
     return BlockRow(
         name=left.name,
         status="left",

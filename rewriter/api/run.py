@@ -1,4 +1,4 @@
-"""One call of the API: its clock, its progress, its checked options."""
+"""What every call of the API shares: timing, progress, checked options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 
 def name_of(model: str | os.PathLike[str] | onnx.ModelProto) -> str:
-    """How reports name a model: its path as given."""
+    """How reports name a model: by its path as given."""
     return "<memory>" if isinstance(model, onnx.ModelProto) else os.fspath(model)
 
 
@@ -42,14 +42,14 @@ class Run:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Time one step; its times add up where it is taken more than once."""
+        """Time one step; if it runs more than once, its times add up."""
         self.progress(what, 0, 1)
         start = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def finish(self, report: Report) -> Report:
-        """The report with the times, and what it was made with."""
+        """The report with the times and the environment."""
         return replace(report, seconds=self.seconds(), environment=environment())
 
     def seconds(self) -> dict[str, float]:
@@ -61,7 +61,7 @@ def checked_options(**given: Any) -> Options:
     """The options of the rewriting, from keywords.
 
     Raises:
-        UsageError: a value does not exist, is out of range, or does not go with another one.
+        UsageError: a value is unknown, out of range, or incompatible with another one.
         TypeError: a keyword is unknown.
     """
     options = build(Options, given)
@@ -71,10 +71,10 @@ def checked_options(**given: Any) -> Options:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof, from keywords; as they were given, providers are not filled in.
+    """The options of the proof, from keywords; default providers are not filled in yet.
 
     Raises:
-        UsageError: a value does not exist or is out of range.
+        UsageError: a value is unknown or out of range.
         TypeError: a keyword is unknown.
     """
     path, dims = given.get("inputs"), given.get("dims")

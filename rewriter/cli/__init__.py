@@ -1,7 +1,7 @@
-"""The command line: `rewrite MODEL -o OUT`, with subcommands after it.
+"""The command line: `rewrite MODEL -o OUT`, and the subcommands.
 
-One file per command; `COMMANDS` is the table. The plain command is the one without a name: whatever does not start
-with the name of a subcommand goes to it, so a model file called like a subcommand is reachable as ./NAME.
+One file per command; `COMMANDS` is the table. The plain command has no name: it gets every command line that does not
+start with the name of a subcommand. A model file with the name of a subcommand must be given as ./NAME.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
-    """A subcommand where the first word names one, else the plain command with all the words."""
+    """The subcommand that the first word names and the other words, or the plain command and all words."""
     if arguments and arguments[0] in COMMANDS:
         return COMMANDS[arguments[0]], arguments[1:]
     return convert, arguments

@@ -1,4 +1,4 @@
-"""What `rewrite inspect` prints: the blocks, what they weigh, and what each form would cost."""
+"""The output of `rewrite inspect`: the blocks, their size, and the cost of each form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_inspection(found: Inspection, console: Console) -> None:
 
 
 def blocks(accounting: Accounting) -> Table:
-    """What the blocks weigh, and their heads."""
+    """The size of the blocks, and their heads."""
     counts = (
         HeadCount(each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, each.staged)
         for each in accounting.blocks
@@ -45,7 +45,7 @@ def blocks(accounting: Accounting) -> Table:
 
 
 def forms(accounting: Accounting) -> Table:
-    """What a block would cost in each form; blocks of equal cost share a row."""
+    """The cost of a block in each form; blocks of equal cost share a row."""
     setting = accounting.setting
     title = f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
     numbers = ("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added")
@@ -62,9 +62,9 @@ def _form(form: FormCost, blocks: int) -> Row:
 
 
 def refusals(accounting: Accounting) -> list[Text]:
-    """Forms that do not take some blocks at that length, with the figures."""
+    """Forms that cannot take some of the blocks at this sequence length, and why."""
     reasons = Counter(reason for block in accounting.blocks for reason in block.refused)
     return [
-        plain(f"form {form} does not take {number} of the blocks: {reason}", "yellow")
+        plain(f"form {form} cannot take {number} of the blocks: {reason}", "yellow")
         for (form, reason), number in reasons.items()
     ]

@@ -1,4 +1,4 @@
-"""`rewrite MODEL -o OUT`: the plain command; the work is `rewriter.api.rewrite`."""
+"""`rewrite MODEL -o OUT`, the plain command; `rewriter.api.rewrite` does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rewriter.proof.settings import Settings
 
 _HELP_STATUS = """\b
 Commands (rewrite COMMAND --help):
-  inspect   print the blocks of a model, what they weigh and their heads; write nothing
+  inspect   print the blocks of a model, their size and their heads; write nothing
   validate  judge whether a rewritten model computes what the original does
   diff      compare any two models: graphs, weights, outputs
   passes    list the passes of the pipeline and their options
@@ -24,7 +24,7 @@ Commands (rewrite COMMAND --help):
 Exit status:
   0  converted, and proved (or --no-validate, or --dry-run)
   1  the proof failed; nothing is written at OUT
-  2  usage
+  2  usage error
   3  nothing to convert; nothing is written
   4  the model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
@@ -59,16 +59,16 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path), help="Where to write the result.")
 @declared_options(Options)
-@click.option("--dry-run", is_flag=True, help="Plan and explain, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @click.option(
     "--save-after",
     metavar="PASS=FILE",
     multiple=True,
     callback=_stages,
-    help="Also save the model behind a pass, unproved (repeatable); `rewrite passes` lists them.",
+    help="Also save the model after a pass, unproved (repeatable); `rewrite passes` lists the passes.",
 )
-@click.option("--time-passes", is_flag=True, help="Print what each pass took.")
+@click.option("--time-passes", is_flag=True, help="Print the time of each pass.")
 @declared_options(Settings)
 @click.option("--report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write the report as JSON.")
 @click.option("--html", metavar="FILE.html", type=click.Path(path_type=Path), help="Write the report as a page.")
@@ -91,8 +91,8 @@ def convert(
 ) -> int:
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
 
-    MODEL is an ONNX file. The result appears at OUT only when onnxruntime has shown, on inputs made for the model,
-    that it computes what MODEL does; otherwise nothing is left.
+    MODEL is an ONNX file. The result appears at OUT only if it computes what MODEL does, as tested with onnxruntime on
+    inputs made for the model; otherwise no file is written.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")

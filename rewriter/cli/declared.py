@@ -17,12 +17,12 @@ Command = Callable[..., Any]
 
 
 def declared_options(*kinds: type, only: Collection[str] | None = None, **instead: Any) -> Callable[[Command], Command]:
-    """Give a command the options of dataclasses; it gets them by the names that Python knows them by.
+    """Add the options of dataclasses to a command, which receives them under their Python names.
 
     Args:
         *kinds: the dataclasses.
-        only: names to take; default all.
-        **instead: attributes of single options that this command words otherwise, as `name={"help": ...}`.
+        only: names of the options to add; default: all.
+        **instead: click attributes that differ for this command, by option name, as `name={"help": ...}`.
     """
     found = [each for kind in kinds for each in options_of(kind) if only is None or each.name in only]
     negated = {f"no_{each.name}": each.name for each in found if each.flag == f"--no-{each.name}"}
@@ -121,4 +121,4 @@ _CALLBACKS: Mapping[str, Callable[[click.Context, click.Parameter, Any], Any]] =
     "dims": _dimension,
     "joblib_backend": _backend,
 }
-"""Options whose text is read here."""
+"""Options whose text needs a parser of its own."""

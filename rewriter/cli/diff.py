@@ -1,7 +1,4 @@
-"""`rewrite diff A B`: where two models differ.
-
-The work is `rewriter.api.diff`.
-"""
+"""`rewrite diff A B`: where two models differ; `rewriter.api.diff` does the work."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from rewriter.errors import UsageError
 
 _HELP_STATUS = """\b
 Exit status:
-  0  both compute the same (with --graph-only: are the same graph with the same weights)
+  0  both compute the same (with --graph-only: graphs and weights are the same)
   1  they differ, or nothing could be compared
-  2  usage; or the given inputs are why nothing could be compared
+  2  usage error, or the given inputs left nothing to compare
   4  a model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
 """
@@ -42,10 +39,11 @@ def diff(
     verbose: bool,
     **options: Any,
 ) -> int:
-    """Compare two models: operators, nodes, weights bit for bit, metadata, and what they compute.
+    """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
 
-    Nodes are matched by name and by structure, so renaming is no difference. Outputs are judged as `rewrite validate`
-    does; whether they agree decides the exit status, since two graphs may well compute the same.
+    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as
+    by `rewrite validate`. Two different graphs may compute the same, so the graphs decide the exit status only with
+    --graph-only.
     """
     if graph_only and outputs_only:
         raise UsageError("--graph-only and --outputs-only leave nothing to compare; give one of them")

@@ -1,7 +1,4 @@
-"""`rewrite inspect MODEL`: what is in a model, without writing anything.
-
-Comes in: arguments. Goes out: tables or JSON on standard output, an exit status. The work is `rewriter.api.inspect`.
-"""
+"""`rewrite inspect MODEL`: the blocks of a model as tables or JSON; `rewriter.api.inspect` does the work."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ import click
     type=click.Choice(["heads", "product"]),
     default="heads",
     show_default=True,
-    help="What becomes of gated blocks, as for rewrite.",
+    help="How to convert gated blocks, as for rewrite.",
 )
 @click.option("--head-dim", type=click.IntRange(1), help="d_head for the head accounting; default: the model's own.")
 @click.option(
@@ -33,13 +30,13 @@ import click
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Length of the sequence that heads, widths and peak memory of each form are given for.",
+    help="Sequence length for which heads, widths and peak memory of each form are computed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(model: Path, scope: str, gate: str, head_dim: int | None, *, tokens: int, as_json: bool) -> int:
-    """Print the MLP blocks of MODEL, what they weigh, and the heads that they would become; write nothing.
+    """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing.
 
-    Exit status: 0 when blocks can be converted, 3 when there are none, 2, 4 as for `rewrite`.
+    Exit status: 0 if some block can be converted, 3 if none can; 2 and 4 as for `rewrite`.
     """
     from rewriter.api import inspect as look
 

@@ -1,7 +1,4 @@
-"""Options that several commands share.
-
-Comes in: what a user wrote. Goes out: checked values, or an error of one line.
-"""
+"""Options that several commands share, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str | None, float] | None:
-    """NUMBER or OUTPUT:NUMBER; the number alone is for all outputs that are not named."""
+    """Parse NUMBER or OUTPUT:NUMBER; a number alone applies to all outputs that are not named (key None)."""
     found: dict[str | None, float] = {}
     for value in values:
         name, colon, number = value.rpartition(":")
@@ -32,9 +29,9 @@ def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 
 def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False) -> None:
-    """Refuse a report path that could not be written, or that would replace something else, before the long work.
+    """Refuse, before the long work, a report path that cannot be written or that would replace something else.
 
-    `others` are the files that the report must not replace; an existing file of the report's own kind it may.
+    The report must not replace any of `others`; an existing file with the report's own suffix it may.
     """
     if not report.parent.is_dir():
         raise UsageError(
@@ -44,11 +41,11 @@ def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = "
         raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
     if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
         advice = "choose another path" if report.is_dir() else "pass --force to replace it, or choose another path"
-        raise UsageError(f"{quoted(report)} exists and is no {suffix} file; {advice}")
+        raise UsageError(f"{quoted(report)} exists and is not a {suffix} file; {advice}")
 
 
 def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
-    """Refuse a page that could not be written, or made, before the long work; `report` is the JSON beside it."""
+    """Refuse, before the long work, a page that cannot be made or written; `report` is the path of the JSON."""
     from rewriter.report.html import require_jinja
 
     require_jinja()
@@ -63,25 +60,31 @@ _COMPARING = (
         metavar="[OUTPUT:]NUMBER",
         multiple=True,
         callback=tolerance,
-        help="Judge outputs by this absolute tolerance instead of the float64 rule; for all outputs, or for one "
-        "(repeatable).",
+        help="Judge all outputs, or one, by this absolute tolerance instead of the float64 rule (repeatable).",
     ),
     click.option(
         "--rtol",
         metavar="[OUTPUT:]NUMBER",
         multiple=True,
         callback=tolerance,
-        help="The same, relative to the first model's values; adds to --atol.",
+        help="The same, relative to the first model's values; added to --atol.",
     ),
-    click.option("--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K best entries of each row."),
+    click.option(
+        "--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K largest entries of each row."
+    ),
     click.option(
         "--taps",
         type=click.Choice(["blocks"]),
-        help="Compare the output of every block too, and show how the error grows through depth.",
+        help="Also compare the output of every block, and show how the error grows with depth.",
     ),
-    click.option("--bisect", is_flag=True, help="If they differ, try every part alone and name the guilty ones."),
+    click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones."),
     click.option(
-        "--report", "--json", "report", metavar="FILE.json", type=click.Path(path_type=Path), help="Write it as JSON."
+        "--report",
+        "--json",
+        "report",
+        metavar="FILE.json",
+        type=click.Path(path_type=Path),
+        help="Write the comparison as JSON.",
     ),
     click.option("-q", "--quiet", is_flag=True, help="Print the last line only."),
     click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),

@@ -9,8 +9,8 @@ import click
 def passes() -> int:
     """List the passes of the pipeline, in the order in which they run, and their options.
 
-    `rewrite --time-passes` prints what each one took, `--save-after PASS=FILE` saves the model behind one. In Python
-    the pipeline can be changed: see `rewriter.rewrite(passes=...)`.
+    `rewrite --time-passes` prints the time of each pass, `--save-after PASS=FILE` saves the model after a pass. In
+    Python the pipeline can be changed: see `rewriter.rewrite(passes=...)`.
     """
     from passes.options import Options
     from passes.pipeline import PASSES, MlpToAttention

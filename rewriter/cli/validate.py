@@ -1,6 +1,6 @@
-"""`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another one does?
+"""`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another does?
 
-The work is `rewriter.api.validate`.
+`rewriter.api.validate` does the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HELP_STATUS = """\b
 Exit status:
   0  REWRITTEN computes what ORIGINAL does
   1  it does not, or nothing could be compared
-  2  usage; or the given inputs are why nothing could be compared
+  2  usage error, or the given inputs left nothing to compare
   4  a model is unreadable, malformed or unsafe
   5  a requested execution provider is not available
 """
@@ -39,9 +39,9 @@ def validate(
 ) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs will do, whoever made them. Both are compared with a float64
+    Any two models with the same inputs and outputs can be compared, whoever made them. Both are compared with a float64
     evaluation of ORIGINAL: REWRITTEN may be up to four times as far from it as ORIGINAL itself is. Attention heads that
-    this tool made are also tried alone, block by block.
+    this tool made are also tested alone, block by block.
     """
     if report is not None:
         check_report(report, (original, rewritten))

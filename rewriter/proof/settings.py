@@ -1,8 +1,7 @@
-"""How to validate: the options of every proof, as data.
+"""The options of the proof.
 
-Comes in: what the command line or a caller of the Python interface says. Goes out: `Settings`, and after `checked`
-settings that can be followed here: providers that start, a joblib that is installed, limits that the system knows.
-Light on purpose: the command line reads it before it knows that there will be a proof.
+`checked` verifies that this machine can follow them: the providers start, joblib is installed, the system supports the
+limits. The module imports little at the top, because the command line loads it even when nothing will be proved.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rewriter.errors import UsageError
 from rewriter.options import option
 
 PROOFS = ("auto", "whole", "blocks")
-"""How much of a model is loaded at a time: all of it, or one block and one segment."""
+"""How much of a model is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
 
 LARGE = 5 * 10**8
 """Bytes of model and weights above which `auto` means `blocks`."""
@@ -24,20 +23,20 @@ LARGE = 5 * 10**8
 
 @dataclass(frozen=True)
 class Settings:
-    """How to validate. The fields are the options of the same names.
+    """How to prove. Each field is the option of that name.
 
     Attributes:
-        providers: execution providers, as `cpu` or `cuda:device_id=1`; none means all that work here.
-        seed: of the generated inputs.
+        providers: execution providers, as `cpu` or `cuda:device_id=1`; empty: all that work here.
+        seed: random seed of the generated inputs.
         dims: sizes for symbolic dimensions.
         inputs: an npz file to use instead of generated inputs.
         proof: `whole` loads whole models; `blocks` proves block by block and runs the models in consecutive
-            segments; `auto` takes `blocks` above `LARGE` bytes.
+            segments; `auto` chooses `blocks` above `LARGE` bytes.
         jobs: how many blocks are proved at once; -1 means one per processor.
-        joblib_backend: what runs them, as joblib names it: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
-        isolate: carry the proof out in a process of its own.
-        memory_limit_mb: what that process may allocate, in megabytes (10^6 bytes).
-        time_limit: how long it may take, in seconds.
+        joblib_backend: the joblib backend that runs them: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
+        isolate: carry the proof out in a separate process.
+        memory_limit_mb: how much that process may allocate, in megabytes (10^6 bytes).
+        time_limit: how long that process may run, in seconds.
     """
 
     providers: tuple[str, ...] = option(
@@ -49,7 +48,8 @@ class Settings:
     )
     inputs: Path | None = option(
         None,
-        "Prove on these inputs instead; keys are input names, or case/input for several cases.",
+        "Prove on the inputs in this file; keys are input names, or case/input for several cases. Default: generated "
+        "inputs.",
         metavar="FILE.npz",
     )
     dims: Mapping[str, int] = option(
@@ -58,32 +58,32 @@ class Settings:
     seed: int = option(0, "Seed of the generated inputs.", least=0, below=2**32)
     proof: str = option(
         "auto",
-        "Load whole models, or one block and one segment of a model at a time; auto: the latter above "
+        "Load whole models, or one block or segment of a model at a time (blocks). auto: blocks above "
         f"{LARGE // 10**6} MB.",
         choices=PROOFS,
         see="decisions/0020-proof-in-segments.md",
     )
-    jobs: int = option(1, "How many blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
+    jobs: int = option(1, "Number of blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
     joblib_backend: str | None = option(
         None,
-        "Where joblib runs them: loky, dask:scheduler_host=tcp://HOST:PORT, ray.",
+        "Backend with which joblib proves blocks: loky, dask:scheduler_host=tcp://HOST:PORT, ray.",
         metavar="NAME[:KEY=VALUE,...]",
     )
-    isolate: bool = option(False, "Run the models in a process of its own, with the limits below.")
-    memory_limit_mb: int | None = option(None, "What that process may allocate, in MB.", least=1)
-    time_limit: float | None = option(None, "How long that process may take.", metavar="SECONDS", above=0.0)
+    isolate: bool = option(False, "Run the models in a separate process, with the limits below.")
+    memory_limit_mb: int | None = option(None, "Memory that the isolated process may allocate, in MB.", least=1)
+    time_limit: float | None = option(None, "Time that the isolated process may take.", metavar="SECONDS", above=0.0)
 
     def by_blocks(self, size: int) -> bool:
-        """Whether a model of `size` bytes, weights included, is proved without ever being loaded as a whole."""
+        """Whether a model of `size` bytes, weights included, is proved without ever loading it as a whole."""
         return self.proof == "blocks" or (self.proof == "auto" and size > LARGE)
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings with the providers filled in.
+    """The settings with default providers filled in.
 
     Raises:
         ProviderError: a provider is unknown or does not start.
-        UsageError: options that contradict each other or cannot be followed on this system.
+        UsageError: options contradict each other, or this system does not support them.
     """
     from rewriter.ort.providers import chosen_providers
     from rewriter.proof.run.jobs import check_jobs
@@ -99,8 +99,8 @@ def _check_limits(settings: Settings) -> None:
     limits = {"memory limit": settings.memory_limit_mb, "time limit": settings.time_limit}
     for name, value in limits.items():
         if value is not None and not value > 0:
-            raise UsageError(f"a {name} of {value} leaves nothing; give a positive number")
+            raise UsageError(f"the {name} is {value}; give a positive number")
         if value is not None and not settings.isolate:
-            raise UsageError(f"a {name} binds an isolated proof only: add --isolate (isolate=True)")
+            raise UsageError(f"a {name} applies only to an isolated proof: add --isolate (isolate=True)")
     if settings.isolate and os.name != "posix":
         raise UsageError("--isolate needs the resource limits of a POSIX system; run without it, or in a container")

@@ -1,10 +1,9 @@
 """The proof that a rewritten model computes what the original does.
 
-Given both models and the claims about the replaced blocks, it returns a `Validation`, with numbers also when it passes.
-First each block by itself (`rewriter.proof.blocks.block`), then end to end
-(`rewriter.proof.end_to_end`), on every execution provider asked for, with onnxruntime's default optimisation and with
-none. A large model is never loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive
-segments.
+Each block is proved by itself (`rewriter.proof.blocks.block`), then the model end to end (`rewriter.proof.end_to_end`),
+on every requested execution provider, with onnxruntime's default optimisation and without any. A large model is never
+loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive segments. The `Validation` holds the
+measured numbers even if everything passed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Runner = Callable[[Side, Sequence[Case], Wanted, Progress], ModelRuns]
 
 @dataclass(frozen=True)
 class _Asked:
-    """How models are run, which tensors the proof of each block needs, and which must stay within a domain."""
+    """How to run the models, which tensors the proof of each block needs, and which must stay within a domain."""
 
     ways: tuple[Way, ...]
     needs: Mapping[str, tuple[str, ...]]
@@ -53,15 +52,15 @@ class Validation:
     """The result of the proof.
 
     Attributes:
-        passed: whether everything held.
-        providers: by execution provider, as it was asked for: cpu, cuda:device_id=1.
-        blocks: by block, in graph order.
+        passed: whether every check passed.
+        providers: the proofs end to end, by execution provider as requested: cpu, cuda:device_id=1.
+        blocks: the proofs of the blocks, in graph order.
         cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        reference: what computed the float64 evaluation, or why there is none.
-        failures: what did not hold.
+        reference: what computed the float64 evaluation, or why nothing could.
+        failures: the checks that failed, in words.
         by_blocks: whether neither model was ever loaded as a whole.
-        segments: in how many consecutive parts original and rewritten model were run; 1 where loaded as a whole.
+        segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
     """
 
     passed: bool
@@ -83,25 +82,26 @@ def validate(
     progress: Progress = lambda _what, _done, _total: None,
     variants: Variants = NO_VARIANTS,
 ) -> Validation:
-    """Prove `rewritten` against `original`; `variants` are other forms of the two that the claims are about.
+    """Prove `rewritten` against `original`; `variants` are other forms of the two to which the claims refer.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
         ProviderError: a provider is not available.
-        UsageError: the inputs do not fit the model, or the jobs cannot be done as asked for.
+        UsageError: the inputs do not fit the model, or `Settings.jobs` cannot be followed.
     """
     changed = _changed(original, rewritten, claims, variants)
     try:
         return _measured(original, rewritten, claims, settings, progress, variants, changed)
     except (ValidationError, LookupError, ValueError):
-        # What stands in the file is not what was claimed, so that it cannot even be measured: say that.
+        # The file differs from the claims so much that it cannot even be measured; the differences say more than
+        # the error does.
         if not changed:
             raise
         return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed))
 
 
 def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
-    """What differs from the original although no block claims it; read from the files, nothing is run."""
+    """Differences from the original that no claim explains, read from the files without running them."""
     if not claims:
         return []
     old = variants.reweighted or variants.lowered or original
@@ -117,7 +117,7 @@ def _measured(
     variants: Variants,
     changed: Sequence[str],
 ) -> Validation:
-    """Run everything; `changed` is what is known to be wrong before that."""
+    """Run everything; `changed` are the failures that are known already."""
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     run = run_in_segments if by_blocks else run_whole
     old, new = Side.of(original), Side.of(rewritten)
@@ -177,7 +177,7 @@ def _measured(
 
 
 def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[str]:
-    """Blocks whose pre-activations left the domain of their program, on any input."""
+    """Failures of blocks whose pre-activations left the domain of their program on some input."""
     seen = reached(planned, claims)
     failures = []
     for claim in claims:
@@ -185,7 +185,7 @@ def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[s
         if largest > claim.domain:
             failures.append(
                 f"{claim.name}: pre-activations reach {largest:.4g}, its program holds up to {claim.domain:.4g}; "
-                "convert it with a larger --domain, or leave it with --skip"
+                "convert it with a larger --domain, or exclude it with --skip"
             )
     return failures
 
@@ -199,7 +199,7 @@ def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
 def _run_original(
     run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts, and what the blocks read."""
+    """The runs of the original on the cases that it accepts, with the tensors that the blocks read."""
     ways = asked.ways
     if any(parse_provider(way.provider).name != "cpu" for way in ways):
         ways = tuple(dict.fromkeys((*ways, CPU)))
@@ -212,7 +212,7 @@ def _run_original(
     try:
         runs = run(original, cases, wanted, progress)
         if not tapped_here and runs.cases:
-            # The lowered form names the tensors; it computes the same.
+            # Only the lowered form, which computes the same, has the tensors under these names.
             found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
             runs = replace(runs, taps=found.taps, reached=found.reached)
     except ValidationError as error:
@@ -228,14 +228,14 @@ def _run_original(
 def _seen(
     named: Side, claim: Claim, needs: Mapping[str, tuple[str, ...]], runs: ModelRuns, settings: Settings
 ) -> list[Mapping[str, Array]]:
-    """What a block really reads; made values for one in a body of control flow."""
+    """The values that a block reads in the runs; generated ones for a block in a body of control flow."""
     if claim.path:
         return made_inputs(named, claim, seed=settings.seed)
     return [{name: values[name] for name in needs[claim.name]} for values in runs.taps]
 
 
 def _refused(original: Side, error: ValidationError) -> str:
-    """Why nothing can be proved, and what to do."""
+    """The message that says why nothing can be proved, and what to do."""
     types = {tensor.data_type for tensor in original.model.proto.graph.initializer}
     if onnx.TensorProto.BFLOAT16 in types and "NOT_IMPLEMENTED" in str(error):
         return (

@@ -21,7 +21,7 @@ from rewriter.proof.blocks.activation import RegionProof
 from rewriter.report.report import plain_data
 
 SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes away; new fields may come at any time."""
+"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class FaultRow:
 
     Attributes:
         block: the part between two boundaries: a block's name, or the tensor it ends in.
-        part: which part of a block: `the heads`, `the first linear operator` and so on; None outside of blocks.
-        program: the head program at fault.
-        tensor: the first tensor inside at which the error appears.
-        error: largest error of the block, fed with A's values.
-        allowed: what that could be.
-        causes: what differs there between the files.
+        part: the faulty part of a block: `the heads`, `the first linear operator` and so on; None outside of blocks.
+        program: the faulty head program.
+        tensor: the first tensor inside the part at which the error appears.
+        error: largest error of the part, fed with A's values.
+        allowed: the largest error that would have been allowed.
+        causes: the differences between the files in this part.
     """
 
     block: str
@@ -54,22 +54,22 @@ class Comparison:
     Attributes:
         a: path of A, the original.
         b: path of B.
-        signature: what differs in inputs and outputs; if anything does, nothing was run.
-        graph: what differs between the files; None where that was not asked for.
-        reference: what computed A in float64, or why nothing did; empty where nothing was run.
+        signature: the differences in inputs and outputs; if there are any, nothing was run.
+        graph: the differences between the files; None if they were not asked for.
+        reference: what evaluated A in float64, or why nothing could; empty if nothing was run.
         cases: the inputs that were run.
         skipped: inputs that A refused, with the reason.
-        providers: outputs by execution provider; empty where nothing was run.
-        blocks: head program of each block that B has as attention heads, by the block's name.
-        regions: the heads of these blocks alone, on adversarial points.
-        taps: B against A through depth; None where not asked for.
-        isolated: every part alone on A's values; None where that was not asked for, or nothing had failed and rounding
-            was not amplified.
+        providers: the verdicts on the outputs, by execution provider; empty if nothing was run.
+        blocks: head program of each block that is attention heads in B, by the block's name.
+        regions: results for the heads of these blocks alone, on adversarial points.
+        taps: B against A at each boundary, in order of depth; None if not asked for.
+        isolated: results for every part alone on A's values; None if that was not asked for, or if nothing had failed
+            and rounding was not amplified.
         faults: the parts that are wrong.
-        failures: what did not hold.
+        failures: the checks that failed, in words.
         notes: remarks.
-        seconds: by step.
-        exit_status: 0 same, 1 different.
+        seconds: time by step.
+        exit_status: 0 if the models agree, 1 if they differ.
     """
 
     a: str
@@ -92,21 +92,21 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether B passed for A."""
+        """Whether B agrees with A."""
         return self.exit_status is ExitStatus.CONVERTED
 
     @property
     def error_ratio(self) -> float | None:
-        """The worst error of B over that of A, both against float64; None without a reference."""
+        """The largest error of B over that of A, both against float64; None without a reference."""
         return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=None)
 
     @property
     def first_exceeding(self) -> Tap | None:
-        """The first boundary at which B is further off than its share."""
+        """The first boundary at which the error of B exceeds its share."""
         return next((each for each in self.taps or () if each.exceeds), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-ready data: numbers as numbers, infinite or missing ones as null."""
+        """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
         first = self.first_exceeding
         return {
             "version": SCHEMA_VERSION,

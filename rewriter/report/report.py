@@ -1,8 +1,8 @@
 """The report: what was done to a model, as data.
 
-`Report` holds what plan, apply, save and proof produced. The command line prints it; the Python API returns it.
-`report.schema.json` beside this file is the contract of its JSON, versioned by `SCHEMA_VERSION`. The contract is made
-from the dataclasses, docstrings included: `python -m tests.rewriter.report.make_schemas`.
+`Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
+returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `SCHEMA_VERSION`. It is
+generated from the dataclasses, docstrings included: `python -m tests.rewriter.report.make_schemas`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rewriter.proof.validate import Validation
 from rewriter.report.details import Details
 
 SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes away; new fields may come at any time."""
+"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class BlockRow:
         name: unique in the model; the module path where the exporter recorded it.
         status: converted to attention heads, or left as it was.
         activation: what the block's activation was recognised as; empty when unknown.
-        first: linear operators that make the pre-activation, as OPERATOR INxOUT.
+        first: linear operators that produce the pre-activation, as OPERATOR INxOUT.
         second: linear operators that read the activation's output.
         program: name of the head program.
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block; None where the weights' shapes do not say.
-        bias_tokens: bias tokens that a head attends to.
-        max_error: certified largest error of the program, with its coefficients rounded to the arithmetic's type, in
-            exact arithmetic, over max(1, |f|).
+        bias_tokens: number of bias tokens that a head attends to.
+        max_error: certified bound on the program's error over max(1, |f|), in exact arithmetic with coefficients
+            rounded to the type in which the heads compute.
         reason: why it was left.
-        node: the node where it failed.
+        node: the node to which the reason refers.
     """
 
     name: str
@@ -62,12 +62,12 @@ class BlockRow:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model is made of.
+    """The size of a model.
 
     Attributes:
         operators: number of nodes by operator, in the main graph and in bodies of control flow.
         nodes: nodes in the main graph and in bodies of control flow.
-        bytes: size on disk with external data; 0 for a model in memory that was not written.
+        bytes: size on disk with external data; 0 for a model in memory that was not saved.
     """
 
     operators: Mapping[str, int]
@@ -77,25 +77,24 @@ class Shape:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened.
+    """The result of one call of `rewrite`.
 
     Attributes:
         model: the model's path, or `<memory>`.
-        output: the path written, None when nothing was.
-        form: how heads became nodes.
+        output: path of the file written, None if none was.
+        form: the form in which heads became nodes.
         blocks: all candidates, the converted first.
-        before: the original.
-        after: the rewritten model; None when nothing was converted.
-        validation: the proof; None when it was not asked for or nothing was converted.
-        seconds: by step: load, plan, apply, save, validate, total.
-        notes: remarks on the whole.
-        exit_status: what the command line exits with.
-        options: the options of the rewriting that it was made with, as keywords of `rewriter.rewrite`.
+        before: size of the original.
+        after: size of the rewritten model; None if nothing was converted.
+        validation: the proof; None if it was not asked for or nothing was converted.
+        seconds: time by step: load, plan, apply, save, validate, total.
+        notes: remarks on the model as a whole.
+        exit_status: the exit status of the command line.
+        options: the options of the rewriting, as keywords of `rewriter.rewrite`.
         passes: the passes that ran, with their times.
-        environment: what it was made with: versions, processor, operating system, execution providers. No host names,
-            no paths.
-        rewritten: the rewritten model, where no output path was given.
-        details: what only the page shows; None when it was not asked for. Not part of the JSON.
+        environment: versions, processor, operating system and execution providers, without host names and paths.
+        rewritten: the rewritten model, if no output path was given.
+        details: what only the HTML page shows; None if it was not asked for. Not part of the JSON.
     """
 
     model: str
@@ -156,7 +155,7 @@ class Report:
 
 
 def plain_data(value: Any) -> Any:
-    """JSON-ready data: dataclasses as objects, numbers as numbers, what is not finite as null."""
+    """JSON-ready data: dataclasses as objects, numbers as numbers, infinity and NaN as null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {key: plain_data(entry) for key, entry in asdict(value).items()}
     if isinstance(value, Mapping):

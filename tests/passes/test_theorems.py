@@ -143,7 +143,7 @@ def test_theorem_6_a_transformer_is_attention_only(seed: int) -> None:
 
 
 def test_theorem_6_needs_bias_tokens_without_values() -> None:
-    with pytest.raises(ValueError, match="does not survive"):
+    with pytest.raises(ValueError, match="would change in every layer"):
         attention_only_transformer(stream(), [layer(0)], EVERYTHING)
 
 

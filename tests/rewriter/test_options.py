@@ -52,10 +52,10 @@ def test_a_string_is_one_entry_of_a_repeatable_option() -> None:
     ("given", "message"),
     [
         ({"kind": "c"}, "unknown kind 'c'; known are: a, b"),
-        ({"count": 0}, "count is 0, and must be an integer at least 1"),
+        ({"count": 0}, "count is 0; it must be an integer of at least 1"),
         ({"count": True}, "count is True"),
         ({"count": 1.5}, "count is 1.5"),
-        ({"share": 0.0}, "share is 0.0, and must be a number above 0 and below 1"),
+        ({"share": 0.0}, "share is 0.0; it must be a number above 0 and below 1"),
         ({"share": 1.0}, "share is 1.0"),
         ({"share": math.nan}, "share is nan"),
         ({"share": "0.5"}, "share is 0.5"),

@@ -93,9 +93,9 @@ def make_twice(model: onnx.ModelProto) -> None:
     ("made", "message"),
     [
         (Change(rename_an_input), "pass 'change' changed the model's inputs"),
-        (Change(dangle), "pass 'change' left a model that is not sound.*nowhere"),
-        (Change(make_twice), "pass 'change' left a model that is not sound"),
-        (Change(broken="one block is gone"), "pass 'change' broke its promise, one block is gone"),
+        (Change(dangle), "pass 'change' produced an invalid model.*nowhere"),
+        (Change(make_twice), "pass 'change' produced an invalid model"),
+        (Change(broken="one block is gone"), "pass 'change' broke its promise: one block is gone"),
     ],
 )
 def test_a_broken_invariant_names_the_pass(made: Change, message: str) -> None:
@@ -181,7 +181,7 @@ def test_save_after_is_refused_before_the_long_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.onnx"):
         rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "model.onnx"}, force=True)
     out = tmp_path / "out.onnx"
-    with pytest.raises(UsageError, match="both the result and the model behind 'lower'"):
+    with pytest.raises(UsageError, match="both the result and the model after 'lower'"):
         rewrite(tmp_path / "model.onnx", out, save_after={"lower": out})
 
 

@@ -1,8 +1,8 @@
-"""Which block is to blame when a model leaves its plan end to end although every block holds by itself.
+"""Finds the faulty block if a model deviates from its plan end to end although every block passed by itself.
 
-That happens where an error shows at lengths or values that the blocks were not tried on. Both models are evaluated in
-float64 once more, with the blocks' outputs beside the graph's: an error spreads downstream only, so the first output
-that differs belongs to the culprit.
+This happens if an error only shows at lengths or values on which the blocks were not tested. Both models are evaluated
+in float64 again, with the blocks' outputs as additional outputs: an error spreads only downstream, so the first output
+that differs belongs to the faulty block.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run.whole import Results
 
 _ROUNDING = 1e-10
-"""What float64 evaluations of one function differ by at most, as a share of a channel's scale."""
+"""Largest difference between float64 evaluations of one function, as a share of a channel's scale."""
 
 
 def first_astray(planned: Side, rewritten: Side, claims: Sequence[Claim], cases: Sequence[Case]) -> str | None:
-    """The block whose output is the first to differ, in words; None where no output of a block does.
+    """The block whose output is the first to differ, in words; None if all agree or cannot be compared.
 
     Args:
-        planned: the original with the plan's numbers as activations.
+        planned: the original with its activations as planned.
         rewritten: the model that failed.
-        claims: all blocks, in graph order; those in bodies of control flow are passed over.
+        claims: all blocks, in graph order; those in bodies of control flow are skipped.
         cases: the inputs.
     """
     ends = {

@@ -126,4 +126,4 @@ def test_an_output_that_rounding_decides_alone_is_no_comparison(share_names: boo
     if not share_names:
         (failure,) = found.failures
         assert failure.startswith("nothing could be compared: rounding is amplified: in output out differences of up ")
-        assert failure.endswith("the models share no inner tensor, so no part of them could be tried alone")
+        assert failure.endswith("the models share no inner tensor, so no part of them could be tested alone")

@@ -445,8 +445,8 @@ def test_help_needs_no_heavy_imports() -> None:
         ("missing/report.json", "does not exist; create it first"),
         ("model.onnx", "would replace a model"),
         ("out.onnx", "would replace a model"),
-        ("notes.txt", "is no .json file; pass --force"),
-        ("folder", "is no .json file"),
+        ("notes.txt", "is not a .json file; pass --force"),
+        ("folder", "is not a .json file"),
     ],
 )
 def test_2_report_paths_are_checked_before_the_work(

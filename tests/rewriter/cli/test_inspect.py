@@ -62,7 +62,7 @@ def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixtur
 def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "form maskless does not take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
+    assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
     assert "--max-pattern-mb 64" in text
 
 

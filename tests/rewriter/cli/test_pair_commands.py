@@ -108,9 +108,9 @@ def test_other_signatures_still_show_the_graphs(capsys: Capture) -> None:
     assert run(["diff", "a.onnx", "other.onnx"]) == 1
     text = capsys.readouterr().out
     assert "Operators" in text
-    assert "other signature: output 'out' is only in A" in text
+    assert "the signatures differ: output 'out' is only in A" in text
     assert run(["validate", "a.onnx", "other.onnx"]) == 1
-    assert "other signature: output 'out' is only in A" in capsys.readouterr().out
+    assert "the signatures differ: output 'out' is only in A" in capsys.readouterr().out
 
 
 def test_verbose_shows_places_and_everything(capsys: Capture) -> None:
@@ -136,14 +136,14 @@ def test_report(capsys: Capture, option: str) -> None:
         (["text.onnx", "a.onnx"], 4, "is a text file, not an ONNX model"),
         (["a.onnx", "cut.onnx"], 4, "cut.onnx' is not a readable ONNX model"),
         (["a.onnx", "b.onnx", "--atol", "out:x"], 2, "'out:x' is neither NUMBER nor OUTPUT:NUMBER"),
-        (["a.onnx", "b.onnx", "--atol", "nonsense:1"], 2, "'nonsense', which is no output"),
+        (["a.onnx", "b.onnx", "--atol", "nonsense:1"], 2, "'nonsense', which is not an output"),
         (["a.onnx", "b.onnx", "--rtol", "-1"], 2, "a tolerance is -1"),
         (["a.onnx", "b.onnx", "--top-k", "0"], 2, "--top-k"),
         (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
         (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz"),
         (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),
         (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace a model"),
-        (["a.onnx", "b.onnx", "--report", "text.onnx"], 2, "exists and is no .json file"),
+        (["a.onnx", "b.onnx", "--report", "text.onnx"], 2, "exists and is not a .json file"),
         (["a.onnx", "fails.onnx"], 1, "rewrite: model B: onnxruntime could not load the model"),
         (["fails.onnx", "a.onnx"], 1, "rewrite: model A: onnxruntime could not load the model"),
     ],

@@ -133,9 +133,9 @@ def test_out_of_time_leaves_no_process(model: Path, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory_limit_mb": 10}, "a memory limit binds an isolated proof only: add --isolate"),
-        ({"time_limit": 1.0}, "a time limit binds an isolated proof only"),
-        ({"isolate": True, "time_limit": 0.0}, "time_limit is 0.0, and must be a number above 0"),
+        ({"memory_limit_mb": 10}, "a memory limit applies only to an isolated proof: add --isolate"),
+        ({"time_limit": 1.0}, "a time limit applies only to an isolated proof"),
+        ({"isolate": True, "time_limit": 0.0}, "time_limit is 0.0; it must be a number above 0"),
     ],
 )
 def test_limits_that_cannot_be_followed(options: dict[str, Any], message: str) -> None:

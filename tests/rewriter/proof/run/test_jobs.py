@@ -62,7 +62,7 @@ def test_one_job_runs_here_and_needs_no_joblib(monkeypatch: pytest.MonkeyPatch) 
         ({"joblib_backend": "dask"}, "distributed", r"needs distributed, .*: pip install 'dask\[distributed\]'"),
         ({"joblib_backend": "ray"}, "ray", "needs ray, .*: pip install ray"),
         ({"jobs": 0}, "", "the number of jobs cannot be 0"),
-        ({"jobs": -2}, "", "jobs is -2, and must be an integer at least -1"),
+        ({"jobs": -2}, "", "jobs is -2; it must be an integer of at least -1"),
     ],
 )
 def test_what_is_missing_is_said_before_any_work(

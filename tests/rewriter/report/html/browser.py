@@ -1,6 +1,6 @@
-"""Headless Chromium over its DevTools pipe: one tab, a handful of calls, no library.
+"""Headless Chromium over its DevTools pipe, for tests of the page: one tab, a handful of calls, no library.
 
-Comes in: a page's path. Goes out: values of expressions, what the console and the network said, screenshots.
+`Browser.events` holds what the browser reported since the page was opened: console messages, network requests, errors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PATIENCE = 60.0
 _WIRE = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-"""Becomes the browser, with the pipe's two ends at 3 and 4, where --remote-debugging-pipe looks for them."""
+"""Becomes the browser, with the pipe's ends as descriptors 3 and 4, as --remote-debugging-pipe expects."""
 
 
 def found() -> str | None:
-    """The browser's path, None where there is none."""
+    """The path of an installed browser, None if there is none."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
@@ -68,7 +68,7 @@ class Browser:
         os.close(self._read)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One call of the protocol; events that come meanwhile are kept."""
+        """One call of the protocol; events that arrive meanwhile are kept."""
         self._last += 1
         message: dict[str, Any] = {"id": self._last, "method": method, "params": params}
         if self._session is not None:
@@ -82,7 +82,7 @@ class Browser:
                 return result
 
     def open(self, page: Path, *, width: int, height: int = 900, dark: bool = False, script: bool = True) -> None:
-        """Show a page in a window of a size, and wait until it has loaded."""
+        """Show a page in a window of the given size in pixels, and wait until it has loaded."""
         self.events.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
@@ -95,13 +95,13 @@ class Browser:
             self._next()
 
     def value(self, expression: str) -> Any:
-        """What an expression evaluates to in the page."""
+        """The value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """One key."""
+        """Press and release one key."""
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
@@ -111,7 +111,7 @@ class Browser:
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
 
     def pdf(self) -> bytes:
-        """The page as it prints."""
+        """The printed page as PDF."""
         return base64.b64decode(self.call("Page.printToPDF")["data"])
 
     def _next(self) -> dict[str, Any]:
