@@ -20,7 +20,7 @@ from passes.match.marks import made_for
 from passes.options import Options
 from passes.plan import Plan, carried, emit, plan_lowered, plan_merged
 from rewriter.graph.view import subgraphs
-from rewriter.pipeline import Pass, Unit
+from rewriter.pipeline import Pass, Unit, require_current
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class CarryBiasTokens:
 
     def run(self, unit: Unit) -> Unit:
         """Leave `CarriedPlan`; without a route in the plan, the model stays as it is."""
+        require_current(self, unit.fact(Plan).model, unit)
         plan = carried(unit.fact(Plan))
         return unit.having(CarriedPlan(plan), model=plan.model)
 
@@ -108,6 +109,7 @@ class MlpToAttention:
     def run(self, unit: Unit) -> Unit:
         """The model with the heads."""
         plan = unit.facts[CarriedPlan].plan if CarriedPlan in unit.facts else unit.fact(Plan)
+        require_current(self, plan.model, unit)
         return unit.having(model=emit(plan))
 
     def ensures(self, unit: Unit) -> None:

@@ -117,6 +117,19 @@ def run_passes(passes: Sequence[Pass], unit: Unit) -> tuple[Unit, tuple[Timing, 
     return unit, tuple(timings)
 
 
+def require_current(each: Pass, planned: onnx.ModelProto, unit: Unit) -> None:
+    """Refuse to carry out a plan that was made on another model than the pass is given.
+
+    Raises:
+        UsageError: another pass changed the model in between.
+    """
+    if unit.model is not planned:
+        raise UsageError(
+            f"the model was changed between its plan and '{each.name}'; put passes of your own before 'lower' or after "
+            "the last pass"
+        )
+
+
 def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
     """The preparing passes at the start, and the rest."""
     count = next((index for index, each in enumerate(passes) if not each.prepares), len(passes))

@@ -81,6 +81,8 @@ def rewrite(
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
     if validate and not dry_run:
         settings = checked(settings)
+    if dry_run and save_after:
+        raise UsageError("a dry run writes nothing; leave out --save-after")
     arrange = passes or (lambda each: each)
     run = Run(progress)
     with run.step("load", "loading"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -157,6 +158,14 @@ def test_a_wrong_pass_of_ones_own_fails_the_proof(first: bool, tmp_path: Path) -
     assert not out.exists()
 
 
+@pytest.mark.parametrize("prepares", [True, False])
+@pytest.mark.parametrize("options", [{}, {"form": "masked", "bias_token": "network"}])
+def test_a_model_that_changes_after_its_plan_is_refused(options: Any, prepares: bool) -> None:
+    own = Change(drop_identities, prepares=prepares)
+    with pytest.raises(UsageError, match="the model was changed between its plan and"):
+        rewrite(mlp(SILU), passes=lambda passes: (passes[0], own, *passes[1:]), **options)
+
+
 def test_a_pipeline_must_convert() -> None:
     with pytest.raises(UsageError, match="the pipeline has no pass 'mlp-to-attention'"):
         rewrite(mlp(SILU), passes=lambda passes: passes[:-1])
@@ -180,6 +189,8 @@ def test_save_after_is_refused_before_the_long_work(tmp_path: Path) -> None:
         rewrite(tmp_path / "model.onnx", save_after={"lowr": tmp_path / "l.onnx"})
     with pytest.raises(UsageError, match=r"model\.onnx"):
         rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "model.onnx"}, force=True)
+    with pytest.raises(UsageError, match="a dry run writes nothing"):
+        rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "l.onnx"}, dry_run=True)
     out = tmp_path / "out.onnx"
     with pytest.raises(UsageError, match="both the result and the model after 'lower'"):
         rewrite(tmp_path / "model.onnx", out, save_after={"lower": out})
