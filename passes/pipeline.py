@@ -1,9 +1,4 @@
-"""The passes of this package, in the order in which they run.
-
-    lower              takes fused operators and local functions apart where a block needs their parts
-    merge-neurons      removes neurons that are proved unnecessary (--merge)
-    carry-bias-tokens  appends the bias tokens once and carries them through the whole network (--bias-token network)
-    mlp-to-attention   replaces MLP blocks by attention heads, in the chosen form
+"""The passes of this package; `PASSES` has their order.
 
 Planning is separate from applying: the preparing passes make a `Plan` for the model that they produce; the other passes
 carry it out.
@@ -13,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import onnx
-
 from passes.match.lower import Lowered
 from passes.match.marks import made_for
 from passes.options import Options
 from passes.plan import Plan, carried, emit, plan_lowered, plan_merged
-from rewriter.graph.view import subgraphs
+from rewriter.graph.view import all_graphs
 from rewriter.pipeline import Pass, Unit, require_current
 
 
@@ -31,7 +24,6 @@ class Lower:
     name = "lower"
     requires = ()
     prepares = True
-    summary = "take fused operators and local functions apart where a block needs their parts, and plan"
     runs = "always"
 
     def run(self, unit: Unit) -> Unit:
@@ -51,7 +43,6 @@ class MergeNeurons:
     name = "merge-neurons"
     requires = (Lower.name,)
     prepares = True
-    summary = "remove neurons that are proved unnecessary"
     runs = "with --merge"
 
     def run(self, unit: Unit) -> Unit:
@@ -80,7 +71,6 @@ class CarryBiasTokens:
     name = "carry-bias-tokens"
     requires = (Lower.name,)
     prepares = False
-    summary = "append the bias tokens once and carry them through the whole network"
     runs = "with --bias-token network"
 
     def run(self, unit: Unit) -> Unit:
@@ -103,7 +93,6 @@ class MlpToAttention:
     name = "mlp-to-attention"
     requires = (Lower.name,)
     prepares = False
-    summary = "replace the planned MLP blocks by attention heads"
     runs = "always"
 
     def run(self, unit: Unit) -> Unit:
@@ -114,7 +103,7 @@ class MlpToAttention:
 
     def ensures(self, unit: Unit) -> None:
         """Check that every planned block has nodes that are marked as its heads."""
-        made = _marked(unit.model.graph)
+        made = {made_for(node) for graph in all_graphs(unit.model.graph) for node in graph.node}
         missing = [one.block.name for one in unit.fact(Plan).conversions if one.block.name not in made]
         if missing:
             raise AssertionError(f"no node is marked as made for {missing[0]}")
@@ -132,16 +121,3 @@ def pipeline(options: Options) -> tuple[Pass, ...]:
     if options.forms.bias_token == "network":
         passes.append(CarryBiasTokens())
     return (*passes, MlpToAttention())
-
-
-def _marked(graph: onnx.GraphProto) -> set[str]:
-    """Names of the blocks for which nodes are marked as heads, bodies of control flow included."""
-    found: set[str] = set()
-    pending = [graph]
-    while pending:
-        for node in pending.pop().node:
-            name = made_for(node)
-            if name is not None:
-                found.add(name)
-            pending.extend(body for _, body in subgraphs(node))
-    return found

@@ -72,9 +72,19 @@ class Option:
         return value
 
     @property
+    def command_line(self) -> str:
+        """The flag on the command line."""
+        return self.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def negated(self) -> bool:
+        """Whether the flag says that the option, true by default, is off."""
+        return self.flag == f"--no-{self.name}"
+
+    @property
     def text(self) -> str:
         """The help as Python users read it, with the choices."""
-        text = self.help if self.flag != f"--no-{self.name}" else f"False: {self.help[0].lower()}{self.help[1:]}"
+        text = f"False: {self.help[0].lower()}{self.help[1:]}" if self.negated else self.help
         return text + (f" One of {', '.join(self.choices)}." if self.choices else "")
 
     @property
@@ -116,7 +126,7 @@ def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """All options of a dataclass in order, including those of nested dataclasses."""
-    return tuple(found for _, found in _declared(kind))
+    return tuple(_declared(kind))
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
@@ -140,7 +150,7 @@ def values_of(instance: Any) -> dict[str, Any]:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if _KEY in field.metadata:
-            values[field.metadata[_KEY]["name"] or field.name] = value
+            values[_name(field)] = value
         elif dataclasses.is_dataclass(value):
             values.update(values_of(value))
     return values
@@ -151,25 +161,27 @@ def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if _KEY in field.metadata:
-            name = field.metadata[_KEY]["name"] or field.name
-            if name in given:
-                arguments[field.name] = given[name]
+            if _name(field) in given:
+                arguments[field.name] = given[_name(field)]
         elif dataclasses.is_dataclass(hints[field.name]):
             arguments[field.name] = _built(hints[field.name], given)
     return kind(**arguments)
 
 
-def _declared(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
+def _name(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata[_KEY]["name"] or field.name)
+
+
+def _declared(kind: type) -> Iterator[Option]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if _KEY in field.metadata:
-            given = dict(field.metadata[_KEY])
-            name = given.pop("name") or field.name
+            given = {**field.metadata[_KEY], "name": _name(field)}
             repeatable = typing.get_origin(hint) is tuple
             parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
             plain = parts[0] if parts[0] in (bool, int, float, str) else object
             default = {} if field.default is dataclasses.MISSING else field.default
-            yield field, Option(name, plain, default, repeatable=repeatable, **given)
+            yield Option(kind=plain, default=default, repeatable=repeatable, **given)
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _declared(hint)

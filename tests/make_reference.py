@@ -25,10 +25,10 @@ def _table(name: str) -> str:
 
 
 def _row(option: Option) -> str:
-    flag = option.flag or f"--{option.name.replace('_', '-')}"
+    flag = option.command_line
     value = "|".join(option.choices) or option.metavar or _PLACEHOLDERS.get(option.kind, "")
     text = option.help[0].lower() + option.help[1:].rstrip(".")
-    if not flag.startswith("--no-") and option.default not in (None, False, (), {}):
+    if not option.negated and option.default not in (None, False, (), {}):
         text += f"; default {option.default:g}" if isinstance(option.default, float) else f"; default {option.default}"
     text += f"; see {_link(option.see)}" if option.see else ""
     value = value.replace("|", "\\|")

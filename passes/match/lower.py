@@ -15,7 +15,7 @@ import onnx.inliner
 
 from passes.match.linear import MICROSOFT
 from passes.match.marks import DOMAIN
-from rewriter.graph.view import ONNX_DOMAINS, subgraphs
+from rewriter.graph.view import ONNX_DOMAINS, all_graphs, subgraphs
 
 _PARTS_OF_BLOCKS = {
     *("MatMul", "Gemm", "Conv", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus"),
@@ -48,13 +48,13 @@ def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> Lowered
     functions = _relevant_functions(model)
     if functions:
         model = onnx.inliner.inline_selected_functions(model, functions, exclude=False)
-    found = [node.output[0] for graph in _graphs(model.graph) for node in graph.node if _lowered(node) is not None]
+    found = [node.output[0] for graph in all_graphs(model.graph) for node in graph.node if _lowered(node) is not None]
     wanted = frozenset(found) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
             original, model = model, onnx.ModelProto()
             model.CopyFrom(original)
-        for graph in _graphs(model.graph):
+        for graph in all_graphs(model.graph):
             _take_apart(graph, wanted)
     return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
 
@@ -87,17 +87,8 @@ def _nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     for node in function.node:
         yield node
         for _, graph in subgraphs(node):
-            for inner in _graphs(graph):
+            for inner in all_graphs(graph):
                 yield from inner.node
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all graphs inside it."""
-    pending = [graph]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(body for node in current.node for _, body in subgraphs(node))
 
 
 def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:

@@ -14,7 +14,7 @@ from passes.match.operands import AnyArray, Layer, NotPlainError, Operand, Outpu
 from passes.neurons.reduce import Reduction
 from passes.programs.softmax import Array
 from rewriter.graph.edit import LOOSE_INITIALIZERS, drop_dead_constants
-from rewriter.graph.view import GraphView, Path, graph_at, subgraphs
+from rewriter.graph.view import GraphView, Path, all_graphs, graph_at
 
 _MOST_BYTES = 2**31 - 2**26
 """Protobuf's limit of 2 GB, less some room for the rest: new weights are stored inside the model file."""
@@ -189,11 +189,8 @@ def _narrow(graph: onnx.GraphProto, tensors: frozenset[str], width: int) -> None
 
 
 def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Names of all tensors of a graph and its subgraphs."""
-    pending = [graph]
-    while pending:
-        current = pending.pop()
+    """Names of all tensors of a graph and its all_graphs."""
+    for current in all_graphs(graph):
         yield from (value.name for value in (*current.input, *current.output, *current.initializer))
         for node in current.node:
             yield from (*node.input, *node.output)
-            pending.extend(body for _, body in subgraphs(node))

@@ -90,14 +90,16 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    saved = _checked_stages(save_after or {}, arrange(pipeline(choices)), source, out, force=force)
+    sequence = arrange(pipeline(choices))
+    saved = _checked_stages(save_after or {}, sequence, source, out, force=force)
     start = Unit(source.proto, partial(read_tensor, source))
     with run.step("plan", "finding the MLP blocks"):
-        unit, timings = run_passes(split(arrange(pipeline(choices)))[0], start)
+        unit, timings = run_passes(split(sequence)[0], start)
     if unit.fact(Plan).undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            unit, timings = run_passes(split(arrange(pipeline(choices)))[0], start)
+            sequence = arrange(pipeline(choices))
+            unit, timings = run_passes(split(sequence)[0], start)
             unit = _noted(unit, notes)
     if validate and not dry_run and source.size <= LARGE:
         unit = _noted(unit, domain_notes(unit.fact(Plan), start.read))
@@ -108,7 +110,7 @@ def rewrite(
     if dry_run or not plan.conversions:
         return run.finish(replace(report, passes=timings))
     with run.step("apply", "replacing them by attention heads"):
-        unit, further = run_passes(split(arrange(pipeline(choices)))[1], unit)
+        unit, further = run_passes(split(sequence)[1], unit)
         rewritten, alone = made(unit), _alone(unit)
     if not keeps_signature(source.proto, rewritten):
         raise ValidationError(

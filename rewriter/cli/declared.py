@@ -25,7 +25,7 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
         **instead: click attributes that differ for this command, by option name, as `name={"help": ...}`.
     """
     found = [each for kind in kinds for each in options_of(kind) if only is None or each.name in only]
-    negated = {f"no_{each.name}": each.name for each in found if each.flag == f"--no-{each.name}"}
+    negated = {f"no_{each.name}": each.name for each in found if each.negated}
 
     def decorated(command: Command) -> Command:
         result: Command
@@ -45,9 +45,9 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Command], Command]:
-    flag = each.flag or f"--{each.name.replace('_', '-')}"
+    flag = each.command_line
     attributes: dict[str, Any] = {"help": each.help}
-    if flag == f"--no-{each.name}":
+    if each.negated:
         return click.option(flag, f"no_{each.name}", is_flag=True, **{**attributes, **instead})
     if each.kind is bool:
         return click.option(flag, each.name, is_flag=True, **{**attributes, **instead})

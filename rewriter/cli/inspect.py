@@ -7,22 +7,17 @@ from pathlib import Path
 
 import click
 
+from passes.options import Options
+from rewriter.cli.declared import declared_options
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "--scope",
-    type=click.Choice(["mlp", "all"]),
-    default="mlp",
-    show_default=True,
-    help="Look for MLP blocks, or for every elementwise activation of a linear operator's output.",
-)
-@click.option(
-    "--gate",
-    type=click.Choice(["heads", "product"]),
-    default="heads",
-    show_default=True,
-    help="How to convert gated blocks, as for rewrite.",
+@declared_options(
+    Options,
+    only=("scope", "gate"),
+    scope={"help": "Look for MLP blocks, or for every elementwise activation of a linear operator's output."},
+    gate={"help": "How to convert gated blocks, as for rewrite."},
 )
 @click.option("--head-dim", type=click.IntRange(1), help="d_head for the head accounting; default: the model's own.")
 @click.option(

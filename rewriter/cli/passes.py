@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import getdoc
+
 import click
 
 
@@ -17,10 +19,9 @@ def passes() -> int:
     from rewriter.options import options_of
 
     for each in PASSES:
-        click.echo(f"{each.name:18} {each.summary}")
+        click.echo(f"{each.name:18} {getdoc(each)}")
         needs = f"after {', '.join(each.requires)}; " if each.requires else ""
         click.echo(f"{'':18} {needs}runs {each.runs}")
         for option in options_of(Options) if each is MlpToAttention else ():
-            flag = option.flag or f"--{option.name.replace('_', '-')}"
-            click.echo(f"{'':20} {flag:18} {option.help}")
+            click.echo(f"{'':20} {option.command_line:18} {option.help}")
     return 0

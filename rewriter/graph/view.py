@@ -194,6 +194,15 @@ def holder_name(node: onnx.NodeProto) -> str:
     return next((name for name in node.output if name), "")
 
 
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all graphs inside it."""
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        yield current
+        pending.extend(body for node in current.node for _, body in subgraphs(node))
+
+
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the subgraphs of `node` read from the scopes around them."""
     return frozenset(name for _, graph in subgraphs(node) for name in _free(graph))

@@ -83,7 +83,7 @@ def test_the_keywords_of_rewrite_are_the_declared_options() -> None:
 def test_the_command_line_has_every_declared_option() -> None:
     params = {name: each for each in convert.params if isinstance(each, click.Option) for name in each.opts}
     for each in DECLARED.values():
-        param = params[each.flag or f"--{each.name.replace('_', '-')}"]
+        param = params[each.command_line]
         assert param.help == each.help
         if each.choices:
             assert isinstance(param.type, click.Choice)
