@@ -118,23 +118,32 @@ def prove_region(regions: Regions, claim: Claim, ways: Sequence[Way]) -> RegionP
         # Beyond the type's range, only parity and overflow mean anything.
         judged = (np.abs(right) <= largest_finite(claim.elem_type)) & inside
         units = unit(right, claim, feeds)
-        with np.errstate(invalid="ignore"):  # infinite units: those elements are not judged
-            shares = [gap(value, truth) / units for value, truth in ((old, right), (new, target))]
-        old_error, new_error = (largest(share[judged]) for share in shares)
+        old_error, new_error = largest_share(old, right, units, judged), largest_share(new, target, units, judged)
         floor = machine_epsilon(claim.elem_type)
-        allowed = FACTOR * max(old_error, floor) + claim.rounding
         error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
         original_error = max(original_error, old_error)
-        if not new_error <= allowed:
-            failures.append(
-                f"{claim.name}: the heads' error {new_error:.3g} on {way} exceeds the allowed {allowed:.3g} = "
-                f"{FACTOR:g} x {max(old_error, floor):.3g} (the original's) + {claim.rounding:.3g} (stated rounding)"
-            )
+        failures += excess(claim, new_error, max(old_error, floor), way)
         failures += _parity(regions, claim, old, new, [session.run for session in sessions], str(way))
         if not _same_overflow(old, new, right, claim, inside):
             failures.append(f"{claim.name}: infinite at other points than in the original on {way}")
         infinite |= dict.fromkeys(_at_infinity(regions, claim, sessions))
     return RegionProof(exact.error, error, worst, tuple(failures), original_error, tuple(infinite))
+
+
+def largest_share(values: Array, truth: Array, units: Array, judged: Array) -> float:
+    """The largest distance from `truth` among the entries that are judged, in `units`."""
+    with np.errstate(invalid="ignore"):  # infinite units: those entries are not judged
+        return largest((gap(values, truth) / units)[judged])
+
+
+def excess(claim: Claim, error: float, rounding: float, way: Way) -> list[str]:
+    """The failure if the error of a block's heads exceeds its allowance, given the original's rounding."""
+    allowed = FACTOR * rounding + claim.rounding
+    text = (
+        f"{claim.name}: the heads' error {error:.3g} on {way} exceeds the allowed {allowed:.3g} = "
+        f"{FACTOR:g} x {rounding:.3g} (the original's) + {claim.rounding:.3g} (stated rounding)"
+    )
+    return [] if error <= allowed else [text]
 
 
 def unit(right: Array, claim: Claim, values: Mapping[str, Array]) -> Array:

@@ -77,15 +77,15 @@ def accepted(before: LoadedModel, cases: Sequence[Case]) -> list[Case]:
         session = open_part(before, "cpu", optimise=False, prepack=False)
         for case in cases:
             with suppress(ValidationError):
-                session.run(wanted(case, before))
+                session.run(wanted(case.feeds, before))
                 kept.append(case)
     return kept
 
 
-def wanted(case: Case, part: LoadedModel) -> dict[str, Array]:
-    """What a part is fed with in a case."""
+def wanted(feeds: Feeds, part: LoadedModel) -> dict[str, Array]:
+    """Those of the values that a part reads."""
     names = {value.name for value in part.proto.graph.input}
-    return {name: value for name, value in case.feeds.items() if name in names}
+    return {name: value for name, value in feeds.items() if name in names}
 
 
 def _case(inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:

@@ -18,11 +18,11 @@ import numpy as np
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
-from rewriter.proof.blocks.activation import RegionProof, evaluated, unit
+from rewriter.proof.blocks.activation import RegionProof, evaluated, excess, largest_share, unit
 from rewriter.proof.blocks.adversarial_points import largest_finite, machine_epsilon
-from rewriter.proof.blocks.spread import accepted, spread
+from rewriter.proof.blocks.spread import accepted, spread, wanted
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import FACTOR, Array, gap, largest, magnitude, ratio
+from rewriter.proof.distance import Array, gap, largest, magnitude, ratio
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run.segmented import open_part
@@ -97,26 +97,19 @@ def prove_heads(heads: Heads, claim: Claim, ways: Sequence[Way]) -> RegionProof:
             open_part(part, way.provider, optimise=way.optimise, prepack=True) for part in (heads.before, heads.front)
         )
         for case in cases:
-            old = old_session.run(_wanted(case.feeds, heads.before))
-            new = _tokens(new_session.run(_wanted(case.feeds, heads.front))[claim.heads], old[claim.output])
+            old = old_session.run(wanted(case.feeds, heads.before))
+            new = _tokens(new_session.run(wanted(case.feeds, heads.front))[claim.heads], old[claim.output])
             truth = old if case.truth is None else case.truth
             right = truth[claim.output]
             target = right if case.planned is None else case.planned
             judged = (np.abs(right.astype(np.float64)) <= largest_finite(claim.elem_type)) & _inside(truth, claim)
             # As for a region: the old heads against the truth, the new ones against the plan.
             units = unit(right, claim, truth)
-            old_error, new_error = (
-                largest((gap(v, t) / units)[judged]) for v, t in ((old[claim.output], right), (new, target))
-            )
-            allowed = FACTOR * max(old_error, floor) + claim.rounding
+            old_error = largest_share(old[claim.output], right, units, judged)
+            new_error = largest_share(new, target, units, judged)
             error, worst = max(error, new_error), max(worst, ratio(new_error, old_error, floor))
             original_error = max(original_error, old_error)
-            if not new_error <= allowed:
-                failures.append(
-                    f"{claim.name}: the heads' error {new_error:.3g} on {way} exceeds the allowed {allowed:.3g} = "
-                    f"{FACTOR:g} x {max(old_error, floor):.3g} (the original's) + {claim.rounding:.3g} (stated "
-                    "rounding)"
-                )
+            failures += excess(claim, new_error, max(old_error, floor), way)
     return RegionProof(exact, error, worst, tuple(dict.fromkeys(failures)), original_error)
 
 
@@ -128,8 +121,8 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
         )
         worst, failures, cases = 0.0, [], []
         for feeds in heads.cases:
-            truth = whole.run(_wanted(feeds, heads.before))
-            made = front.run(_wanted(feeds, heads.front))
+            truth = whole.run(wanted(feeds, heads.before))
+            made = front.run(wanted(feeds, heads.front))
             planned, rounding = evaluated(claim, truth)
             # The emitted heads compute the pre-activations by themselves, so the first linear operator rounds as well.
             rounding = rounding + _EXACT_SLACK * _linear_size(truth, claim)
@@ -157,7 +150,7 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
 
 def _projected(run: Run, heads: Heads, claim: Claim, feeds: Feeds, truth: Feeds) -> list[str]:
     """Failures on the way from the heads' outputs to the block's, given the original's activations."""
-    result = run(_wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
+    result = run(wanted({**feeds, claim.heads: _as_heads(truth[claim.output], feeds[claim.heads])}, heads.behind))
     failures = []
     for name in claim.block_outputs:
         # Given exact activations, only linear operators remain, so there is no certified error to allow for.
@@ -189,11 +182,6 @@ def _scaled(feeds: Feeds, names: Sequence[str], scale: float) -> Feeds:
             name: (value * scale).astype(value.dtype) if name in names and is_float(value.dtype) else value
             for name, value in feeds.items()
         }
-
-
-def _wanted(case: Feeds, part: LoadedModel) -> dict[str, Array]:
-    names = {value.name for value in part.proto.graph.input}
-    return {name: value for name, value in case.items() if name in names}
 
 
 def _tokens(heads: Array, like: Array) -> Array:

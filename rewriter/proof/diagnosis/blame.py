@@ -14,8 +14,7 @@ from rewriter.graph.extract import with_outputs
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.pass_rule import Channels
-from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.run.whole import Results
+from rewriter.proof.run.whole import Results, Wanted, run_whole
 
 _ROUNDING = 1e-10
 """Largest difference between float64 evaluations of one function, as a share of a channel's scale."""
@@ -38,9 +37,8 @@ def first_astray(planned: Side, rewritten: Side, claims: Sequence[Claim], cases:
     names = [name for found in ends.values() for name in found]
     if not all(name in rewritten.main.producer for name in names):
         return None
-    try:
-        right, wrong = (_evaluated(side, names, cases) for side in (planned, rewritten))
-    except NoReference:
+    right, wrong = (_evaluated(side, names, cases) for side in (planned, rewritten))
+    if right is None or wrong is None:
         return None
     for block, outputs in ends.items():
         for name in outputs:
@@ -51,8 +49,7 @@ def first_astray(planned: Side, rewritten: Side, claims: Sequence[Claim], cases:
     return None
 
 
-def _evaluated(side: Side, names: Sequence[str], cases: Sequence[Case]) -> Results:
+def _evaluated(side: Side, names: Sequence[str], cases: Sequence[Case]) -> Results | None:
     missing = [name for name in names if name not in side.main.outputs]
     model = replace(side.model, proto=with_outputs(side.model.proto, side.main, missing), path=None)
-    reference = open_reference(model.proto, model.base_dir, side.own)
-    return [reference.run(case.feeds) for case in cases]
+    return run_whole(Side.of(model, side.own), cases, Wanted(wide=True), lambda _what, _done, _total: None).truth

@@ -5,27 +5,18 @@ Source: com.microsoft in onnxruntime's `ContribOperators.md`. Their kernels comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.proof.reference.operators.activations import ACTIVATIONS
 from rewriter.proof.reference.operators.convolution import conv
 from rewriter.proof.reference.operators.normalisation import number
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
-
-_ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., Array]]] = {
-    "Relu": ((), lambda x: np.maximum(x, 0)),
-    "Tanh": ((), np.tanh),
-    "Sigmoid": ((), lambda x: 0.5 * (1 + np.tanh(0.5 * x))),
-    "LeakyRelu": ((0.01,), lambda x, alpha: np.where(x < 0, alpha * x, x)),
-    "HardSigmoid": ((0.2, 0.5), lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1)),
-    "Elu": ((1.0,), lambda x, alpha: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)),
-}
-"""Name to the defaults of its parameters, and its values."""
 
 _PARAMETERS = ("activation_alpha", "activation_beta")
 
@@ -61,7 +52,8 @@ def _activated(attributes: Attributes, x: Array, given: list[float]) -> Array:
     name = name.decode() if isinstance(name, bytes) else name
     if not name:
         return x
-    if name not in _ACTIVATIONS:
+    defaults, values = ACTIVATIONS.get(name.lower(), ((None,), None))
+    numbers = (*given, *defaults[len(given) :])
+    if values is None or None in numbers:
         raise NotImplementedError(f"a fused {name}")
-    defaults, values = _ACTIVATIONS[name]
-    return np.asarray(values(x, *given, *defaults[len(given) :]))
+    return np.asarray(values(x, *numbers))

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.proof.reference.operators.activations import ACTIVATIONS
+
 Array = NDArray[Any]
 States = tuple[Array, ...]
 Function = Callable[[Array], Array]
@@ -34,33 +36,13 @@ class _Cell:
         return np.split(x @ self.w.T + h @ self.r.T + self.bias.sum(0), count, -1)
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(0.5 * (1 + np.tanh(x / 2)))
-
-
-_FUNCTIONS: Mapping[str, tuple[tuple[float | None, ...], Callable[..., Any]]] = {
-    "sigmoid": ((), _sigmoid),
-    "tanh": ((), np.tanh),
-    "relu": ((), lambda x: np.maximum(x, 0)),
-    "softsign": ((), lambda x: x / (1 + np.abs(x))),
-    "softplus": ((), lambda x: np.logaddexp(x, 0)),
-    "leakyrelu": ((0.01,), lambda x, a: np.where(x >= 0, x, a * x)),
-    "thresholdedrelu": ((None,), lambda x, a: np.where(x > a, x, 0)),
-    "elu": ((1.0,), lambda x, a: np.where(x >= 0, x, a * np.expm1(x))),
-    "hardsigmoid": ((0.2, 0.5), lambda x, a, b: np.clip(a * x + b, 0, 1)),
-    "affine": ((None, None), lambda x, a, b: a * x + b),
-    "scaledtanh": ((None, None), lambda x, a, b: a * np.tanh(b * x)),
-}
-"""Maps a name to the defaults of alpha and beta, and the function; None where ONNX and onnxruntime differ."""
-
-
 def _functions(attributes: Mapping[str, Any], defaults: Sequence[str], directions: int) -> Iterator[Function]:
     """The activation functions of all directions; each takes its parameters from the lists in order."""
     names = [name.decode() for name in attributes.get("activations") or []] or list(defaults) * directions
     alphas, betas = (iter(attributes.get(f"activation_{name}") or []) for name in ("alpha", "beta"))
     bound = attributes.get("clip")
     for place, name in enumerate(names):
-        stated, form = _FUNCTIONS[name.lower()]
+        stated, form = ACTIVATIONS[name.lower()]
         numbers = [next(source, default) for source, default in zip((alphas, betas), stated, strict=False)]
         if None in numbers:
             raise NotImplementedError(f"{name} without parameters")
