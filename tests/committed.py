@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from passes.plan import Plan
 from tests.attention import Array
 from tests.errors import Feeds, InPlace
 
 FOLDER = Path(__file__).resolve().parents[1] / "models"
+FILES = sorted(FOLDER.glob("*.onnx"))
+EACH_FILE = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 
 VOCABULARY = 128
 """Rows of the embedding table, in all of them that have one."""

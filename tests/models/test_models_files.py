@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 
 from models.entry import DEFAULT_OPSETS, Entry, Input
 from models.registry import COMMITTED, Committed, get
+from tests.committed import FOLDER
 
-FOLDER = Path(__file__).resolve().parents[2] / "models"
 LENGTHS = {"batch": 3, "sequence": 11, "decoder_sequence": 6}
 MACHINE = re.compile(rb"/(?:home|root|work|tmp|usr|opt|Users)/|site-packages|\.py\b|[A-Z]:\\\\")
 

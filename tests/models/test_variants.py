@@ -11,9 +11,9 @@ from models.registry import COMMITTED, ENTRIES, Committed, get
 from models.tools.optimisers import MODEL_TYPES
 from models.variants import VARIANTS, Hints, Refused, Variant, get_variant, make_variant
 from rewriter import rewrite
+from tests.committed import FOLDER
 from tests.conftest import slow
 
-FOLDER = Path(__file__).resolve().parents[2] / "models"
 FREE = ("onnxruntime", "storage", "scopes")
 OTHERWISE = ("ort-transformers", "external-all")
 """The transformers optimizer takes some architectures only; onnxruntime does not load shapes from a data file."""

@@ -11,9 +11,8 @@ import numpy as np
 import onnx
 
 from rewriter.proof.inputs.generate import make_cases
+from tests.committed import FOLDER as COMMITTED
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model, values
-
-COMMITTED = Path(__file__).resolve().parents[2] / "models"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.errors import UsageError
 from rewriter.ort.sessions import open_session
+from tests.committed import FOLDER as MODELS
 from tests.committed import emitted, feeds, in_place
 from tests.conftest import slow
 from tests.errors import apart, error_ratio
 from tests.oracle import tensors
 from tests.textmodels import text_model
 
-MODELS = Path(__file__).parents[3] / "models"
 CARRIED = {
     "silu-decoder": "/model/transformer/Add_output_0",
     "relu-decoder": "add_102",

@@ -19,6 +19,7 @@ from rewriter import rewrite
 from rewriter.api.rewriting import made
 from rewriter.cli import COMMANDS, run
 from rewriter.ort import providers
+from tests.committed import FOLDER
 from tests.rewriter.report.test_report import SCHEMA
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
@@ -453,7 +454,7 @@ def test_2_report_paths_are_checked_before_the_work(
     report: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model.onnx"
-    model.write_bytes((Path(__file__).parents[3] / "models" / "silu-decoder.onnx").read_bytes())
+    model.write_bytes((FOLDER / "silu-decoder.onnx").read_bytes())
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
     out = tmp_path / "out.onnx"

@@ -14,9 +14,8 @@ from passes.options import Options
 from passes.plan import make_plan
 from rewriter import inspect
 from rewriter.cli import run
+from tests.committed import FOLDER as MODELS
 from tests.textmodels import mlp
-
-MODELS = Path(__file__).parents[3] / "models"
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
 from rewriter.graph.segments import bytes_of, split
 from rewriter.graph.view import GraphView, view_model
+from tests.committed import FOLDER as MODELS
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
 CHAIN = """<ir_version: 8, opset_import: ["": 17]>
 g (float[n, 4] x) => (float[n, 4] out, float[4, 4] turned)
 <float[4, 4] W = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1},

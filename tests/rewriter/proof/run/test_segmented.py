@@ -22,9 +22,9 @@ from rewriter.proof.reference.late_widening import open_wide
 from rewriter.proof.run.segmented import run_in_segments
 from rewriter.proof.run.whole import ModelRuns, Results, Wanted, Way, run_whole
 from rewriter.proof.settings import LARGE, Settings
+from tests.committed import FOLDER as MODELS
 from tests.textmodels import SILU, mlp, text_model, values
 
-MODELS = Path(__file__).resolve().parents[4] / "models"
 WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
 
 

@@ -16,6 +16,7 @@ from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.api.rows import claim_of
 from rewriter.proof.unchanged.model import unexplained_changes
+from tests.committed import EACH_FILE
 from tests.rewriter.compare.files.edits import Change, body, maker, reads
 from tests.rewriter.proof.unchanged.house import (
     BLOCK,
@@ -30,8 +31,6 @@ from tests.rewriter.proof.unchanged.house import (
 )
 from tests.textmodels import SILU, mlp, text_model
 
-MODELS = sorted((Path(__file__).parents[4] / "models").glob("*.onnx"))
-EACH_FILE = pytest.mark.parametrize("path", MODELS, ids=[path.stem for path in MODELS])
 EACH_FORM = pytest.mark.parametrize("form", ["local", "masked"])
 
 

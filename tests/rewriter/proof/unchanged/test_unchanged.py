@@ -16,6 +16,7 @@ from passes.plan import apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.api.rewriting import made
 from rewriter.pipeline import Unit
+from tests.committed import EACH_FILE
 from tests.rewriter.compare.files.edits import (
     Change,
     body,
@@ -31,9 +32,6 @@ from tests.rewriter.compare.files.edits import (
 )
 from tests.rewriter.proof.unchanged.house import NODE, WEIGHT, found_in, planned
 from tests.textmodels import ERF_GELU, SILU, mlp
-
-MODELS = sorted((Path(__file__).parents[4] / "models").glob("*.onnx"))
-EACH_FILE = pytest.mark.parametrize("path", MODELS, ids=[path.stem for path in MODELS])
 
 
 def swapped_operands(tensor: str) -> Change:
