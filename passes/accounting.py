@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from passes.conversion import Conversion
 from passes.forms import FORMS
-from passes.forms.cost import FormCost, Setting, cost
+from passes.forms.cost import FormCost, Setting, cost, in_form
 from passes.match.blocks import Block
 from passes.match.dataflow import analyse
 from passes.match.linear import Miss
@@ -122,7 +122,7 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
                 parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
                 heads=None if conversion is None else conversion.heads,
-                staged=None if conversion is None else _staged(conversion, d_model, width),
+                staged=None if conversion is None else _staged(view, conversion, d_model, width),
                 forms=forms,
                 refused=refused,
             )
@@ -139,11 +139,13 @@ def _forms(
     return taken, tuple((form, found.reason) for form, found in costs.items() if isinstance(found, Miss))
 
 
-def _staged(conversion: Conversion, d_model: int | None, d_head: int | None) -> tuple[int, int, int] | None:
-    d_ff = conversion.block.neurons
-    if d_model is None or d_ff is None or d_head is None:
+def _staged(
+    view: GraphView, conversion: Conversion, d_model: int | None, d_head: int | None
+) -> tuple[int, int, int] | None:
+    d_ff, chosen = conversion.block.neurons, in_form(view, conversion, "staged")
+    if d_model is None or d_ff is None or d_head is None or isinstance(chosen, Miss):
         return None
-    return ceil(d_ff / d_head), d_ff * len(conversion.program.heads), ceil(d_model / d_head)
+    return ceil(d_ff / d_head), d_ff * len(chosen.program.heads), ceil(d_model / d_head)
 
 
 def _work(view: GraphView, weight: str) -> int:

@@ -5,7 +5,7 @@ Deciding changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -43,6 +43,7 @@ class Conversion:
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         written: the program with the coefficients that the form writes, if it adds some of them up first.
         longest: the longest sequence that the form can process, None for any.
+        accuracy: how close the program had to be.
     """
 
     block: Block
@@ -56,6 +57,7 @@ class Conversion:
     carried: int = 0
     written: Program | None = None
     longest: int | None = None
+    accuracy: Accuracy = field(default_factory=Accuracy)
 
     @property
     def emitted(self) -> Program:
@@ -97,11 +99,18 @@ class Conversion:
     def heads(self) -> int | None:
         """Attention heads in the converted block: neurons times heads per neuron."""
         neurons = self.block.neurons
-        return None if neurons is None else neurons * len(self.program.heads)
+        return None if neurons is None else neurons * len(self.program.attention)
 
 
 def decide(
-    block: Block, *, form: str, factored: bool, inline: bool, opset: int, accuracy: Accuracy | None = None
+    block: Block,
+    *,
+    form: str,
+    factored: bool,
+    inline: bool,
+    opset: int,
+    accuracy: Accuracy | None = None,
+    quick: bool = False,
 ) -> Conversion | Miss:
     """Choose the program of `block`, or say why there is none.
 
@@ -112,6 +121,7 @@ def decide(
         inline: write the heads out instead of calling a model-local function.
         opset: version of the default domain in the model.
         accuracy: how close the program must be.
+        quick: whether to choose the program with the fewest operations, not that with the fewest heads.
     """
     accuracy = accuracy or Accuracy()
     if opset < SMALLEST_OPSET:
@@ -125,13 +135,13 @@ def decide(
     if odd is not None:
         name = onnx.TensorProto.DataType.Name(odd).lower()
         return Miss(f"its element type {name} is not a floating-point type that heads can be computed in", block.output)
-    program = _program(block, accuracy)
+    program = _program(block, accuracy, quick=quick)
     if isinstance(program, Miss):
         return program
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     compute_type = _DOUBLE if wide else _FLOAT
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
-    return Conversion(block, program, form, inline, compute_type)
+    return Conversion(block, program, form, inline, compute_type, accuracy=accuracy)
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:
@@ -144,14 +154,15 @@ def _narrow_logits(program: Program, block: Block) -> bool:
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
 
 
-def _program(block: Block, accuracy: Accuracy) -> Program | Miss:
+def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program | Miss:
     identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
     if accuracy.error is not None:
         arithmetic = replace(arithmetic, tolerance=accuracy.error)
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
-        return _fitted(block, accuracy, arithmetic, gated=gated)
-    program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated)
+        return _fitted(block, accuracy, arithmetic, gated=gated, quick=quick)
+    choose = identified.activation.quick_program_for if quick else identified.activation.program_for
+    program = choose(identified.parameters, arithmetic, gated=gated)
     if program is None:
         what = "a gate with " if gated else ""
         return Miss(f"no head program for {what}{identified.activation.name} yet", block.output)
@@ -164,14 +175,14 @@ def _program(block: Block, accuracy: Accuracy) -> Program | Miss:
     return program
 
 
-def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool) -> Program | Miss:
+def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program | Miss:
     domain = accuracy.domain
     if domain is None and block.gate in accuracy.reached:
         domain = domain_of(accuracy.reached[block.gate])
     if domain is None:
         return Miss(NEEDS_DOMAIN, block.output, "domain")
     named, strict = block.identified, accuracy.error is not None
-    program = fitted(named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict)
+    program = fitted(named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=quick)
     return Miss(program, block.output) if isinstance(program, str) else program
 
 

@@ -23,6 +23,9 @@ SCOPES = ("mlp", "all")
 GATES = ("heads", "product")
 """How a gate h(g) u is converted: to heads with value u, or to heads for h(g) alone, whose product with u stays."""
 
+PRECISIONS = ("model", "double")
+"""The arithmetic of gates in form `local`: that of the model, or float64 with fewer heads and keys."""
+
 BIAS_TOKENS = ("sublayer", "network")
 """Where bias tokens live: each sublayer appends its own, or they are carried through the whole network (Theorem 6)."""
 
@@ -110,6 +113,7 @@ class Options:
         skip: globs; blocks whose names match one are left.
         merge: remove neurons proved unnecessary before the others become heads.
         gate: a member of `GATES`.
+        precision: a member of `PRECISIONS`.
         fit: fit heads to activations that the table does not name.
         accuracy: how close programs must be.
         forms: choices about how the form becomes nodes.
@@ -132,6 +136,12 @@ class Options:
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
         choices=GATES,
         see="decisions/0009-gates-as-small-differences.md",
+    )
+    precision: str = option(
+        "model",
+        "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
+        choices=PRECISIONS,
+        see="decisions/0023-gates-in-float32.md",
     )
     fit: bool = option(True, "Do not convert activations that the table does not name.", flag="--no-fit")
     accuracy: Accuracy = field(default_factory=Accuracy)

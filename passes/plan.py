@@ -220,6 +220,7 @@ def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) ->
         inline=inline,
         opset=opset,
         accuracy=options.accuracy,
+        quick=form.quick and options.precision == "model",
     )
     return decision if isinstance(decision, Miss) else form.prepare(view, replace(decision, options=options.forms))
 

@@ -62,7 +62,7 @@ def emitted(file: str) -> float:
 def in_place(file: str, plan: Plan) -> list[InPlace]:
     """The programs of a plan that converts all blocks, in place of the activations."""
     pairs = zip(plan.conversions, ACTIVATIONS[file], strict=True)
-    return [InPlace(conversion.program, *names) for conversion, names in pairs]
+    return [InPlace(conversion.program.as_heads, *names) for conversion, names in pairs]
 
 
 def feeds(model: onnx.ModelProto, seed: int = 0, batch: int = 3, tokens: int = 19) -> Feeds:

@@ -13,7 +13,7 @@ from passes.fit.runtime import fit_function
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
 from passes.programs.arithmetic import Arithmetic
-from passes.programs.gates import gate
+from passes.programs.gates import gate, needs_line, with_line
 from passes.programs.program import Program
 from passes.programs.solve import Function, Parameters
 
@@ -54,11 +54,12 @@ def fitted(
     *,
     gated: bool,
     strict: bool,
+    quick: bool = False,
 ) -> Program | str:
     """The program of an activation on |y| <= `domain`, or why there is none.
 
     It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
-    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached.
+    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached. `quick` is as in `decide`.
     """
     name = f"{activation.name}_fitted"
     found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
@@ -73,6 +74,8 @@ def fitted(
             f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "
             f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
         )
+    if gated and quick and needs_line(program):
+        return with_line(program, arithmetic)
     if gated and len(program.heads) != 1:
         return "its fit has several heads, which cannot become a gate"
     return gate(program, arithmetic) if gated else program

@@ -24,15 +24,18 @@ class Form:
         prepare: completes a conversion during planning, or says why the form cannot take the block.
         factors_offsets: whether it takes the offsets of logits out of the exponentials (docs/decisions/0010);
             otherwise it writes softmax as the paper does.
+        quick: whether it takes programs with the fewest operations; otherwise those with the fewest heads and keys,
+            which cost it queries, patterns and bias tokens.
     """
 
     emit: Callable[[GraphView, Conversion], Replacement]
     prepare: Callable[[GraphView, Conversion], Conversion | Miss]
     factors_offsets: bool = False
+    quick: bool = False
 
 
 FORMS: dict[str, Form] = {
-    "local": Form(emit_local, prepare_local, factors_offsets=True),
+    "local": Form(emit_local, prepare_local, factors_offsets=True, quick=True),
     "masked": Form(emit_masked, prepare_masked),
     "maskless": Form(emit_maskless, prepare_maskless),
     "staged": Form(emit_staged, prepare_staged),

@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 import onnx
 
-from passes.conversion import Conversion
+from passes.conversion import Conversion, decide
 from passes.forms import FORMS
 from passes.forms.groups import Group, groups_of, spread_error, spreads
 from passes.match.linear import Miss
@@ -145,15 +145,18 @@ def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -
         max_pattern_mb=setting.max_pattern_mb,
         head_dimension=setting.head_dimension or _USUAL_HEAD_DIMENSION,
     )
-    prepared = FORMS[form].prepare(view, replace(conversion, form=form, options=options, projections=None))
+    chosen = in_form(view, conversion, form)
+    if isinstance(chosen, Miss):
+        return chosen
+    prepared = FORMS[form].prepare(view, replace(chosen, options=options))
     if isinstance(prepared, Miss):
         return prepared
     sizes = _Sizes(
-        program=conversion.program,
+        program=chosen.program,
         width=width,
         neurons=block.neurons,
         projections=1 if block.gate == block.value else 2,
-        bytes=8 if conversion.compute_type == onnx.TensorProto.DOUBLE else 4,
+        bytes=8 if chosen.compute_type == onnx.TensorProto.DOUBLE else 4,
         setting=setting,
     )
     shape = COSTS[form](sizes)
@@ -162,6 +165,21 @@ def cost(view: GraphView, conversion: Conversion, form: str, setting: Setting) -
         **vars(shape),
         parameters_reused=sum((op.in_features or 0) * (op.out_features or 0) for op in (*block.first, *block.second)),
         parameters_added=_added(view, prepared),
+    )
+
+
+def in_form(view: GraphView, conversion: Conversion, form: str) -> Conversion | Miss:
+    """The conversion of the same block in another form, with the program that suits it, before `Form.prepare`."""
+    if form == conversion.form:
+        return replace(conversion, projections=None)
+    return decide(
+        conversion.block,
+        form=form,
+        factored=FORMS[form].factors_offsets,
+        inline=conversion.inline,
+        opset=view.opsets.get("", 1),
+        accuracy=conversion.accuracy,
+        quick=FORMS[form].quick,
     )
 
 
@@ -181,10 +199,11 @@ def _added(view: GraphView, conversion: Conversion) -> int:
 def _local(sizes: _Sizes) -> _Shape:
     """Form `local`: each query is scored against its own key and m bias keys, so nothing grows with the square of N."""
     program = sizes.program
-    groups, _ = sharing.groups_of(program)
-    live = max(map(_live_tensors, groups))
+    groups = sharing.groups_of(program)[0] if program.heads and program.powers is None else ()
+    live = max(map(_live_tensors, groups), default=_FEW) + (program.line is not None)
+    live = live if program.line is None else max(live, _FEW)
     each = sizes.tensor(sizes.setting.tokens, sizes.neurons)
-    heads = sizes.neurons * len(program.heads)
+    heads = sizes.neurons * len(program.attention)
     return _Shape(
         heads=(heads,),
         head_dimension=max(group.dimension for group in sizes.groups),
@@ -192,9 +211,13 @@ def _local(sizes: _Sizes) -> _Shape:
         keys=sizes.bias_tokens + 1,
         width=sizes.width,
         pattern_bytes=each,
-        whole_pattern_bytes=(sizes.bias_tokens + 1) * len(program.heads) * each,
-        peak_bytes=(live + len(groups) - 1) * each,
+        whole_pattern_bytes=(sizes.bias_tokens + 1) * len(program.attention) * each,
+        peak_bytes=(live + max(len(groups) - 1, 0)) * each,
     )
+
+
+_FEW = 6
+"""Tensors alive at one time in a line or in heads whose shares are powers: the pre-activation and five others."""
 
 
 def _live_tensors(group: sharing.Group) -> int:

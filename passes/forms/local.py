@@ -5,36 +5,27 @@ stacked output projection. Both stay in the graph unchanged and are never read, 
 linear. The pre-activations are the queries, the activation's output is the heads' output, each along its row of W2. The
 tensors at both ends keep their names, and the paper's mask is structural.
 
-The attention of a neuron's heads over {self, bias tokens} has three spellings, each a model-local function, or plain
-nodes where it is inlined:
-
-    `NeuronAttention`    Theorem 3: one bias token with key and value zero. With logits (q k, 0) the weight of self is
-                         1 / (1 + exp(-q k)), and the value is divided by that sum directly.
-    `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
-    `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
-                         `value`: the multiples are averaged first. A linear term is a multiple at every key.
-
-A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
-e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
-The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Operators are
-those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Max, Sum, Clip) and Gather.
+The functions that compute the heads, or their nodes where heads are written out, are in `passes.forms.spelling`. In a
+gate, the self values are the line g as attention, and what the heads make of them is multiplied by the gate's value.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
+from passes.forms.spelling import Heads, LineOf, PowersOf, Spelling, clipped, function_of
 from passes.match.linear import Miss
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
 from passes.programs.head import BiasToken, Head
+from passes.programs.line import Line
+from passes.programs.powers import Powers
 from passes.programs.program import Program
 from passes.programs.sharing import Group, Key, groups_of
 from rewriter.graph.edit import Replacement
@@ -49,6 +40,8 @@ def prepare_local(_view: GraphView, conversion: Conversion) -> Conversion | Miss
 
 def _as_written(program: Program, dtype: DTypeLike) -> Program:
     """The program that the graph computes: shared keys as stored, with a linear term absorbed into them."""
+    if program.powers is not None or not program.heads:
+        return program
     groups, linear = groups_of(program)
     heads: list[Head] = []
     for group in groups:
@@ -94,7 +87,7 @@ class _Emitter:
         source = query if block.value == block.gate else self._read(block.value, "value", block.value_type)
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         target = self._fragment.qualified("wide_output") if cast else block.output
-        self._sum(query, source, target)
+        self._program(query, source, target)
         if cast:
             wide = self._fragment.tensor(target)
             self._fragment.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
@@ -123,9 +116,54 @@ class _Emitter:
             return existing
         return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 
-    def _sum(self, query: Tensor, source: Tensor, target: str) -> None:
+    def _program(self, query: Tensor, source: Tensor, target: str) -> None:
+        """The program: its heads, and their product with the value of a gate."""
+        program, fragment = self._conversion.program, self._fragment
+        output = target if program.line is None else fragment.qualified("weight_of_value")
+        own = source if program.line is None else self._line(program.line, query)
+        if program.powers is not None:
+            self._powers(program.powers, query, own, output)
+        elif program.heads:
+            self._sum(program, query, own, output)
+        else:
+            fragment.node("Mul", [own, self._scalar("linear_factor", program.linear)], "linear", output=output)
+        if program.line is not None:
+            fragment.node("Mul", [source, fragment.tensor(output)], "gated", output=target)
+
+    def _line(self, line: Line, query: Tensor) -> Variable:
+        """The line, at the pre-activations `query`."""
+        spelling = LineOf(len(line.pairs), bool(line.middle), self._double)
+        rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
+        # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
+        weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
+        inputs: dict[str, Tensor] = {
+            "query": query,
+            "step": self._scalar("line_step", -line.step),
+            "rates": self._vector("line_rates", rates),
+            "weights": self._vector("line_weights", [line.step * weight for weight in weights]),
+        }
+        return self._attend("line/", spelling, inputs, self._fragment.qualified("line"))
+
+    def _powers(self, powers: Powers, query: Tensor, own: Tensor, output: str) -> None:
+        """Heads with equally spaced keys, times `own`."""
+        value = own
+        if self._conversion.program.line is None:
+            value = clipped(self._fragment, own, powers.ends, "self_value", self._dtype, self._opset)
+        inputs: dict[str, Tensor] = {
+            "query": query,
+            "value": value,
+            "step": self._scalar("step", powers.step),
+            "numerator": self._vector("numerator", powers.numerator),
+            "denominator": self._vector("denominator", powers.denominator),
+        }
+        unscaled = powers.factor == 1.0
+        made = output if unscaled else self._fragment.qualified("unscaled")
+        result = self._attend("", PowersOf(len(powers.denominator), self._double), inputs, made)
+        if not unscaled:
+            self._fragment.node("Mul", [result, self._scalar("factor", powers.factor)], "scaled", output=output)
+
+    def _sum(self, program: Program, query: Tensor, source: Tensor, target: str) -> None:
         """All heads of the program, its linear term and its constant."""
-        program = self._conversion.program
         groups, linear = groups_of(program)
         # The last node must write the block's output under its own name, so the target is passed down.
         alone = len(groups) == 1
@@ -164,7 +202,7 @@ class _Emitter:
         )
         steep = any(key.offset != 0.0 for key in keys)
         zero_bias = plain.zero_bias
-        spelling = Spelling(len(keys) + 1, zero_bias=zero_bias, steep=steep, double=self._double)
+        spelling = Heads(len(keys) + 1, zero_bias=zero_bias, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {
             "query": query,
             "key": self._key(prefix, plain, query),
@@ -179,7 +217,7 @@ class _Emitter:
     ) -> Variable:
         """Heads over the same keys, all values multiples of the source."""
         steep = any(key.offset != 0.0 for key in keys)
-        spelling = Spelling(len(keys), own=own, steep=steep, double=self._double)
+        spelling = Heads(len(keys), own=own, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), steep=steep)
         return self._attend(prefix, spelling, inputs, output)
@@ -199,7 +237,9 @@ class _Emitter:
 
     def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> Variable:
         if self._conversion.inline:
-            emit(self._fragment, spelling, inputs, output, opset=self._opset)
+            # Several functions may follow one another, with the same names inside.
+            fragment = self._fragment.within(prefix.rstrip("/")) if prefix else self._fragment
+            spelling.emit(fragment, inputs, output, self._opset)
             return self._fragment.tensor(output)
         self._functions.append(function_of(spelling, self._opset))
         ordered = [inputs[name] for name in spelling.inputs]
@@ -225,188 +265,5 @@ class _Emitter:
     def _scalar(self, name: str, value: float) -> Constant:
         return self._fragment.constant(name, np.asarray(value, dtype=self._dtype))
 
-
-_DOC_ONE = (
-    "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) "
-    "and the bias token, whose key and value are zero. Theorem 3 of Huben and Morris 2023, arXiv 2309.08593; the mask "
-    "is structural. query and value: [..., heads], head dimension 1; key: a scalar."
-)
-_DOC_MANY = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
-    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / "
-    "bias_weight[j]), keys in ascending order; the largest logit is subtracted first. query, value: [..., heads]; "
-    "bias_key, bias_weight, bias_part: [{m}]."
-)
-_DOC_SHARED = (
-    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
-    "{offset}; key j is head j's own for j < {n}, with value parts[j] / weights[j] * value, and a bias token's "
-    "otherwise. The sum of the heads is value times the mean of these multiples; the largest logit is subtracted "
-    "first. query, value: [..., heads]; keys, weights, parts: [{k}]."
-)
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """The function that computes the heads.
-
-    Attributes:
-        keys: number of keys that a head attends to, including its own.
-        own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
-        zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
-        steep: whether logits have offsets.
-        double: whether the arithmetic is float64 (else float32).
-    """
-
-    keys: int
-    own: int = 0
-    zero_bias: bool = False
-    steep: bool = False
-    double: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        if self.zero_bias:
-            name = "NeuronAttention"
-        else:
-            name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
-        return name + ("_steep" if self.steep else "") + ("_double" if self.double else "")
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        if self.zero_bias:
-            return ("query", "key", "value")
-        if self.own:
-            return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
-        offset = ["bias_offset"] if self.steep else []
-        return ("query", "key", "value", "bias_key", "bias_weight", "bias_part", *offset)
-
-    @property
-    def dtype(self) -> DTypeLike:
-        """The numpy type of the arithmetic."""
-        return np.float64 if self.double else np.float32
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-        if self.zero_bias:
-            return _DOC_ONE
-        if self.own:
-            return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
-        return _DOC_MANY.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
-
-
-def emit(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, *, opset: int) -> None:
-    """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
-    if spelling.zero_bias:
-        _emit_one(fragment, spelling, inputs, output)
-    elif spelling.own:
-        _emit_shared(fragment, spelling, inputs, output, opset)
-    else:
-        _emit_many(fragment, spelling, inputs, output, opset)
-
-
-@cache
-def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
-    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
-    body = Fragment("")
-    emit(body, spelling, {name: body.tensor(name) for name in spelling.inputs}, "output", opset=opset)
-    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
-
-
-def _emit_one(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> None:
-    # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
-    bias_weight = fragment.node("Exp", [fragment.node("Neg", [logit], "bias_logit")], "bias_weight")
-    one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
-    total = fragment.node("Add", [one, bias_weight], "total_weight")
-    fragment.node("Div", [inputs["value"], total], "output", output=output)
-
-
-def _emit_many(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = _bounded(fragment, spelling, inputs["query"], opset)
-    count = spelling.keys - 1
-    names = ["self", *(f"bias_{j}" for j in range(count))]
-    logits = [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
-    logits += [
-        _logit(fragment, query, inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=spelling.steep)
-        for j in range(count)
-    ]
-    # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-    ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
-    shares = _exponentials(fragment, names, logits, ends)
-    weights: list[Tensor] = [shares[0]]
-    parts: list[Tensor] = [fragment.node("Mul", [shares[0], inputs["value"]], "self_part")]
-    for j, (name, share) in enumerate(zip(names[1:], shares[1:], strict=True)):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"{name}_weight"))
-        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"{name}_part"))
-    total = fragment.node("Sum", weights, "total_weight")
-    weighted = fragment.node("Sum", parts, "weighted_sum")
-    fragment.node("Div", [weighted, total], "output", output=output)
-
-
-def _emit_shared(fragment: Fragment, spelling: Spelling, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = _bounded(fragment, spelling, inputs["query"], opset)
-    names = [f"key_{j}" for j in range(spelling.keys)]
-    logits = [
-        _logit(fragment, query, inputs, ("keys", "offsets"), j, name, steep=spelling.steep)
-        for j, name in enumerate(names)
-    ]
-    shares = _exponentials(fragment, names, logits, logits)
-    weights: list[Tensor] = []
-    parts: list[Tensor] = []
-    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "weights", j)], f"{name}_weight"))
-        if j < spelling.own:
-            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "parts", j)], f"{name}_part"))
-    total = fragment.node("Sum", weights, "total_weight")
-    weighted = parts[0] if len(parts) == 1 else fragment.node("Sum", parts, "weighted_sum")
-    mean = fragment.node("Div", [weighted, total], "mean")
-    fragment.node("Mul", [inputs["value"], mean], "output", output=output)
-
-
-def _exponentials(
-    fragment: Fragment, names: Sequence[str], logits: Sequence[Tensor], ends: Sequence[Tensor]
-) -> list[Variable]:
-    """The exponential of every logit less the largest of `ends`."""
-    top = fragment.node("Max", list(ends), "largest_logit")
-    return [
-        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
-        for name, logit in zip(names, logits, strict=True)
-    ]
-
-
-def _row(fragment: Fragment, inputs: dict[str, Tensor], name: str, j: int) -> Variable:
-    """Entry j of a constant input."""
-    index = fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
-    return fragment.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
-
-
-def _logit(
-    fragment: Fragment,
-    query: Tensor,
-    inputs: dict[str, Tensor],
-    names: tuple[str, str],
-    j: int,
-    name: str,
-    *,
-    steep: bool,
-) -> Variable:
-    score = fragment.node("Mul", [query, _row(fragment, inputs, names[0], j)], f"{name}_score")
-    return fragment.node("Add", [score, _row(fragment, inputs, names[1], j)], f"{name}_logit") if steep else score
-
-
-def _bounded(fragment: Fragment, spelling: Spelling, query: Tensor, opset: int) -> Variable:
-    """The query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
-
-    No logit is infinite then: the difference of two infinite logits would be NaN.
-    """
-    limit = 2.0**500 if spelling.double else 2.0**60
-    if opset < 11:  # the bounds of Clip were attributes
-        return fragment.node("Clip", [query], "finite_query", min=-limit, max=limit)
-    bounds = [
-        fragment.constant(name, np.asarray(value, dtype=spelling.dtype))
-        for name, value in (("lowest_query", -limit), ("highest_query", limit))
-    ]
-    return fragment.node("Clip", [query, *bounds], "finite_query")
+    def _vector(self, name: str, values: Sequence[float]) -> Constant:
+        return self._fragment.constant(name, np.asarray(values, dtype=self._dtype))

@@ -17,8 +17,8 @@ import numpy as np
 
 from passes.programs import closed_forms, solve
 from passes.programs.arithmetic import Arithmetic
-from passes.programs.fitted import cheapest, cheapest_gate
-from passes.programs.gates import gate, line
+from passes.programs.fitted import cheapest, cheapest_gate, in_powers
+from passes.programs.gates import gate, line, needs_line, with_line
 from passes.programs.program import Program
 from passes.programs.softmax import Array
 from passes.programs.solve import Function, Parameters, Solve
@@ -40,6 +40,7 @@ class Activation:
         program: makes the head program; None where none is known.
         usual: the parameters of the plain activation, which reports omit.
         gate: the program of h(g) u; None where it follows from `program` by `passes.programs.gates.gate`.
+        quick: makes the program with the fewest operations in form `local`; None where that is `program`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Activation:
     program: Make | None
     usual: Parameters = (1.0,)
     gate: Make | None = None
+    quick: Make | None = None
 
     def label(self, parameters: Parameters) -> str:
         """The name as reports print it, with any unusual parameters."""
@@ -66,6 +68,19 @@ class Activation:
         if program is None or not gated:
             return program
         return gate(program, arithmetic) if len(program.heads) == 1 else None
+
+    def quick_program_for(
+        self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False
+    ) -> Program | None:
+        """The same with the fewest operations, in the arithmetic of the model, but not with the fewest heads.
+
+        `program_for` is the program where nothing better is known.
+        """
+        make = self.quick or self.program
+        program = None if make is None else make(parameters, arithmetic)
+        if gated and program is not None and needs_line(program):
+            return with_line(program, arithmetic)
+        return self.program_for(parameters, arithmetic, gated=gated) if gated or program is None else program
 
 
 # -- the functions ---------------------------------------------------------------------------------------------
@@ -145,6 +160,16 @@ def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     return cheapest("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
 
 
+def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
+    program = in_powers("gelu", arithmetic.tolerance * abs(p[0] / p[1]))
+    return _gelu_program(p, arithmetic) if program is None else program.scaled(inner=p[0], outer=p[1] / p[0])
+
+
+def _quick_gelu_tanh(p: Parameters, arithmetic: Arithmetic) -> Program:
+    program = in_powers("gelu_tanh", arithmetic.tolerance / abs(p[0]))
+    return _gelu_tanh_program(p, arithmetic) if program is None else program.scaled(outer=p[0])
+
+
 _GATE = 1.1
 """A gate may have a tenth more error if that saves a head."""
 
@@ -169,6 +194,25 @@ def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 def _square_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     return line(p[0], arithmetic, "square")
+
+
+def _quick_relu_squared(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """Y ReLU(y), a gate of y with itself."""
+    return replace(with_line(closed_forms.two_slopes((p[0], 0.0), arithmetic), arithmetic), name="relu_squared")
+
+
+def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
+    return replace(with_line(_linear(p), arithmetic), name="square")
+
+
+def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
+    """Y times its hard sigmoid, a clipped line."""
+    clip = closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic)
+    return replace(with_line(clip, arithmetic), name="hard_swish")
+
+
+def _linear(p: Parameters) -> Program:
+    return Program("linear", (), linear=p[0])
 
 
 def _within(make: Make) -> Make:
@@ -229,18 +273,38 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("relu", _SLOPES, _two_slopes, solve.one_slope, closed_forms.two_slopes, (1.0, 0.0)),
     Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
     Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
-    Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate),
+    Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate, _quick_gelu),
     Activation(
-        "gelu_tanh", _FACTOR, _times(_GELU_TANH), solve.factor(_GELU_TANH), _gelu_tanh_program, gate=_gelu_tanh_gate
+        "gelu_tanh",
+        _FACTOR,
+        _times(_GELU_TANH),
+        solve.factor(_GELU_TANH),
+        _gelu_tanh_program,
+        gate=_gelu_tanh_gate,
+        quick=_quick_gelu_tanh,
     ),
     Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
     Activation("sigmoid", _LOGISTIC, _logistic, solve.logistic_from_zero, closed_forms.logistic, (1.0, 1.0, 0.0)),
     Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
-    Activation("relu_squared", _FACTOR, _times(_relu_squared), solve.factor(_relu_squared), _relu_squared_program),
+    Activation(
+        "relu_squared",
+        _FACTOR,
+        _times(_relu_squared),
+        solve.factor(_relu_squared),
+        _relu_squared_program,
+        quick=_quick_relu_squared,
+    ),
     Activation("relu6", _LINE, _clip, _only(solve.clip, _relu6), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)),
     Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _hard_sigmoid), closed_forms.clip, _HARD),
     Activation("clip", _LINE, _clip, solve.clip, closed_forms.clip),
-    Activation("hard_swish", _FACTOR, _times(_hard_swish), solve.factor(_hard_swish, 4.0), closed_forms.hard_swish),
+    Activation(
+        "hard_swish",
+        _FACTOR,
+        _times(_hard_swish),
+        solve.factor(_hard_swish, 4.0),
+        closed_forms.hard_swish,
+        quick=_quick_hard_swish,
+    ),
     Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _elu), _BENT, _ONES, _BENT_GATE),
     Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _selu), _BENT, _SELU, _BENT_GATE),
     Activation("celu", _BELOW, _bent, solve.exponential_linear, _BENT, _ONES, _BENT_GATE),
@@ -249,7 +313,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("softplus", _INNER, _softplus, solve.softplus, _softplus_program, _UNIT),
     Activation("softsign", _INNER, _softsign, solve.softsign, None, _UNIT),
     Activation("exp", ("rate", "factor"), _exp, solve.exponential, closed_forms.exponential, _UNIT),
-    Activation("square", _FACTOR, _times(_squared), solve.factor(_squared), _square_program),
+    Activation("square", _FACTOR, _times(_squared), solve.factor(_squared), _square_program, quick=_quick_square),
 )
 
 LINEAR = Activation(
@@ -259,5 +323,6 @@ LINEAR = Activation(
     solve.factor(lambda y: y),
     None,
     gate=lambda p, a: line(p[0], a, "bilinear"),
+    quick=lambda p, _: _linear(p),
 )
 """The gate of a bilinear layer, g u. It is not in the table, since alone it is not an activation."""

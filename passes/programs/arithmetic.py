@@ -16,19 +16,24 @@ class Arithmetic:
         tolerance: error of a program that this arithmetic cannot distinguish from 0.
         small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
         limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
+        lines: which lines of the table (`passes.programs.line`) are close enough: those for "single", "double" or
+            "half" precision.
     """
 
     steepness: float
     tolerance: float
     small: float
     limit: float
+    lines: str
 
+
+_HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
 
 ARITHMETIC: dict[int, Arithmetic] = {
-    onnx.TensorProto.FLOAT: Arithmetic(steepness=2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26),
-    onnx.TensorProto.DOUBLE: Arithmetic(steepness=2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31),
-    onnx.TensorProto.FLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15),
-    onnx.TensorProto.BFLOAT16: Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15),
+    onnx.TensorProto.FLOAT: Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single"),
+    onnx.TensorProto.DOUBLE: Arithmetic(2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double"),
+    onnx.TensorProto.FLOAT16: _HALF,
+    onnx.TensorProto.BFLOAT16: _HALF,
 }
 """Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
 

@@ -10,8 +10,11 @@ import math
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from passes.programs.head import BiasToken, Head
+from passes.programs.line import Line
+from passes.programs.powers import Powers
 from passes.programs.program import Program
 
 Entry = dict[str, object]
@@ -64,6 +67,30 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
     return min(known, key=lambda program: program.max_error)
 
 
+_NEARLY = 1.15
+"""Programs in powers of one exponential may have this much more error than asked for: the next closer one costs six
+more operations."""
+
+
+@cache
+def power_programs() -> tuple[tuple[str, Program], ...]:
+    """The programs whose weights are powers of one exponential, as (activation, program)."""
+    return tuple((entry["activation"], _in_powers(entry)) for entry in _file()["powers"])
+
+
+def in_powers(activation: str, tolerance: float) -> Program | None:
+    """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
+    known = [program for name, program in power_programs() if name == activation]
+    close = [program for program in known if program.max_error <= _NEARLY * tolerance]
+    return min(close, key=lambda program: len(program.heads), default=None)
+
+
+@cache
+def lines(arithmetic: str) -> tuple[Line, ...]:
+    """The lines for "single", "double" or "half" precision, the most precise first."""
+    return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
+
+
 def values(program: Program) -> int:
     """The number of bias tokens with a nonzero value."""
     return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
@@ -71,9 +98,32 @@ def values(program: Program) -> int:
 
 @cache
 def _table(*, gate: bool) -> tuple[tuple[str, Program], ...]:
-    table = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
-    rows = [entry for entry in table["programs"] if bool(entry.get("gate")) == gate]
+    rows = [entry for entry in _file()["programs"] if bool(entry.get("gate")) == gate]
     return tuple((entry["activation"], _program(entry)) for entry in rows)
+
+
+@cache
+def _file() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def _in_powers(entry: dict[str, Any]) -> Program:
+    powers = Powers(entry["step"], tuple(entry["numerator"]), tuple(entry["denominator"]))
+    return Program(
+        name=entry["name"],
+        heads=powers.heads,
+        max_error=entry["max_error"],
+        rounding=entry["float32_error"],
+        certificate=entry["certificate"],
+        powers=powers,
+    )
+
+
+def _line(entry: dict[str, Any]) -> Line:
+    pairs = tuple((rate, weight) for rate, weight in entry["pairs"])
+    sizes = {key: entry[key] for key in ("name", "step", "end", "middle", "domain", "max_error")}
+    return Line(pairs=pairs, **sizes)
 
 
 def _program(entry: Entry) -> Program:

@@ -1,6 +1,8 @@
-"""Gates: from a one-head program of h(y) to a program of h(g) u, whose self values read u.
+"""Gates: from a program of h(y) to a program of h(g) u, whose self values read u.
 
-Softmax weights are bounded and h is not, so h(g) becomes a small difference of weights divided by a small number e. The
+Softmax weights are bounded and h is not. `with_line` makes any program a gate in the arithmetic of its model, by way of
+the line g as attention (`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, which
+the other forms pay for, but also float64: h(g) becomes a small difference of weights divided by a small number e. A
 head computes (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
 
     e^(s g)  ->  (e^((s + e) g) + e^((s - e) g)) / 2  =  e^(s g) cosh(e g)
@@ -28,8 +30,10 @@ import numpy as np
 
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.changes import largest_change
+from passes.programs.fitted import lines
 from passes.programs.head import BiasToken, Head
 from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
+from passes.programs.line import Line
 from passes.programs.program import Program
 from passes.programs.softmax import FACTORED, UNIT, Array
 
@@ -39,6 +43,71 @@ _ENOUGH = 2.0**-8
 _MOST_CELLS = 200_000
 _HALVED = UNIT
 """Relative error in the weights of the two self keys from the rounding of ln(1/2), their offset."""
+
+
+@cache
+def with_line(program: Program, arithmetic: Arithmetic) -> Program:
+    """The program of h(g) u, given that of h, or of h(y) y: its self values are the line times what the values read.
+
+    The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
+    on one side, the line need not reach far there.
+
+    Args:
+        program: a program in the arithmetic of its model, not itself a gate.
+        arithmetic: provides the lines.
+    """
+    candidates = [line for found in lines(arithmetic.lines) for line in (found, found.reversed())]
+    added = [_line_error(program, line) for line in candidates]
+    close = [place for place, error in enumerate(added) if error <= _ADDED * arithmetic.tolerance]
+    place = close[0] if close else int(np.argmin(added))
+    line = candidates[place]
+    return replace(
+        program,
+        name=f"{program.name}_gate",
+        line=line,
+        max_error=program.max_error + added[place] * (1.0 + program.max_error),
+        rounding=program.rounding + _LINE_ROUNDING / abs(line.step),
+        domain=min(program.domain, line.domain),
+        certificate=f"{program.certificate}; {line.name}: {line.max_error:.2g} |g| for |g| <= {line.domain:g}",
+    )
+
+
+def needs_line(program: Program) -> bool:
+    """Whether `with_line` makes the gate of a program: not of one that has float64 heads or is a gate already.
+
+    Nor of a bounded h, such as a sigmoid, whose values are constants: u multiplies them, and no limit is needed.
+    """
+    if program.double or program.line is not None:
+        return False
+    return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
+
+
+_ADDED = 2.0
+"""A line is close enough if it adds at most this times the arithmetic's tolerance."""
+
+_LINE_ROUNDING = 2.0**-23
+"""Rounding of 1 - e^-x near x = 0, where e^-x rounds to a multiple of 2^-24 or 2^-23; divided by the step."""
+
+
+def _line_error(program: Program, line: Line) -> float:
+    """A bound on |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain."""
+    domain = min(program.domain, line.domain)
+    steps = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 400)]) * domain
+    edges = np.unique(np.concatenate([-steps, steps, [value for value in [line.lowest] if abs(value) < domain]]))
+    g = edges[:-1], edges[1:]
+    multiples, constants = [affine(0.0, program.linear, g)], [affine(0.0, program.constant, g)]
+    for head in program.heads:
+        weights = head.keys.enclosed(*g)
+        values = np.array([head.d, *(token.value for token in head.bias_tokens)]).reshape(-1, 1)
+        multiples.append(affine(head.c, 0.0, (weights[0][0], weights[1][0])))
+        constants.append(summed(weighted(weights, (values, values))))
+    multiple = total(*multiples)
+    slopes = size(multiple)
+    floor = np.maximum(1.0, least_size(total(product(multiple, g), *constants)))
+    # Beyond its lowest g the line stays where it is.
+    constant = (g[1] <= line.lowest) if line.step > 0.0 else (g[0] >= line.lowest)
+    off = np.where(constant, 1.0, line.max_error * (1.0 + line.max_error)) * size(g)
+    return float(np.max(slopes * off / floor)) * (1.0 + 1e-6)
 
 
 @cache

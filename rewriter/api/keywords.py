@@ -25,6 +25,7 @@ class RewriteKeywords(TypedDict, total=False):
     skip: str | Sequence[str]
     merge: bool
     gate: str
+    precision: str
     fit: bool
     accuracy: float | None
     domain: float | None

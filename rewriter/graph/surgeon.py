@@ -71,6 +71,12 @@ class Fragment:
             self._nodes.append(_renamed(node, names, self.qualified(name)))
         return result
 
+    def within(self, name: str) -> Fragment:
+        """The same fragment with a longer prefix, `<prefix>/<name>`: what is added to it is added here."""
+        inner = Fragment(self.qualified(name))
+        inner._tensors, inner._nodes, inner._constants = self._tensors, self._nodes, self._constants
+        return inner
+
     def qualified(self, name: str) -> str:
         """`name` under the fragment's prefix."""
         return f"{self._prefix}/{name}" if self._prefix else name

@@ -21,18 +21,28 @@ _GELUS, _GATES = ("gelu-encoder", "gelu-vision"), ("gated-decoder", "swiglu")
 
 LOCAL: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("silu key", "key", 0, _SILUS),
-    ("gelu bias key", "bias_key", 4, _GELUS),
-    ("gelu bias weight", "bias_weight", 4, _GELUS),
-    ("gelu bias value", "bias_part", 4, _GELUS),
-    ("gate value", "parts", 1, _GATES),
-    ("gate weight", "weights", 2, _GATES),
-    ("gate key", "keys", 2, _GATES),
+    ("gelu step", "step", 0, _GELUS),
+    ("gelu coefficient of R", "numerator", 2, _GELUS),
+    ("gelu coefficient of P", "denominator", 2, _GELUS),
+    ("gate line's step", "line_step", 0, _GATES),
+    ("gate line's rate", "line_rates", 2, _GATES),
+    ("gate line's weight", "line_weights", 0, _GATES),
+    ("gate key", "key", 0, _GATES),
+    ("elu bias key", "bias_key", 1, ("elu",)),
+    ("elu bias weight", "bias_weight", 0, ("elu",)),
     ("clip value", "bias_part", 1, ("relu6",)),
     ("clip offset", "bias_offset", 1, ("relu6",)),
     ("tanh self value", "self_value", 0, ("tanh",)),
     ("tanh constant", "constant", 0, ("tanh",)),
 )
 """What is off by a little in form `local`, the constant of the first block, its entry, and where."""
+
+DOUBLE: tuple[tuple[str, str, int], ...] = (
+    ("gate value", "parts", 1),
+    ("gate weight", "weights", 2),
+    ("gate key", "keys", 2),
+)
+"""The same for gates in float64 (`--precision double`)."""
 
 SQUARE: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("silu key", "W_K", -1, ("silu-decoder", "silu")),
@@ -46,11 +56,15 @@ WRONG: tuple[tuple[str, str, Change, tuple[str, ...]], ...] = (
     ("relu limit negated", "key", scaled(-1.0), _RELUS),
     ("relu limit a millionth as steep", "key", scaled(1e-6), _RELUS),
     ("relu limit as steep as silu", "key", lambda _: 1.0, _RELUS),
-    ("gelu bias values negated", "bias_part", scaled(-1.0), _GELUS),
-    ("gelu bias values rotated", "bias_part", lambda v: [*v[1:], v[0]], _GELUS),
-    ("gelu bias keys reversed", "bias_key", lambda v: v[::-1], _GELUS),
-    ("gate values swapped", "parts", lambda v: [v[1], v[0], v[2]], _GATES),
-    ("gate value zero", "parts", scaled(0.0, 1), _GATES),
+    ("gelu step negated", "step", scaled(-1.0), _GELUS),
+    ("gelu coefficients of R negated", "numerator", scaled(-1.0), _GELUS),
+    ("gelu coefficients of R rotated", "numerator", lambda v: [*v[1:], v[0]], _GELUS),
+    ("gelu coefficients of P reversed", "denominator", lambda v: v[::-1], _GELUS),
+    ("gate line's step negated", "line_step", scaled(-1.0), _GATES),
+    ("gate line's step twice as long", "line_step", scaled(2.0), _GATES),
+    ("gate line's weights rotated", "line_weights", lambda v: [*v[1:], v[0]], _GATES),
+    ("gate line's rates reversed", "line_rates", lambda v: v[::-1], _GATES),
+    ("gate line without an end", "line_weights", scaled(0.0, 0), _GATES),
 )
 """What is quite wrong, the constant of the first block, how, and where."""
 
@@ -76,7 +90,7 @@ def planned(change: Callable[[Program], Program]) -> Patch:
 
 def each_head(change: Callable[[Head], Head]) -> Callable[[Program], Program]:
     """Every head of a program changed."""
-    return lambda program: replace(program, heads=tuple(change(head) for head in program.heads))
+    return lambda program: replace(program, heads=tuple(change(head) for head in program.heads), powers=None)
 
 
 def _steeper(factor: float) -> Callable[[Program], Program]:
@@ -126,6 +140,15 @@ COEFFICIENTS = (
         Sabotage(f"{what} times 1 + {step}", applied(constant(name, scaled(1 + float(step), index))), on(*models))
         for what, name, index, models in LOCAL
         for step in _STEPS
+    ),
+    *(
+        Sabotage(
+            f"{what} times 1 + {step}, float64",
+            applied(constant(name, scaled(1 + float(step), index))),
+            on(*_GATES, precision="double"),
+        )
+        for what, name, index in DOUBLE
+        for step in ("1e-3", "1e-5")
     ),
     *(
         Sabotage(

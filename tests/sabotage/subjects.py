@@ -173,6 +173,7 @@ SMALL: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "relu": lambda: mlp("h = Relu(y)"),
     "relu6": lambda: mlp("h = Clip(y, $0.0, $6.0)"),
     "tanh": lambda: mlp("h = Tanh(y)"),
+    "elu": lambda: mlp("h = Elu(y)"),
     "swiglu": lambda: mlp(SWIGLU),
     "half": lambda: mlp(SILU, elem="float16"),
     "double": lambda: mlp(SILU, elem="double"),

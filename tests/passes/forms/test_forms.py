@@ -202,7 +202,7 @@ def check_program(model: onnx.ModelProto, form: str, program: Program, value: st
     plan = planned(model, form)
     program = program.rounded(np.float32, factored=False)
     result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
-    place = InPlace(program, value=value)
+    place = InPlace(program.as_heads, value=value)
     assert apart(model, result, [place]).emitted <= EMITTED
     x = tokens(3, 19)
     expected = evaluate(model, {"x": x}, {"h": place})["out"]
@@ -521,7 +521,10 @@ def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:
         "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
     )
     plan = make_plan(model, Options(form="masked"))
-    places = [InPlace(c.program, *names) for c, names in zip(plan.conversions, (("h", "y"), ("h2", "y2")), strict=True)]
+    places = [
+        InPlace(c.program.as_heads, *names)
+        for c, names in zip(plan.conversions, (("h", "y"), ("h2", "y2")), strict=True)
+    ]
     result = apply(plan)
     assert apart(model, result, places).emitted <= EMITTED
     assert error_ratio(model, result) <= RATIO

@@ -193,5 +193,5 @@ def test_whatever_is_converted_computes_the_region(data: st.DataObject) -> None:
         columns = np.repeat(points[:, None], 8, axis=1)
         values = tensors(plan.model, {"x": columns[:, :4]}, {block.gate: partial(_always, columns)})
         expected = values[block.output][:, 0]
-        error = np.abs(neurons(program, points, points) - expected) / np.maximum(1.0, np.abs(expected))
+        error = np.abs(neurons(program.as_heads, points, points) - expected) / np.maximum(1.0, np.abs(expected))
         assert error.max() <= conversion.max_error + EVALUATED, block.identified.label

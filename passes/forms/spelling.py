@@ -1,0 +1,364 @@
+"""Heads in form `local` as model-local functions, or the nodes of their bodies where heads are written out.
+
+    `NeuronAttention`    Theorem 3: one bias token with key and value zero. With logits (q k, 0) the weight of self is
+                         1 / (1 + exp(-q k)), and the value is divided by that sum directly.
+    `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
+    `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
+                         `value`: the multiples are averaged first. A linear term is a multiple at every key.
+    `NeuronPowers_k`     the same, where all shares of the k keys are powers of one exponential.
+    `NeuronLine_n`       the line g as attention over n keys, from which gates are made.
+
+A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
+e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
+The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Operators are
+those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike
+
+from passes.match.marks import DOMAIN
+from passes.programs.line import HIGHEST, LOWEST
+from passes.programs.powers import REACH
+from rewriter.graph.surgeon import Fragment, Tensor, Variable
+
+_DOC_ONE = (
+    "Softmax attention of each neuron's head over two keys: the token itself (logit query * key, value `value`) "
+    "and the bias token, whose key and value are zero. Theorem 3 of Huben and Morris 2023, arXiv 2309.08593; the mask "
+    "is structural. query and value: [..., heads], head dimension 1; key: a scalar."
+)
+_DOC_MANY = (
+    "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
+    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / "
+    "bias_weight[j]), keys in ascending order; the largest logit is subtracted first. query, value: [..., heads]; "
+    "bias_key, bias_weight, bias_part: [{m}]."
+)
+_DOC_LINE = (
+    "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
+    "r = 1 and r = rates[1] ... rates[{last}], each with its mirror image 1 - r (none for 1/2), times the weights. The "
+    "keys r = 0 and r = 1 have opposite values, the others are bias tokens of value 0. query: [..., heads]; step: a "
+    "scalar; rates, weights: of the mirrored pairs, the pair of 0 and 1 first."
+)
+_DOC_POWERS = (
+    "Softmax attention of each neuron's heads over the same {k} keys, with logits j * step * query + log(w_j): their "
+    "shares are powers of one exponential r. With z = r + 1/r, P monic with the further coefficients `denominator` and "
+    "R with the coefficients `numerator`, the total weight is z P(z) + 2 R(z) and the weight of value r P(z) + R(z); "
+    "both are divided by P(z). query, value: [..., heads]; step: a scalar; coefficients: highest power first."
+)
+_DOC_SHARED = (
+    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
+    "{offset}; key j is head j's own for j < {n}, with value parts[j] / weights[j] * value, and a bias token's "
+    "otherwise. The sum of the heads is value times the mean of these multiples; the largest logit is subtracted "
+    "first. query, value: [..., heads]; keys, weights, parts: [{k}]."
+)
+
+
+class Spelling(Hashable, Protocol):
+    """A function, as its nodes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+
+    @property
+    def doc(self) -> str:
+        """The function's doc string."""
+
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes to `fragment`; `output` is the full name of the result."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads with any keys.
+
+    Attributes:
+        keys: number of keys that a head attends to, including its own.
+        own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
+        zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
+        steep: whether logits have offsets.
+        double: whether the arithmetic is float64 (else float32).
+    """
+
+    keys: int
+    own: int = 0
+    zero_bias: bool = False
+    steep: bool = False
+    double: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+        if self.zero_bias:
+            name = "NeuronAttention"
+        else:
+            name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
+        return name + ("_steep" if self.steep else "") + ("_double" if self.double else "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+        if self.zero_bias:
+            return ("query", "key", "value")
+        if self.own:
+            return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
+        offset = ["bias_offset"] if self.steep else []
+        return ("query", "key", "value", "bias_key", "bias_weight", "bias_part", *offset)
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """The numpy type of the arithmetic."""
+        return np.float64 if self.double else np.float32
+
+    @property
+    def doc(self) -> str:
+        """The function's doc string."""
+        if self.zero_bias:
+            return _DOC_ONE
+        if self.own:
+            return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
+        return _DOC_MANY.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
+
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
+        if self.zero_bias:
+            _emit_one(fragment, self, inputs, output)
+        elif self.own:
+            _emit_shared(fragment, self, inputs, output, opset)
+        else:
+            _emit_many(fragment, self, inputs, output, opset)
+
+
+@dataclass(frozen=True)
+class LineOf:
+    """The line g as attention (`passes.programs.line`).
+
+    Attributes:
+        pairs: number of mirrored pairs of nodes.
+        middle: whether there is a node 1/2.
+        double: whether the arithmetic is float64 (else float32).
+    """
+
+    pairs: int
+    middle: bool = False
+    double: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+        return f"NeuronLine_{2 * self.pairs + 2 + self.middle}" + ("_double" if self.double else "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+        return ("query", "step", "rates", "weights")
+
+    @property
+    def doc(self) -> str:
+        """The function's doc string."""
+        return _DOC_LINE.format(n=2 * self.pairs + 2 + self.middle, last=self.pairs + self.middle)
+
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes to `fragment`; `output` is the full name of the result."""
+        node, dtype = fragment.node, np.float64 if self.double else np.float32
+        one = fragment.constant("self_share", np.ones((), dtype=dtype))
+        score = node("Mul", [inputs["query"], inputs["step"]], "score")
+        logit = clipped(fragment, score, (-HIGHEST, -LOWEST), "logit", dtype, opset)
+        last = node("Exp", [logit], "last_share")
+        both = node("Add", [last, one], "ends_share")
+        total = node("Mul", [both, _row(fragment, inputs, "weights", 0)], "ends_weight")
+        for j in range(1, self.pairs + self.middle + 1):
+            near = node("Exp", [node("Mul", [logit, _row(fragment, inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
+            if j <= self.pairs:
+                mirrored = node("Div", [last, near], f"mirrored_share_{j}")
+                near = node("Add", [near, mirrored], f"shares_{j}")
+            weight = node("Mul", [near, _row(fragment, inputs, "weights", j)], f"weight_{j}")
+            total = node("Add", [total, weight], f"total_{j}")
+        node("Div", [node("Sub", [one, last], "values"), total], "output", output=output)
+
+
+@dataclass(frozen=True)
+class PowersOf:
+    """Heads with equally spaced keys (`passes.programs.powers`).
+
+    Attributes:
+        degree: degree of the two polynomials.
+        double: whether the arithmetic is float64 (else float32).
+    """
+
+    degree: int
+    double: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+        return f"NeuronPowers_{2 * self.degree + 3}" + ("_double" if self.double else "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+        return ("query", "value", "step", "numerator", "denominator")
+
+    @property
+    def doc(self) -> str:
+        """The function's doc string."""
+        return _DOC_POWERS.format(k=2 * self.degree + 3)
+
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes to `fragment`; `output` is the full name of the result."""
+        node, dtype = fragment.node, np.float64 if self.double else np.float32
+        score = node("Mul", [inputs["query"], inputs["step"]], "score")
+        share = node("Exp", [clipped(fragment, score, (-REACH, REACH), "logit", dtype, opset)], "share")
+        inverse = node("Reciprocal", [share], "inverse_share")
+        z = node("Add", [share, inverse], "z")
+        highest = _row(fragment, inputs, "numerator", 0)
+        top = self._horner(fragment, inputs, "numerator", node("Mul", [z, highest], "numerator_0z"), z)
+        bottom = self._horner(fragment, inputs, "denominator", z, z)
+        shared = node("Div", [top, bottom], "shared_weight")
+        own, other = (
+            node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
+        )
+        mean = node("Div", [own, node("Add", [own, other], "total_weight")], "mean")
+        node("Mul", [inputs["value"], mean], "output", output=output)
+
+    def _horner(self, fragment: Fragment, inputs: dict[str, Tensor], name: str, partial: Tensor, z: Tensor) -> Tensor:
+        """The rest of Horner's rule, from the leading term's product with z."""
+        rows = range(1, self.degree + 1) if name == "numerator" else range(self.degree)
+        for j in rows:
+            partial = fragment.node("Add", [partial, _row(fragment, inputs, name, j)], f"{name}_sum_{j}")
+            if j != rows[-1]:
+                partial = fragment.node("Mul", [partial, z], f"{name}_{j}z")
+        return partial
+
+
+@cache
+def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
+    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
+    body = Fragment("")
+    spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs}, "output", opset)
+    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
+
+
+def _emit_one(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str) -> None:
+    # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
+    logit = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
+    bias_weight = fragment.node("Exp", [fragment.node("Neg", [logit], "bias_logit")], "bias_weight")
+    one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
+    total = fragment.node("Add", [one, bias_weight], "total_weight")
+    fragment.node("Div", [inputs["value"], total], "output", output=output)
+
+
+def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+    query = _bounded(fragment, spelling, inputs["query"], opset)
+    count = spelling.keys - 1
+    names = ["self", *(f"bias_{j}" for j in range(count))]
+    logits = [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
+    logits += [
+        _logit(fragment, query, inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=spelling.steep)
+        for j in range(count)
+    ]
+    # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
+    ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
+    shares = _exponentials(fragment, names, logits, ends)
+    weights: list[Tensor] = [shares[0]]
+    parts: list[Tensor] = [fragment.node("Mul", [shares[0], inputs["value"]], "self_part")]
+    for j, (name, share) in enumerate(zip(names[1:], shares[1:], strict=True)):
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"{name}_weight"))
+        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"{name}_part"))
+    total = _sum(fragment, weights, "total_weight")
+    weighted = _sum(fragment, parts, "weighted_sum")
+    fragment.node("Div", [weighted, total], "output", output=output)
+
+
+def _emit_shared(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+    query = _bounded(fragment, spelling, inputs["query"], opset)
+    names = [f"key_{j}" for j in range(spelling.keys)]
+    logits = [
+        _logit(fragment, query, inputs, ("keys", "offsets"), j, name, steep=spelling.steep)
+        for j, name in enumerate(names)
+    ]
+    shares = _exponentials(fragment, names, logits, logits)
+    weights: list[Tensor] = []
+    parts: list[Tensor] = []
+    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "weights", j)], f"{name}_weight"))
+        if j < spelling.own:
+            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "parts", j)], f"{name}_part"))
+    total = _sum(fragment, weights, "total_weight")
+    weighted = _sum(fragment, parts, "weighted_sum")
+    mean = fragment.node("Div", [weighted, total], "mean")
+    fragment.node("Mul", [inputs["value"], mean], "output", output=output)
+
+
+def _exponentials(
+    fragment: Fragment, names: Sequence[str], logits: Sequence[Tensor], ends: Sequence[Tensor]
+) -> list[Variable]:
+    """The exponential of every logit less the largest of `ends`."""
+    top = fragment.node("Max", list(ends), "largest_logit")
+    return [
+        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
+        for name, logit in zip(names, logits, strict=True)
+    ]
+
+
+def _sum(fragment: Fragment, terms: Sequence[Tensor], name: str) -> Tensor:
+    # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of three
+    # takes three times as long as two additions.
+    total = terms[0]
+    for number, term in enumerate(terms[1:], start=1):
+        total = fragment.node("Add", [total, term], f"{name}_{number}" if term is not terms[-1] else name)
+    return total
+
+
+def _row(fragment: Fragment, inputs: dict[str, Tensor], name: str, j: int) -> Variable:
+    """Entry j of a constant input."""
+    index = fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
+    return fragment.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
+
+
+def _logit(
+    fragment: Fragment,
+    query: Tensor,
+    inputs: dict[str, Tensor],
+    names: tuple[str, str],
+    j: int,
+    name: str,
+    *,
+    steep: bool,
+) -> Variable:
+    score = fragment.node("Mul", [query, _row(fragment, inputs, names[0], j)], f"{name}_score")
+    return fragment.node("Add", [score, _row(fragment, inputs, names[1], j)], f"{name}_logit") if steep else score
+
+
+def _bounded(fragment: Fragment, spelling: Heads, query: Tensor, opset: int) -> Variable:
+    """The query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
+
+    No logit is infinite then: the difference of two infinite logits would be NaN.
+    """
+    limit = 2.0**500 if spelling.double else 2.0**60
+    return clipped(fragment, query, (-limit, limit), "finite_query", spelling.dtype, opset)
+
+
+def clipped(
+    fragment: Fragment, tensor: Tensor, ends: tuple[float, float], name: str, dtype: DTypeLike, opset: int
+) -> Variable:
+    """The tensor clipped to two numbers."""
+    if opset < 11:  # the bounds of Clip were attributes
+        return fragment.node("Clip", [tensor], name, min=ends[0], max=ends[1])
+    bounds = [
+        fragment.constant(f"{end}_{name}", np.asarray(value, dtype=dtype))
+        for end, value in zip(("lowest", "highest"), ends, strict=True)
+    ]
+    return fragment.node("Clip", [tensor, *bounds], name)

@@ -1,0 +1,135 @@
+"""The line g as attention, which a gate h(g) u needs: softmax weights are bounded and h is not.
+
+For x = d g,
+
+    (1 - e^-x) / x  =  integral over t in [0, 1] of e^(-x t) dt  ~  S(x) = sum_j w_j e^(-r_j x),   w_j > 0,
+
+with nodes 0 = r_1 < ... < r_n = 1 that are symmetric about 1/2. So g ~ (1 - e^-x) / (d S(x)): a softmax over n keys
+with logits -r_j d g + ln w_j, in which the first key has the value 1 / (d w_1), the last one minus that, and the others
+are bias tokens of value 0. The step d is a fraction such as 1/4, so float32 is enough: cancellation near g = 0 costs
+about one unit in the last place over d. `max_error` is |S(x) x / (1 - e^-x) - 1|, which a symmetric S has at -x too.
+
+`with_line` makes a gate of any program of h: its self values, which are y, become u times the line. A product of two
+softmaxes is a softmax over pairs of keys, which `heads` writes out. The exponentials of mirrored nodes, r and 1 - r,
+are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small where they count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from passes.programs.head import BiasToken, Head
+from passes.programs.softmax import UNIT, Array
+
+LOWEST, HIGHEST = -80.0, 160.0
+"""x is clipped to these: e^80, and the smallest e^(-x/2) = e^-80, are normal float32 numbers."""
+
+_EXPONENTIAL = 8.0
+"""Error of an exponential in half units in the last place, as in `passes.programs.softmax`."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line g on |g| <= domain.
+
+    Attributes:
+        name: its name in the table.
+        step: d, a power of two up to its sign; a negative step exchanges the two sides.
+        end: weight of the keys r = 0 and r = 1.
+        pairs: (r, w) of the nodes below 1/2; the node 1 - r has the same weight.
+        middle: weight of the node 1/2, 0 for none.
+        domain: largest |g|.
+        max_error: certified relative error on the domain, in exact arithmetic.
+    """
+
+    name: str
+    step: float
+    end: float
+    pairs: tuple[tuple[float, float], ...]
+    middle: float
+    domain: float
+    max_error: float
+
+    @property
+    def lowest(self) -> float:
+        """The g on one side beyond which the line is constant; on the other side that is outside the domain."""
+        return LOWEST / self.step
+
+    @cached_property
+    def keys(self) -> tuple[tuple[float, float, float], ...]:
+        """(slope, offset, value) of every key of the softmax whose mean of values is the line; the two ends first."""
+        value = 1.0 / (self.step * self.end)
+        nodes = [(r, w) for rate, w in self.pairs for r in (rate, 1.0 - rate)]
+        nodes += [(0.5, self.middle)] if self.middle else []
+        ends = [(0.0, math.log(self.end), value), (-self.step, math.log(self.end), -value)]
+        return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
+
+    def evaluate(self, g: Array) -> Array:
+        """The line in float64, with the operations of form `local`."""
+        line, _ = self._parts(g)
+        return line
+
+    def float64_rounding(self, g: Array) -> Array:
+        """A bound on the absolute rounding error of a float64 evaluation."""
+        line, (x, far, terms, logits) = self._parts(g)
+        total = np.sum(terms, axis=0)
+        # The step is a power of two, so x is exact; a product r x is rounded, which the exponential multiplies by r x.
+        sums = np.sum(terms * (logits + 3.0 * _EXPONENTIAL), axis=0) / total + 2.0 * len(terms) + 4.0
+        top = (_EXPONENTIAL * far + np.abs(1.0 - far)) / (abs(self.step) * total)
+        return np.asarray(2.0 * UNIT * (top + np.abs(line) * sums) + 0.0 * x)
+
+    def _parts(self, g: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+        """The line, and x, e^-x, the terms of S and the sizes of their logits."""
+        x = np.clip(self.step * g, LOWEST, HIGHEST)
+        far = np.exp(-x)
+        terms, logits = [self.end * (1.0 + far)], [np.zeros_like(x)]
+        for rate, weight in self.pairs:
+            near = np.exp(-rate * x)
+            terms.append(weight * (near + far / near))
+            logits.append(np.abs(rate * x))
+        if self.middle:
+            terms.append(self.middle * np.exp(-0.5 * x))
+            logits.append(np.zeros_like(x))  # r = 1/2: exact
+        total = np.sum(terms, axis=0)
+        return np.asarray((1.0 - far) / (self.step * total)), (x, far, np.array(terms), np.array(logits))
+
+    def reversed(self) -> Line:
+        """The same line with the side on which it is constant first exchanged."""
+        return replace(self, step=-self.step)
+
+    def heads(self, head: Head) -> tuple[Head, ...]:
+        """The heads of `head`'s gate: self value c line(g) + d times what the values read.
+
+        A product of two softmaxes is one over all pairs of keys. The self key of `head` makes two heads, one per end of
+        the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
+        heads over the keys of `head` alone.
+        """
+        own = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
+        multiples = [head.d, *(token.value for token in head.bias_tokens)]
+        # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
+        relative = [(a - head.beta, b - head.gamma) for a, b in own]
+        paired = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
+        made = [one_head(paired, place, head.c * self.keys[place][2]) for place in (0, 1) if head.c]
+        return (*made, *(one_head(own, place, multiple) for place, multiple in enumerate(multiples) if multiple))
+
+    def rounded(self, dtype: DTypeLike) -> Line:
+        """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""
+
+        def narrow(number: float) -> float:
+            return float(np.asarray(number, dtype=dtype))
+
+        pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
+        return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
+
+
+def one_head(keys: Sequence[tuple[float, float]], place: int, multiple: float) -> Head:
+    """The head whose own key is the one at `place`, with the others as its bias tokens of value 0."""
+    slope, offset = keys[place]
+    others = tuple(BiasToken(*key) for other, key in enumerate(keys) if other != place)
+    return Head(beta=slope, gamma=offset, c=multiple, bias_tokens=others)

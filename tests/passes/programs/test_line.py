@@ -1,0 +1,202 @@
+"""The line g as attention, and gates made with it: proved in ball arithmetic, and against the formulas in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import factorial
+
+import numpy as np
+import pytest
+
+from passes.programs.activations import ACTIVATIONS, LINEAR
+from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.fitted import lines
+from passes.programs.gates import needs_line, with_line
+from passes.programs.line import LOWEST, Line
+from passes.programs.program import Program
+from tests.attention import neurons
+from tests.passes.programs.balls import arb, arb_series, errors, precision, upper
+from tests.passes.programs.test_programs import PARAMETERS, TRUTHS
+
+TABLE = [line for arithmetic in ("single", "double", "half") for line in lines(arithmetic)]
+EACH = pytest.mark.parametrize("line", TABLE, ids=[line.name for line in TABLE])
+FLOAT = ARITHMETIC[1]
+_TERMS = 14
+
+
+def quotient(line: Line, h: arb_series) -> arb_series:
+    """S(x) x / (1 - e^-x) for h = x / 2: both are divided by e^-h, and sinh(h) / h is a series near 0."""
+    total = arb(line.end) * _twice_cosh(h) + arb(line.middle)
+    for rate, weight in line.pairs:
+        total += arb(weight) * _twice_cosh((1 - 2 * arb(rate)) * h)
+    if upper(h[0]) < 1.0:
+        return total / sum(((h * h) ** k * (1 / arb(factorial(2 * k + 1))) for k in range(1, 20)), 0 * h + 1)
+    return 2 * total * h / (h.exp() - (-h).exp())
+
+
+def _twice_cosh(h: arb_series) -> arb_series:
+    return h.exp() + (-h).exp()
+
+
+def largest_error(line: Line) -> float:
+    """A proved bound on |quotient - 1| over the domain, by Taylor's theorem on cells."""
+    with precision(200):
+        from flint import ctx
+
+        ctx.cap = _TERMS + 1
+        # Cells are as narrow as the error is small, or as the line is short.
+        width = 1.0 / 128.0 if len(line.pairs) == 1 else 1.0 / 32.0 if line.max_error < 1e-12 else 1.0 / 8.0
+        end, bound = line.domain * abs(line.step) / 2.0, 0.0
+        for number in range(int(np.ceil(end / width))):
+            middle, radius = arb((number + 0.5) * width), arb(width / 2.0)
+            near = quotient(line, arb_series([middle, 1])) - 1
+            cell = quotient(line, arb_series([arb((number + 0.5) * width, width / 2.0), 1]))
+            terms = [abs(near[k]) * radius**k for k in range(_TERMS)] + [abs(cell[_TERMS]) * radius**_TERMS]
+            bound = max(bound, upper(sum(terms, arb(0))))
+        return bound
+
+
+@EACH
+def test_certificate(line: Line) -> None:
+    bound = largest_error(line)
+    assert bound <= line.max_error
+    assert line.max_error <= 2.0 * bound
+
+
+def test_certificate_of_a_wrong_line_fails() -> None:
+    line = TABLE[0]
+    rate, weight = line.pairs[2]
+    for wrong in ((rate, weight * 1.0001), (rate * 1.0001, weight)):
+        assert largest_error(replace(line, pairs=(*line.pairs[:2], wrong, *line.pairs[3:]))) > line.max_error
+
+
+@EACH
+def test_weights_are_positive_and_nodes_in_order(line: Line) -> None:
+    rates = [0.0, *(rate for rate, _ in line.pairs), 0.5]
+    assert rates == sorted(set(rates))
+    assert min([line.end, *(weight for _, weight in line.pairs)]) > 0.0
+    assert line.middle >= 0.0
+    total = 2.0 * line.end + line.middle + 2.0 * sum(weight for _, weight in line.pairs)
+    assert total == pytest.approx(1.0, abs=line.max_error)
+
+
+@EACH
+def test_line_is_softmax_attention(line: Line) -> None:
+    """A mean of values under softmax weights, the values of all keys but the two ends being 0."""
+    g = np.concatenate([np.linspace(-60.0, 60.0, 2001), [1e-9, -1e-9]])
+    slopes, offsets, values = (np.array(column)[:, None] for column in zip(*line.keys, strict=True))
+    weights = np.exp(slopes * g + offsets)
+    mean = np.sum(weights * values, axis=0) / np.sum(weights, axis=0)
+    np.testing.assert_allclose(mean, line.evaluate(g), rtol=1e-12, atol=2e-13 / abs(line.step))
+    assert np.count_nonzero(values) == 2
+
+
+@EACH
+def test_line_is_odd_and_smooth_far_out(line: Line) -> None:
+    inside = np.geomspace(1e-6, min(line.domain, abs(line.lowest)), 1000)
+    rounding = 1e-15 / abs(line.step)
+    np.testing.assert_allclose(line.evaluate(-inside), -line.evaluate(inside), rtol=1e-9, atol=rounding)
+    np.testing.assert_array_equal(line.reversed().evaluate(inside), -line.evaluate(-inside))
+    far = np.concatenate([-np.geomspace(1.0, 1e300, 4000)[::-1], np.geomspace(1.0, 1e300, 4000)])
+    values = line.evaluate(far)
+    assert np.all(np.isfinite(values))
+    assert np.all(np.diff(values) >= -1e-12 * np.abs(values[1:]))
+
+
+@EACH
+def test_float64_rounding(line: Line) -> None:
+    rng = np.random.default_rng(0)
+    g = np.concatenate([rng.normal(0.0, 3.0, 60), rng.uniform(-line.domain, line.domain, 60), [0.0, 1e-300, 1e-8]])
+    with precision(300):
+        exact = []
+        for value in g:
+            x = arb(float(np.clip(line.step * value, LOWEST, 160.0)))
+            total = arb(line.end) * (1 + (-x).exp()) + arb(line.middle) * (-x / 2).exp()
+            total += sum((arb(w) * ((-arb(r) * x).exp() + (-(1 - arb(r)) * x).exp()) for r, w in line.pairs), arb(0))
+            exact.append((1 - (-x).exp()) / (arb(line.step) * total))
+        found = errors(line.evaluate(g), exact)
+    assert np.all(found <= line.float64_rounding(g))
+
+
+# -- gates -----------------------------------------------------------------------------------------------------------
+
+GATES = ("silu", "gelu", "gelu_tanh", "relu", "leaky_relu", "mish", "relu6", "clip", "elu", "selu", "celu")
+ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
+
+
+def quick(name: str, elem_type: int = 1) -> Program:
+    program = ENTRIES[name].quick_program_for(PARAMETERS[name], ARITHMETIC[elem_type], gated=True)
+    assert program is not None
+    return program
+
+
+@pytest.mark.parametrize("elem_type", [1, 10, 11])
+@pytest.mark.parametrize("name", GATES)
+def test_gates_are_within_their_certificates(name: str, elem_type: int) -> None:
+    program = quick(name, elem_type)
+    assert (program.line is not None, program.double) == (True, False)
+    g = np.concatenate([np.linspace(-24.0, 24.0, 20001), np.geomspace(1e-9, program.domain, 500)])
+    g = np.concatenate([g, -np.geomspace(1e-9, program.domain, 500)])
+    f = TRUTHS[name](g)
+    error = np.abs(program.evaluate(g, np.ones_like(g)) - f) / np.maximum(1.0, np.abs(f))
+    slack = program.float64_rounding(g, np.ones_like(g)) / np.maximum(1.0, np.abs(f)) + 1e-14
+    assert np.all(error <= program.max_error + slack)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_are_heads_over_pairs_of_keys(name: str) -> None:
+    """The heads, each with its own self key, against the spelling with a line; neither knows the other's formula."""
+    program = quick(name)
+    rng = np.random.default_rng(0)
+    g, u = rng.normal(0.0, 4.0, 4000), rng.normal(0.0, 2.0, 4000)
+    heads = program.as_heads
+    assert (heads.line, heads.linear, heads.constant) == (None, 0.0, 0.0)
+    assert all(token.value == 0.0 for head in heads.heads for token in head.bias_tokens)
+    np.testing.assert_allclose(neurons(heads, g, u), program.evaluate(g, u), rtol=1e-11, atol=1e-11)
+
+
+def test_gate_of_silu_has_two_heads() -> None:
+    program = quick("silu")
+    assert (len(program.attention), program.bias_tokens) == (2, 29)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "step"), [((1.0, 1.0), 0.25), ((-1.0, 1.0), -0.25), ((1.702, 1.0), 0.25), ((-0.3, 2.0), -0.25)]
+)
+def test_the_line_is_constant_first_where_the_gate_is_zero(parameters: tuple[float, float], step: float) -> None:
+    program = ENTRIES["silu"].quick_program_for(parameters, FLOAT, gated=True)
+    assert program is not None
+    assert program.line is not None
+    assert program.line.step == step
+    assert program.max_error <= 2e-7
+
+
+def test_a_gate_that_is_zero_nowhere_reaches_far_on_both_sides() -> None:
+    program = LINEAR.quick_program_for((1.0,), FLOAT, gated=True)
+    assert program is not None
+    g = np.linspace(-500.0, 500.0, 20001)
+    error = np.abs(program.evaluate(g, np.ones_like(g)) - g) / np.maximum(1.0, np.abs(g))
+    assert error.max() <= program.max_error
+    assert program.max_error <= 1e-7
+
+
+def test_what_is_bounded_needs_no_line() -> None:
+    for name in ("sigmoid", "tanh"):
+        program = quick(name)
+        assert (program.line, program.exact) == (None, True)
+    assert not needs_line(quick("silu"))
+
+
+def test_a_line_that_reaches_less_far_costs_error() -> None:
+    """The bound sees a line that stays constant where the gate does not vanish."""
+    silu = ENTRIES["silu"].program_for((0.01, 1.0), FLOAT)
+    assert silu is not None
+    assert with_line(silu, FLOAT).line == lines("single")[1]
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 3e38, -3e38, 1e30, -1e30, 0.0, -0.0, 5e-324])
+@pytest.mark.parametrize("name", GATES)
+def test_nothing_finite_gives_nan(name: str, value: float) -> None:
+    program, g = quick(name), np.array([value])
+    assert np.isfinite(program.evaluate(g, np.ones(1))).all()
+    assert np.isfinite(program.float64_rounding(g, np.ones(1))).all()

@@ -1,0 +1,127 @@
+"""Heads whose weights are powers of one exponential: proved in ball arithmetic, and against plain heads in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from passes.programs.certify import certify
+from passes.programs.fitted import in_powers, power_programs
+from passes.programs.powers import REACH, SENSITIVITY, Powers
+from passes.programs.program import Program
+from tests.attention import neurons
+from tests.passes.programs.balls import arb, arb_series, errors, precision, upper
+from tests.passes.programs.test_programs import FITTED_TRUTHS
+
+Number = TypeVar("Number", arb, arb_series)
+EACH = pytest.mark.parametrize(
+    ("activation", "program"), power_programs(), ids=[program.name for _, program in power_programs()]
+)
+
+
+def powers_of(program: Program) -> Powers:
+    assert program.powers is not None
+    return program.powers
+
+
+def share(powers: Powers, x: Number) -> Number:
+    """Phi at x = c y, from the coefficients as the docstring of `Powers` has them."""
+    r, inverse = x.exp(), (-x).exp()
+    z = r + inverse
+    p, q = 0 * z + 1, 0 * z
+    for coefficient in powers.denominator:
+        p = p * z + arb(coefficient)
+    for coefficient in powers.numerator:
+        q = q * z + arb(coefficient)
+    return (r * p + q) / (z * p + 2 * q)
+
+
+@EACH
+def test_certificate(activation: str, program: Program) -> None:
+    certificate = certify(program, activation)
+    assert certificate.bound <= program.max_error <= 1.02 * certificate.bound
+
+
+@EACH
+def test_certificate_of_a_wrong_coefficient_fails(activation: str, program: Program) -> None:
+    powers = powers_of(program)
+    first, *rest = powers.denominator
+    wrong = replace(powers, denominator=(first * (1.0 + 1e3 * program.max_error), *rest))
+    assert certify(replace(program, heads=wrong.heads, powers=wrong), activation).bound > program.max_error
+
+
+@EACH
+def test_program_is_within_its_certificate(activation: str, program: Program) -> None:
+    y = np.concatenate([np.linspace(-40.0, 40.0, 40001), np.geomspace(1.0, 1e30, 100), -np.geomspace(1.0, 1e30, 100)])
+    truth = FITTED_TRUTHS[activation](y)
+    error = np.abs(program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth))
+    assert error.max() <= program.max_error
+
+
+@EACH
+def test_powers_are_heads(activation: str, program: Program) -> None:
+    """One softmax over equally spaced keys, written out head by head."""
+    powers = powers_of(program)
+    y = np.linspace(-0.9 * REACH / powers.step, 0.9 * REACH / powers.step, 4001)
+    np.testing.assert_allclose(neurons(program, y, y), program.evaluate(y), rtol=1e-12, atol=1e-11)
+    keys = {tuple(sorted([head.beta, *(t.slope for t in head.bias_tokens)])) for head in program.heads}
+    (slopes,) = keys
+    np.testing.assert_allclose(np.diff(slopes), powers.step, rtol=1e-12)
+    assert len(slopes) == 2 * len(powers.denominator) + 3
+    assert len(program.heads) == len(slopes) - 1
+
+
+@EACH
+def test_sensitivity(activation: str, program: Program) -> None:
+    """x^2 dPhi/dx on cells of -20 <= x <= 0, beyond which Phi is constant; on the other side it is the same."""
+    edges = np.concatenate([np.arange(0.0, 5.0, 1.0 / 128.0), np.arange(5.0, REACH + 0.01, 1.0 / 16.0)])
+    with precision(200):
+        for near, far in pairwise(edges):
+            x = arb(-float(near + far) / 2.0, float(far - near) / 2.0)
+            assert upper(x * x * share(powers_of(program), arb_series([x, 1]))[1]) <= SENSITIVITY
+
+
+@EACH
+@pytest.mark.parametrize("inner", [1.0 + 1.7e-8, 1.1, -0.7, 3.0])
+def test_change_from_rounding(activation: str, program: Program, inner: float) -> None:
+    scaled = program.scaled(inner=inner, outer=1.0 / inner)
+    rounded = scaled.rounded(np.float32)
+    y = np.concatenate([np.linspace(-15.0, 15.0, 30001), np.geomspace(1.0, 1e20, 50)])
+    before, after = scaled.evaluate(y), rounded.evaluate(y)
+    assert np.max(np.abs(after - before) / np.maximum(1.0, np.abs(before))) <= rounded.coefficient_error
+    assert rounded.coefficient_error <= 2e-7 * max(1.0, 1.0 / abs(inner))
+    assert powers_of(rounded).numerator == powers_of(program).numerator
+
+
+@EACH
+def test_float64_rounding(activation: str, program: Program) -> None:
+    powers = powers_of(program)
+    rng = np.random.default_rng(0)
+    y = np.concatenate([rng.normal(0.0, 3.0, 80), rng.uniform(-30.0, 30.0, 80), [0.0, 1e-300, 5.0, -5.0]])
+    with precision(300):
+        end = REACH / powers.step
+        exact = [share(powers, arb(float(value)) * arb(powers.step)) for value in np.clip(y, -end, end)]
+        found = errors(powers.mean(y), exact)
+    # Beyond the reach, c y is clipped and not y; there Phi is 0 or 1 to within its reach.
+    assert np.all(found <= powers.float64_rounding(y) + 2e-9 * (np.abs(powers.step * y) >= REACH))
+
+
+def test_tolerance_selects_the_number_of_keys() -> None:
+    tolerances = (1e-3, 1e-5, 2e-7, 1.2e-7)
+    names = {tolerance: found.name for tolerance in tolerances if (found := in_powers("gelu", tolerance))}
+    assert names == {1e-3: "gelu_erf_5", 1e-5: "gelu_erf_7", 2e-7: "gelu_erf_9", 1.2e-7: "gelu_erf_11"}
+    assert in_powers("gelu", 1e-9) is None
+    assert in_powers("silu", 1.0) is None
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 3e38, -3e38, 0.0, -0.0, 5e-324])
+@EACH
+def test_nothing_finite_gives_nan(activation: str, program: Program, value: float) -> None:
+    y = np.array([value])
+    assert np.isfinite(program.evaluate(y)).all()
+    # The float64 evaluation of what is 0 far out on the left stays there.
+    assert value >= 0.0 or abs(program.evaluate(y)[0]) <= 1e-8
