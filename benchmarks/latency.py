@@ -82,7 +82,7 @@ def main(
     inline: bool,
     gate: str,
     json_path: Path | None,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """Measure the latency of rewritten over original models; the defaults are a GPT-2-small-sized decoder."""
     rows: list[Row] = []
@@ -113,7 +113,7 @@ def _models(
     file: Path | None,
     parts: tuple[str, ...],
     activations: tuple[str, ...],
-    sizes: dict[str, int],
+    sizes: dict[str, Any],
     folder: Path,
 ) -> Iterator[tuple[str, Path]]:
     """Names and paths of the models, written one at a time."""

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -62,7 +63,7 @@ def main(
     *,
     repeats: int,
     json_path: Path,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """Measure how long comparing two models takes, against running them; by default a decoder of 6 layers."""
     if (original is None) != (rewritten is None):

@@ -20,7 +20,8 @@ from rewriter.timing.requests import EndProfile, Start, Turn
 from rewriter.timing.rounds import Feeds
 
 _KERNEL = "_kernel_time"
-_WARM, _RUNS = 3, 15
+_WARM, _RUNS, _SHORT = 1, 16, 0.05
+"""Runs that do not count, runs that do, and the seconds above which three of them are enough."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def nodes_of(name: str, start: Start, feeds: Feeds) -> dict[str, Node]:
     with TemporaryDirectory(prefix="attnonly-profile-") as folder:
         profiled = replace(start, profile=Path(folder) / "run")
         with started(name, profiled) as process:
-            process.turn(Turn(feeds, 0.0, runs=_WARM + _RUNS))
+            first = process.turn(Turn(feeds, 0.0, runs=_WARM + 3))
+            if min(first) < _SHORT:
+                process.turn(Turn(None, 0.0, runs=_RUNS - 3))
             path = Path(process.ask(EndProfile())["path"])
         return read_profile(path.read_text(encoding="utf-8"), skip=_WARM)
 
