@@ -1,4 +1,4 @@
-"""`python -m benchmarks all`: rows, resuming, the page and the comparison with committed ratios; no times are asserted."""
+"""`python -m benchmarks all`: rows, resuming, the page, the comparison with committed ratios; no times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
+from benchmarks.common import write_json
 from benchmarks.decoder import Shape
 from benchmarks.performance import measure, run
 from benchmarks.performance.check import losses
 from benchmarks.performance.subjects import SUBJECTS, Subject
+from rewriter.api import bench
 from rewriter.timing.rounds import Field
 from tests.benchmarks.conftest import draws
 
@@ -55,34 +57,39 @@ def test_a_run_and_its_page(tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "figures" / "performance.svg").stat().st_size > 1000
 
 
-def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are written one by one, and measured once."""
-    measured: list[int] = []
-    bench = measure.bench
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The lengths that are measured; at an entry of None the run is interrupted."""
+    found: list[int | None] = []
 
-    def counted(*models: Any, **options: Any) -> Any:
-        if len(measured) == 1:
+    def logged(*models: Any, **options: Any) -> Any:
+        if None in found:
             raise KeyboardInterrupt
-        measured.append(options["tokens"])
-        return bench(*models, **options)
+        found.append(options["tokens"])
+        return bench(*models, **{**options, "kinds": False})
 
-    monkeypatch.setattr(measure, "bench", counted)
+    monkeypatch.setattr(measure, "bench", logged)
+    return found
+
+
+def test_a_run_goes_on(tmp_path: Path, log: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written one by one, and measured once."""
     arguments = ("--out", str(tmp_path), "--type", "float32", "--only", "one", "--no-page")
+    written: list[Path] = []
+
+    def interrupted(path: Path, *content: Any) -> None:
+        write_json(path, *content)
+        written.append(path)
+        log.extend([None] * (len(written) == 1))
+
+    monkeypatch.setattr(measure, "write_json", interrupted)
     assert invoke(*arguments).exit_code == 1
     assert [row["tokens"] for row in rows_of(tmp_path)] == [3]
-    measured.clear()
-    monkeypatch.setattr(
-        measure, "bench", lambda *models, **options: measured.append(options["tokens"]) or bench(*models, **options)
-    )
-    assert invoke(*arguments).exit_code == 0
-    assert measured == [5]
-    assert [row["tokens"] for row in rows_of(tmp_path)] == [3, 5]
-    measured.clear()
-    assert invoke(*arguments, "--fresh").exit_code == 0
-    assert measured == [3, 5]
-    measured.clear()
-    assert invoke(*arguments, "--repeat", "4").exit_code == 0
-    assert measured == [3, 5], "another setting is another measurement"
+    for further, expected in (((), [5]), (("--fresh",), [3, 5]), (("--repeat", "4"), [3, 5])):
+        log.clear()
+        assert invoke(*arguments, *further).exit_code == 0
+        assert log == expected, further
+        assert [row["tokens"] for row in rows_of(tmp_path)] == [3, 5]
     assert not (tmp_path / "docs").exists()
 
 
@@ -101,7 +108,7 @@ def test_losses() -> None:
     assert len(list(losses(committed, [row(1.5, control=0.5)]))) == 1, "a low control excuses nothing"
 
 
-def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check(tmp_path: Path, log: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
     committed = tmp_path / "committed.json"
     monkeypatch.setattr(run, "COMMITTED", committed)
     monkeypatch.setattr(run, "ROOT", tmp_path)
@@ -114,6 +121,7 @@ def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         result = invoke(*arguments)
         assert result.exit_code == status, result.output
         assert committed.read_text(encoding="utf-8") == before
+    assert log == [5, 5, 5], "what an earlier check measured is measured again"
     assert "1 of 1 ratios are more than 30 % above" in result.output
 
 
