@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -24,6 +24,13 @@ from rewriter.timing.requests import EndProfile, Start, Turn
 
 _QUIET, _PATIENCE = 0.03, 1.0
 """Seconds without work after which the threads of a process count as asleep, and the longest wait for them."""
+
+
+class Runs(Protocol):
+    """What can be run."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], /) -> object:
+        """Run once."""
 
 
 def main() -> None:
@@ -72,9 +79,7 @@ def _serve(session: Session, before: int | None, tell: Any) -> None:
         tell({"seconds": seconds, "peak_bytes": None if peak is None or before is None else peak - before})
 
 
-def take(
-    session: Session, feeds: Mapping[str, NDArray[Any]], turn: Turn, clock: Any = time.perf_counter
-) -> list[float]:
+def take(session: Runs, feeds: Mapping[str, NDArray[Any]], turn: Turn, clock: Any = time.perf_counter) -> list[float]:
     """Seconds of every run of a turn that counts."""
     runs: list[tuple[float, float]] = []
     first = clock()
