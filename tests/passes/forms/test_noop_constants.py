@@ -18,8 +18,8 @@ from tests.spellings import SPELLINGS
 from tests.textmodels import mlp
 
 GATED = "y = MatMul(x, W1) u = MatMul(x, V1)"
-ACTIVATIONS = {label: text for _, label, text in reversed(SPELLINGS)}
-"""One spelling per activation, as reports print it."""
+ACTIVATIONS = {label.partition("(")[0]: text for _, label, text in reversed(SPELLINGS)}
+"""One spelling per activation, the plain one where there is one."""
 
 
 def constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[np.float64]]]:
