@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,14 @@ def inputs_of(
     Raises:
         UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
     """
-    specs = input_specs(model, view_model(model))
     if inputs is not None:
         if options.tokens or options.past or options.batch > 1 or dims:
             raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
-        return tuple(Inputs(case.name, _tokens(specs, case.feeds), case.feeds) for case in load_cases(inputs, model))
+        known: tuple[InputSpec, ...] = ()
+        with suppress(UsageError):  # inputs for which no values can be made, such as strings
+            known = input_specs(model, view_model(model))
+        return tuple(Inputs(case.name, _tokens(known, case.feeds), case.feeds) for case in load_cases(inputs, model))
+    specs = input_specs(model, view_model(model))
     return tuple(_made(model, specs, options, tokens, dims, seed) for tokens in options.tokens or (None,))
 
 

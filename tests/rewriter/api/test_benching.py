@@ -87,6 +87,17 @@ def test_inputs_of_a_file(quick: list[str], tmp_path: Path) -> None:
         bench(mlp(SILU), mlp(SILU), inputs=path, tokens=3)
 
 
+def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (string[n] words) => (string[n] y) { y = Identity(words) }'
+    )
+    np.savez(tmp_path / "words.npz", words=np.asarray(["a", "b"]))
+    (case,) = bench_inputs.inputs_of(model, BenchOptions(), tmp_path / "words.npz", {}, 0)
+    assert (case.tokens, list(case.feeds["words"])) == (None, ["a", "b"])
+    with pytest.raises(UsageError, match="no values can be made for input 'words'"):
+        bench(model, model)
+
+
 def shapes(path: Path, **given: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs made for a model."""
     (case,) = bench_inputs.inputs_of(load_model(path).proto, BenchOptions(**given), None, {}, 0)
