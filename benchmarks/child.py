@@ -1,8 +1,7 @@
 """One task in a process of its own, so that time and peak memory are those of the task.
 
 Run as `python -m benchmarks.child TASK MODEL [OUT]`, where TASK is import, plan, rewrite or prove; prints one JSON
-object. Peak memory is the high-water mark of the resident set since the program was loaded (VmHWM). getrusage would
-include the parent's memory at the time of the fork, so it is only the fallback where there is no /proc.
+object. Peak memory is the high-water mark of the resident set (`rewriter.timing.memory`).
 """
 
 from __future__ import annotations
@@ -57,15 +56,9 @@ def _run(task: str, model: Path, out: Path | None) -> dict[str, Any]:
 
 
 def _peak_mb() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    import resource
+    from rewriter.timing.memory import resident_peak
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return (resident_peak() or 0) / 1e6
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Shared by the benchmarks: interleaved timing and its statistics, the environment, results as JSON, tables.
+"""Shared by the benchmarks: interleaved timing, the environment, results as JSON, tables.
 
-Timings on a shared machine drift, so nothing is compared across runs: every round runs every candidate once, and the
-order goes through all permutations, so that no candidate always follows the same other one. Ratios are taken within a
-round as well as between medians. One candidate is a second copy of the baseline, whose ratio is the noise.
+Times on a shared machine drift, so nothing is compared across runs (`rewriter.timing.statistics`). Models are timed in
+processes of their own by `rewriter.bench`; `interleaved` is for other tasks.
 """
 
 from __future__ import annotations
@@ -12,75 +11,37 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
+
+from rewriter.timing.statistics import rounds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "numpy")
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """One candidate over the baseline.
-
-    Attributes:
-        of_medians: median time over the baseline's median time.
-        paired: median over the rounds of the ratio within the round.
-        low: lower quartile of these ratios.
-        high: upper quartile.
-        of_fastest: fastest time over the baseline's fastest, which excludes disturbances that only add time.
-    """
-
-    of_medians: float
-    paired: float
-    low: float
-    high: float
-    of_fastest: float
-
-    def __str__(self) -> str:
-        return f"{self.of_medians:.3f} ({self.paired:.3f}, {self.low:.3f} to {self.high:.3f})"
-
-
 def interleaved(
     candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate in each of `repeats` rounds, one run per candidate and round."""
+    """Seconds of each candidate in each of `repeats` rounds, one run per candidate and round.
+
+    Not for sessions of onnxruntime whose threads spin: they would disturb each other (docs/decisions/0025).
+    """
     for _ in range(warmup):
         for run in candidates.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for order, _ in zip(cycle(_balanced(tuple(candidates))), range(repeats), strict=False):
+    for order in rounds(tuple(candidates), repeats):
         for name in order:
             start = time.perf_counter()
             candidates[name]()
             seconds[name].append(time.perf_counter() - start)
     return seconds
-
-
-def _balanced(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """All orders, each followed by its reverse, so that even a few rounds are balanced: ABC CBA ACB BCA ..."""
-    forward = [order for order in permutations(names) if order <= order[::-1]]
-    return [order for pair in ((one, one[::-1]) for one in forward) for order in pair]
-
-
-def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Statistics of a candidate's times relative to the baseline's, round by round."""
-    low, middle, high = np.percentile(np.divide(candidate, baseline), [25, 50, 75])
-    return Ratio(
-        of_medians=float(np.median(candidate) / np.median(baseline)),
-        paired=float(middle),
-        low=float(low),
-        high=float(high),
-        of_fastest=min(candidate) / min(baseline),
-    )
 
 
 def environment() -> dict[str, Any]:

@@ -21,7 +21,7 @@ OPSET = 17
 _FLOAT, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 _PREACTIVATION_STD = 1.5
 _BIAS_STD = 0.3
-_MASKED = -1e9
+_MASKED = -6e4
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Shape:
 
     Attributes:
         activation: a key of `ACTIVATIONS` or `GATED`.
+        half: whether weights and activations are float16.
     """
 
     layers: int = 12
@@ -39,12 +40,20 @@ class Shape:
     vocabulary: int = 50257
     positions: int = 1024
     activation: str = "silu"
+    half: bool = False
+
+    @property
+    def elem_type(self) -> int:
+        """The element type of weights and activations."""
+        return int(onnx.TensorProto.FLOAT16 if self.half else onnx.TensorProto.FLOAT)
 
 
 class _Builder:
     """Collects nodes and initializers, one scope after another."""
 
-    def __init__(self, weights: WeightSource) -> None:
+    def __init__(self, weights: WeightSource, elem_type: int = onnx.TensorProto.FLOAT) -> None:
+        self.elem_type = elem_type
+        self.dtype = helper.tensor_dtype_to_np_dtype(elem_type)
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.scope = ""
@@ -65,11 +74,14 @@ class _Builder:
 
     def weight(self, name: str, dims: tuple[int, ...], std: float) -> str:
         path = f"{self.scope}/{name}".strip("/").replace("/", ".")
-        self.initializers[path] = self._weights(path, dims, std)
+        made = self._weights(path, dims, std)
+        if made.data_type != self.elem_type:
+            made = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(made).astype(self.dtype), path)
+        self.initializers[path] = made
         return path
 
     def scalar(self, value: float) -> str:
-        return self._shared(f"scalar_{value:.9g}", np.asarray(value, np.float32))
+        return self._shared(f"scalar_{value:.9g}_{self.dtype.name}", np.asarray(value, self.dtype))
 
     def integers(self, *values: int) -> str:
         return self._shared("integers_" + "_".join(map(str, values)), np.asarray(values, np.int64))
@@ -102,11 +114,41 @@ def _relu(b: _Builder, y: str) -> str:
     return b.node("Relu", [y], "act/Relu")
 
 
+def _mish(b: _Builder, y: str) -> str:
+    softplus = b.node("Softplus", [y], "act/Softplus")
+    return b.node("Mul", [y, b.node("Tanh", [softplus], "act/Tanh")], "act/Mul")
+
+
+def _relu6(b: _Builder, y: str) -> str:
+    return b.node("Min", [b.node("Relu", [y], "act/Relu"), b.scalar(6.0)], "act/Min")
+
+
+def _hard_swish(b: _Builder, y: str) -> str:
+    clipped = b.node("Clip", [b.node("Add", [y, b.scalar(3.0)], "act/Add"), b.scalar(0.0), b.scalar(6.0)], "act/Clip")
+    return b.node("Div", [b.node("Mul", [y, clipped], "act/Mul"), b.scalar(6.0)], "act/Div")
+
+
+def _gelu_between_casts(b: _Builder, y: str) -> str:
+    """GELU in float32, as exports of float16 models have it."""
+    inner, b.elem_type, b.dtype = (b.elem_type, b.dtype), _FLOAT, np.dtype(np.float32)
+    wide = _gelu(b, b.node("Cast", [y], "act/Cast", to=_FLOAT))
+    b.elem_type, b.dtype = inner
+    return b.node("Cast", [wide], "act/Cast_1", to=b.elem_type)
+
+
 GATED = {"swiglu": _silu, "geglu": _gelu}
 """Name to the activation h of a gate h(g) u."""
 
 ACTIVATIONS: dict[str, Callable[[_Builder, str], str]] = {"silu": _silu, "gelu": _gelu, "relu": _relu}
 """Name to the nodes that exporters emit."""
+
+UNFUSED: dict[str, Callable[[_Builder, str], str]] = {
+    "mish": _mish,
+    "relu6": _relu6,
+    "hard_swish": _hard_swish,
+    "gelu_between_casts": _gelu_between_casts,
+}
+"""Further ones, which onnxruntime does not fuse into one operator."""
 
 
 def random_weights(seed: int = 0) -> WeightSource:
@@ -123,11 +165,11 @@ def random_weights(seed: int = 0) -> WeightSource:
 
 
 def decoder(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
-    """A decoder: input_ids [batch, sequence] int64 to logits [batch, sequence, vocabulary] float32.
+    """A decoder: input_ids [batch, sequence] int64 to logits [batch, sequence, vocabulary].
 
     Embeddings, `layers` times (LayerNorm, causal attention, LayerNorm, MLP), LayerNorm, tied head.
     """
-    b = _Builder(weights)
+    b = _Builder(weights, shape.elem_type)
     table = b.weight("wte", (shape.vocabulary, shape.width), 3.0 / shape.width**0.5)
     size = b.node("Shape", ["input_ids"], "Shape")
     length = b.node("Gather", [size, b.integers(1)], "length")
@@ -145,18 +187,18 @@ def decoder(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
     target = b.node("Concat", [size, b.integers(shape.vocabulary)], "logits_shape", axis=0)
     b.node("Reshape", [scores, target], "logits", ["logits"])
     ids = helper.make_tensor_value_info("input_ids", _INT64, ["batch", "sequence"])
-    logits = helper.make_tensor_value_info("logits", _FLOAT, ["batch", "sequence", shape.vocabulary])
+    logits = helper.make_tensor_value_info("logits", shape.elem_type, ["batch", "sequence", shape.vocabulary])
     return _model(b, "decoder", ids, logits)
 
 
 def mlp(shape: Shape, weights: WeightSource) -> onnx.ModelProto:
     """One MLP block: hidden_states [batch, sequence, width] to the same shape."""
-    b = _Builder(weights)
+    b = _Builder(weights, shape.elem_type)
     b.scope = "/mlp"
     b.node("Identity", [_mlp(b, "hidden_states", shape)], "output", ["output"])
     dims: list[str | int | None] = ["batch", "sequence", shape.width]
-    x = helper.make_tensor_value_info("hidden_states", _FLOAT, dims)
-    y = helper.make_tensor_value_info("output", _FLOAT, dims)
+    x = helper.make_tensor_value_info("hidden_states", shape.elem_type, dims)
+    y = helper.make_tensor_value_info("output", shape.elem_type, dims)
     return _model(b, "mlp", x, y)
 
 
@@ -166,7 +208,7 @@ def _mlp(b: _Builder, x: str, shape: Shape) -> str:
         value = b.linear(x, "c_up", (shape.width, shape.hidden), 1.0 / shape.width**0.5)
         hidden = b.node("Mul", [GATED[shape.activation](b, y), value], "gated/Mul")
     else:
-        hidden = ACTIVATIONS[shape.activation](b, y)
+        hidden = {**ACTIVATIONS, **UNFUSED}[shape.activation](b, y)
     return b.linear(hidden, "c_proj", (shape.hidden, shape.width), 0.5 / shape.hidden**0.5)
 
 
@@ -197,7 +239,7 @@ def _attention(b: _Builder, x: str, mask: str, shape: Shape) -> str:
 def _causal_mask(b: _Builder, length: str) -> str:
     """[sequence, sequence]: 0 where a token may attend, a large negative number above the diagonal."""
     square = b.node("Concat", [length, length], "square", axis=0)
-    filler = onnx.numpy_helper.from_array(np.asarray([_MASKED], np.float32))
+    filler = onnx.numpy_helper.from_array(np.asarray([_MASKED], b.dtype))
     full = b.node("ConstantOfShape", [square], "masked", value=filler)
     above = onnx.numpy_helper.from_array(np.asarray(1, np.int64), "above_diagonal")
     b.initializers["above_diagonal"] = above

@@ -1,7 +1,7 @@
 """`python -m benchmarks.forms`: time and memory of each form against the length of the sequence.
 
-Time: one MLP in every form beside the original, interleaved in one process (`benchmarks.common`), as medians and
-ratios; a second session of the original gives the noise. Memory: the peak of one run in a process of its own
+Time: one MLP in every form beside the original, each in its own process (`rewriter.timing`), as medians and ratios; a
+second process of the original gives the noise. Memory: the peak of one run in a process of its own
 (`benchmarks.memory`), beside the estimate of `rewrite inspect`. Writes tables and a JSON file.
 """
 
@@ -11,19 +11,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
+from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from passes.options import DEFAULT_PATTERN_MB
 from rewriter.api import inspect, rewrite
-from rewriter.ort.sessions import open_session
+from rewriter.timing.requests import Start
+from rewriter.timing.rounds import Field
+from rewriter.timing.statistics import Ratio, ratio
 
 ORIGINAL, CONTROL = "original", "control"
 _MEGABYTE = 2**20
@@ -112,25 +113,17 @@ def main(
 def time_rows(
     shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats: int, max_pattern_mb: float
 ) -> Iterator[TimeRow]:
-    """Times of every form, of the original and of its second session, for each length."""
+    """Times of every form, and of the original's second process, for each length."""
     model = mlp(shape, random_weights())
-    sessions = {ORIGINAL: open_session(model, "cpu", spin=True), CONTROL: open_session(model, "cpu", spin=True)}
-    for form in forms:
-        sessions[form] = open_session(_built(model, form, max(tokens), max_pattern_mb), "cpu", spin=True)
-    for length in tokens:
-        x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
-        seconds: dict[str, list[float]] = {}
-        for form in (CONTROL, *forms):
-            pair = {name: _bind(sessions[name], x) for name in (ORIGINAL, form)}
-            measured = interleaved(pair, repeats=repeats, warmup=1)
-            seconds[form] = measured[form]
-            yield TimeRow(
-                shape.activation,
-                form,
-                length,
-                1e3 * float(np.median(measured[form])),
-                ratio(measured[form], measured[ORIGINAL]),
-            )
+    built = {form: _built(model, form, max(tokens), max_pattern_mb) for form in forms}
+    models = {ORIGINAL: model, CONTROL: model, **built}
+    with Field({name: Start(each.SerializeToString(), "cpu", 0) for name, each in models.items()}) as field:
+        for length in tokens:
+            x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
+            seconds = field.measure({"hidden_states": x}, repeats)
+            for form in (CONTROL, *forms):
+                over = ratio(seconds[form], seconds[ORIGINAL])
+                yield TimeRow(shape.activation, form, length, 1e3 * float(np.median(seconds[form])), over)
 
 
 def memory_rows(
@@ -161,10 +154,6 @@ def _built(model: onnx.ModelProto, form: str, tokens: int, max_pattern_mb: float
     if report.rewritten is None:
         raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
     return report.rewritten
-
-
-def _bind(session: Any, x: Any) -> Any:
-    return lambda: session.run({"hidden_states": x})
 
 
 def _memory_cells(row: MemoryRow) -> tuple[str, ...]:

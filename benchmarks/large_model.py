@@ -95,7 +95,7 @@ def main(
     activation: str,
     folder: Path | None,
     json_path: Path | None,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """Measure time and peak memory of planning and rewriting a model with external data (4 GB by default)."""
     shape = Shape(hidden=4 * sizes["width"], activation=activation, **sizes)

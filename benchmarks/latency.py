@@ -1,7 +1,7 @@
 """`python -m benchmarks.latency`: time of a rewritten model over that of the original, on onnxruntime.
 
-Original, rewritten and a second session of the original run interleaved in one process (`benchmarks.common`); the
-second session's ratio is the noise. Writes a table and a JSON file.
+Original, rewritten and the original a second time, each in its own process (`rewriter.bench`); the ratio of the second
+time is the noise. Writes a table and a JSON file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
+from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
-from rewriter.api import rewrite
-from rewriter.files.load import load_model
-from rewriter.ort.sessions import Session, open_session
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.api import bench, rewrite
+from rewriter.timing.statistics import Ratio
 
 PARTS = {"model": decoder, "mlp": mlp}
 
@@ -35,10 +31,8 @@ class Row:
         blocks: number of converted MLP blocks.
         milliseconds: median time of `original`, `rewritten` and `control`.
         rewritten: ratio of the rewritten model to the original.
-        control: ratio of a second session of the original to the first, which is the noise.
-        max_difference: largest absolute difference of the outputs, in units of the output.
-        max_output: largest absolute output of the original.
-        seconds: every measurement.
+        control: ratio of the original to itself, which is the noise.
+        rounds: milliseconds of every round.
     """
 
     model: str
@@ -48,9 +42,7 @@ class Row:
     milliseconds: dict[str, float]
     rewritten: Ratio
     control: Ratio
-    max_difference: float
-    max_output: float
-    seconds: dict[str, list[float]]
+    rounds: dict[str, tuple[float, ...]]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -64,7 +56,7 @@ class Row:
     default=("silu", "gelu"),
 )
 @click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=(16, 128, 512), help="Sequence length.")
-@click.option("--repeats", type=click.IntRange(min=3), default=30, help="Rounds per row.")
+@click.option("--repeats", type=click.IntRange(min=3), default=10, help="Rounds per row.")
 @click.option("--provider", type=click.Choice(("cpu", "cuda")), default="cpu")
 @click.option("--inline", is_flag=True, help="Write the heads out instead of calling a model-local function.")
 @click.option("--gate", type=click.Choice(("heads", "product")), default="heads", help="What a gate becomes.")
@@ -90,7 +82,7 @@ def main(
     inline: bool,
     gate: str,
     json_path: Path | None,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """Measure the latency of rewritten over original models; the defaults are a GPT-2-small-sized decoder."""
     rows: list[Row] = []
@@ -113,7 +105,6 @@ def main(
         "rewritten / original",
         "fastest",
         "control",
-        "max difference",
     )
     print_table(title, header, [_cells(row) for row in rows])
 
@@ -122,7 +113,7 @@ def _models(
     file: Path | None,
     parts: tuple[str, ...],
     activations: tuple[str, ...],
-    sizes: dict[str, int],
+    sizes: dict[str, Any],
     folder: Path,
 ) -> Iterator[tuple[str, Path]]:
     """Names and paths of the models, written one at a time."""
@@ -157,56 +148,23 @@ def _measure(
         raise click.ClickException(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"
         )
-    sessions = {
-        "original": open_session(path, provider, spin=True),
-        "rewritten": open_session(out, provider, spin=True),
-        "control": open_session(path, provider, spin=True),
-    }
-    proto = load_model(path).proto
-    for length in tokens:
-        feeds = make_cases(proto, dims=_dims(proto, length))[0].feeds
-        yield _row(name, sessions, feeds, length, len(report.converted), repeats, provider)
+    found = bench(path, out, tokens=tokens, repeat=repeats, providers=[provider], kinds=False)
+    for place, length in enumerate(tokens):
+        original, rewritten, control = found.times[3 * place : 3 * place + 3]
+        rows = {"original": original, "rewritten": rewritten, "control": control}
+        if rewritten.over_original is None or control.over_original is None:
+            raise click.ClickException("the measurement has no ratios")
+        yield Row(
+            model=name,
+            provider=provider,
+            tokens=length,
+            blocks=len(report.converted),
+            milliseconds={key: row.milliseconds for key, row in rows.items()},
+            rewritten=rewritten.over_original,
+            control=control.over_original,
+            rounds={key: row.rounds for key, row in rows.items()},
+        )
     out.unlink()
-
-
-def _dims(proto: onnx.ModelProto, length: int) -> dict[str, int]:
-    """Sizes of symbolic dimensions: one row and `length` tokens; `make_cases` chooses the others."""
-    dims = [dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param]
-    wanted = {name: 1 for name in dims if "batch" in name}
-    return wanted | {name: length for name in dims if "seq" in name and "past" not in name}
-
-
-def _row(
-    name: str,
-    sessions: dict[str, Session],
-    feeds: Any,
-    length: int,
-    blocks: int,
-    repeats: int,
-    provider: str,
-) -> Row:
-    expected, actual = sessions["original"].run(feeds), sessions["rewritten"].run(feeds)
-    seconds = interleaved({key: _bind(session, feeds) for key, session in sessions.items()}, repeats=repeats)
-    return Row(
-        model=name,
-        provider=provider,
-        tokens=length,
-        blocks=blocks,
-        milliseconds={key: 1e3 * float(np.median(times)) for key, times in seconds.items()},
-        rewritten=ratio(seconds["rewritten"], seconds["original"]),
-        control=ratio(seconds["control"], seconds["original"]),
-        max_difference=max(_largest(expected[key] - actual[key]) for key in expected),
-        max_output=max(_largest(values) for values in expected.values()),
-        seconds=seconds,
-    )
-
-
-def _bind(session: Session, feeds: Any) -> Any:
-    return lambda: session.run(feeds)
-
-
-def _largest(values: NDArray[Any]) -> float:
-    return float(np.abs(values).max()) if values.size else 0.0
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -218,7 +176,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.rewritten),
         f"{row.rewritten.of_fastest:.3f}",
         str(row.control),
-        f"{row.max_difference:.1e}",
     )
 
 

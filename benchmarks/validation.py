@@ -11,17 +11,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, Ratio, interleaved, print_table, ratio, write_json
+from benchmarks.common import RESULTS, interleaved, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from rewriter.api import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.generate import make_cases
+from rewriter.timing.statistics import Ratio, ratio
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def main(
     *,
     repeats: int,
     json_path: Path,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """Measure how long comparing two models takes, against running them; by default a decoder of 6 layers."""
     if (original is None) != (rewritten is None):

@@ -11,12 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api import diff, inspect, rewrite, validate
+    from rewriter.api import bench, diff, inspect, rewrite, validate
     from rewriter.errors import ExitStatus, ModelError, ProviderError, RewriteError, UsageError, ValidationError
+    from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
     from rewriter.report.report import Report
 
 __all__ = [
+    "Benchmark",
     "Comparison",
     "ExitStatus",
     "ModelError",
@@ -25,6 +27,7 @@ __all__ = [
     "RewriteError",
     "UsageError",
     "ValidationError",
+    "bench",
     "diff",
     "inspect",
     "rewrite",
@@ -32,7 +35,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("diff", "inspect", "rewrite", "validate"), "rewriter.api"),
+    **dict.fromkeys(("bench", "diff", "inspect", "rewrite", "validate"), "rewriter.api"),
+    "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
     "Report": "rewriter.report.report",
 }

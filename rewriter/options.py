@@ -11,7 +11,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -62,7 +62,8 @@ class Option:
             UsageError: the value is not one of the choices, or out of range.
         """
         if self.repeatable:
-            return (value,) if isinstance(value, str) else tuple(value or ())
+            single = replace(self, repeatable=False)
+            return tuple(map(single.checked, (value,) if isinstance(value, (str, int)) else value or ()))
         if value is None and self.default is None:
             return None
         if self.choices and value not in self.choices:

@@ -3,8 +3,9 @@
 Apart from the command line, these are the only modules of `rewriter` that import `passes`.
 """
 
+from rewriter.api.benching import bench
 from rewriter.api.comparing import diff, validate
 from rewriter.api.inspection import Inspection, inspect
 from rewriter.api.rewriting import rewrite
 
-__all__ = ["Inspection", "diff", "inspect", "rewrite", "validate"]
+__all__ = ["Inspection", "bench", "diff", "inspect", "rewrite", "validate"]

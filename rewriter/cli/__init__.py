@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from rewriter.cli.bench import bench
 from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
 from rewriter.cli.inspect import inspect
@@ -19,7 +20,13 @@ from rewriter.cli.passes import passes
 from rewriter.cli.validate import validate
 from rewriter.errors import RewriteError
 
-COMMANDS: dict[str, click.Command] = {"inspect": inspect, "validate": validate, "diff": diff, "passes": passes}
+COMMANDS: dict[str, click.Command] = {
+    "inspect": inspect,
+    "validate": validate,
+    "diff": diff,
+    "bench": bench,
+    "passes": passes,
+}
 """Subcommand name to command; the plain command is `convert`."""
 
 _INTERRUPTED = 130

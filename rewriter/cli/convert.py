@@ -18,6 +18,7 @@ Commands (rewrite COMMAND --help):
   inspect   print the blocks of a model, their size and their heads; write nothing
   validate  judge whether a rewritten model computes what the original does
   diff      compare any two models: graphs, weights, outputs
+  bench     measure how long models take beside the original
   passes    list the passes of the pipeline and their options
 
 \b
@@ -44,10 +45,11 @@ def _stages(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from rewriter.report.environment import environment
 
-    parts = [f"{name} {version(name)}" for name in ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")]
-    click.echo(f"rewrite {version('attnonly')} ({', '.join(parts)})")
+    found = environment()
+    parts = [f"{name} {found[name]}" for name in ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")]
+    click.echo(f"rewrite {found['attnonly']} ({', '.join(parts)})")
     ctx.exit()
 
 

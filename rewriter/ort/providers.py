@@ -1,6 +1,6 @@
 """Parse execution providers of onnxruntime, and find out which ones really work.
 
-Users write `cpu`, `cuda` or `cuda:device_id=1`; settings and reports keep that text.
+Users write `cpu`, `cuda`, `cuda:device_id=1` or `openvino`; settings and reports keep that text.
 
 A provider that onnxruntime was built with may still fail to start (no driver, no cuDNN), and onnxruntime then silently
 runs on the CPU. Availability is therefore tested, once, with a model of one node.
@@ -35,6 +35,8 @@ class Provider:
         settings: its options.
         package: the package that provides it.
         text: name and options as the user wrote them.
+        needs: what must be there for it to start.
+        asked: whether it is used only if the user names it.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Provider:
     settings: tuple[tuple[str, str], ...] = ()
     package: str = "onnxruntime"
     text: str = ""
+    needs: str = ""
+    asked: bool = False
 
     @property
     def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
@@ -52,7 +56,24 @@ class Provider:
 PROVIDERS = (
     Provider("cpu", "CPUExecutionProvider", text="cpu"),
     # TF32 keeps 10 bits of mantissa in matrix products, which is too coarse to prove anything.
-    Provider("cuda", "CUDAExecutionProvider", (("use_tf32", "0"),), "onnxruntime-gpu", "cuda"),
+    Provider(
+        "cuda",
+        "CUDAExecutionProvider",
+        (("use_tf32", "0"),),
+        "onnxruntime-gpu",
+        "cuda",
+        "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'",
+    ),
+    # On some processors OpenVINO computes in bfloat16 unless told otherwise.
+    Provider(
+        "openvino",
+        "OpenVINOExecutionProvider",
+        (("device_type", "CPU"), ("precision", "ACCURACY")),
+        "onnxruntime-openvino",
+        "openvino",
+        "a device that OpenVINO supports",
+        asked=True,
+    ),
 )
 
 _NUMBER, _SWITCH = r"\d+", r"[01]"
@@ -71,6 +92,13 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "fuse_conv_bias": _SWITCH,
         "prefer_nhwc": _SWITCH,
         "sdpa_kernel": _NUMBER,
+    },
+    "openvino": {
+        "device_type": r"CPU|GPU|NPU",
+        "precision": "FP32|FP16|ACCURACY",
+        "num_of_threads": _NUMBER,
+        "num_streams": _NUMBER,
+        "disable_dynamic_shapes": "true|false",
     },
 }
 """Maps a provider to its options and patterns of their values. Options that take more than a word are left out."""
@@ -124,8 +152,8 @@ def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def available_providers() -> tuple[str, ...]:
-    """Names of the providers on which a session really starts; `cpu` is always among them."""
-    return tuple(provider.name for provider in PROVIDERS if _obstacle(provider) is None)
+    """Names of the providers that start, without those that must be asked for; `cpu` is always among them."""
+    return tuple(provider.name for provider in PROVIDERS if not provider.asked and _obstacle(provider) is None)
 
 
 def require_provider(text: str) -> Provider:
@@ -166,10 +194,7 @@ def _obstacle(provider: Provider) -> str | None:
         reason = _start(ort, provider)
     if reason is None:
         return None
-    return (
-        f"{provider.package} is installed but does not start ({reason}); it needs an NVIDIA driver, CUDA and "
-        f"cuDNN: 'pip install {provider.package}[cuda,cudnn]'"
-    )
+    return f"{provider.package} is installed but does not start ({reason}); it needs {provider.needs}"
 
 
 def _start(ort: Any, provider: Provider) -> str | None:

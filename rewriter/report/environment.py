@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,9 @@ from pathlib import Path
 from rewriter.text import clean
 
 _PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
+_VARIANTS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+"""Packages that take the place of another."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -30,10 +34,10 @@ def environment() -> dict[str, str]:
 
 @cache
 def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"  # such as a checkout on PYTHONPATH that is not installed
+    for package in (name, *_VARIANTS.get(name, ())):
+        with suppress(PackageNotFoundError):
+            return version(package) if package == name else f"{version(package)} ({package})"
+    return "unknown"  # such as a checkout on PYTHONPATH that is not installed
 
 
 @cache

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation
-from benchmarks.common import interleaved, ratio
+from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
 from passes.forms import FORMS
@@ -56,12 +56,11 @@ def test_latency(tmp_path: Path) -> None:
     ]
     for row in content["rows"]:
         assert row["blocks"] == (2 if row["model"].endswith("model") else 1)
-        assert {name: len(times) for name, times in row["seconds"].items()} == {
+        assert {name: len(times) for name, times in row["rounds"].items()} == {
             "original": 3,
             "rewritten": 3,
             "control": 3,
         }
-        assert row["max_difference"] < 1e-4 * row["max_output"]
 
 
 def test_latency_of_a_file_leaves_its_directory_alone(tmp_path: Path) -> None:
@@ -174,12 +173,6 @@ def test_interleaved_runs_every_candidate_once_a_round_in_changing_order() -> No
     rounds = ["".join(log[start : start + 3]) for start in range(3, len(log), 3)]
     assert sorted(rounds) == sorted({"abc", "cba", "acb", "bca", "bac", "cab"})
     assert {name: len(times) for name, times in seconds.items()} == {"a": 6, "b": 6, "c": 6}
-
-
-def test_ratio_is_taken_within_rounds() -> None:
-    result = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
-    assert (result.of_medians, result.paired, result.low, result.high) == (2.0, 2.0, 2.0, 2.0)
-    assert result.of_fastest == 2.0
 
 
 @slow

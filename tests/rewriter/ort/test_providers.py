@@ -25,6 +25,7 @@ TF32_OFF = ("use_tf32", "0")
     [
         ("cpu", "cpu", ()),
         ("cuda", "cuda", (TF32_OFF,)),
+        ("openvino", "openvino", (("device_type", "CPU"), ("precision", "ACCURACY"))),
         ("cuda:device_id=1", "cuda:device_id=1", (TF32_OFF, ("device_id", "1"))),
         ("cuda: device_id = 1 , use_tf32=1", "cuda:device_id=1,use_tf32=1", (("use_tf32", "1"), ("device_id", "1"))),
         (
@@ -44,7 +45,7 @@ def test_options(text: str, spelled: str, settings: tuple[tuple[str, str], ...])
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("npu", ProviderError, "unknown execution provider 'npu': choose among cpu, cuda"),
+        ("npu", ProviderError, "unknown execution provider 'npu': choose among cpu, cuda, openvino"),
         (":device_id=1", ProviderError, "unknown execution provider ''"),
         ("cpu:threads=2", UsageError, "execution provider cpu does not have the option 'threads'; it has none"),
         (
@@ -54,6 +55,7 @@ def test_options(text: str, spelled: str, settings: tuple[tuple[str, str], ...])
         ),
         ("cuda:device_id=one", UsageError, "option device_id of cuda must be a whole number, not 'one'"),
         ("cuda:device_id=٣", UsageError, "must be a whole number"),
+        ("openvino:device_type=TPU", UsageError, "device_type of openvino must be CPU or GPU or NPU, not 'TPU'"),
         ("cuda:use_tf32=yes", UsageError, "option use_tf32 of cuda must be 0 or 1, not 'yes'"),
         (
             "cuda:cudnn_conv_algo_search=BEST",

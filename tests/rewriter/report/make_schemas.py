@@ -30,12 +30,17 @@ from rewriter.compare.boundaries import Boundary
 from rewriter.compare.files.models import GraphDifference
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import PairProof
+from rewriter.report.benchmark import Benchmark
 from rewriter.report.comparison import Comparison
 from rewriter.report.report import Report, Shape
 
 FOLDER = Path(inspect.getfile(Report)).parent
 _LINE = 120
-FILES = {"report.schema.json": Report, "comparison.schema.json": Comparison}
+FILES = {
+    "report.schema.json": Report,
+    "comparison.schema.json": Comparison,
+    "benchmark.schema.json": Benchmark,
+}
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -58,6 +63,7 @@ WRITTEN: dict[type, Written] = {
         left=("before", "after", "rewritten", "details"), entries=("version", "operators", "nodes", "bytes")
     ),
     Comparison: Written(properties=("same", "error_ratio"), entries=("version", "first_exceeding")),
+    Benchmark: Written(entries=("version",)),
     GraphDifference: Written(properties=("same",)),
     PairProof: Written(properties=("error_ratio",)),
     Tap: Written(flat=("boundary",), properties=("relative", "exceeds")),
@@ -87,7 +93,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         },
     },
     "Report.seconds": {"required": ["load", "plan", "total"]},
-    "Validation.providers": {"propertyNames": {"pattern": "^(cpu|cuda)(:.+)?$"}},
+    "Validation.providers": {"propertyNames": {"pattern": "^(cpu|cuda|openvino)(:.+)?$"}},
 }
 """What pydantic has no words for."""
 
@@ -114,6 +120,8 @@ TYPES: dict[str, Any] = {
     "Report.nodes": _pair("Nodes", Count),
     "Report.bytes": _pair("Bytes", Count),
     "Report.seconds": Mapping[str, Finite],
+    "Benchmark.version": Literal[1],
+    "Benchmark.seconds": Mapping[str, Finite],
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
     "Comparison.first_exceeding": str | None,
@@ -138,6 +146,8 @@ ABOUT: dict[str, str] = {
     "Report.version": "Version of this schema.",
     "Report.exit_status": "What the command line exits with: 0 converted, 1 the proof failed, 3 nothing to convert. "
     "Other statuses leave no report.",
+    "Benchmark": "What `rewrite bench --report FILE.json` writes.",
+    "Benchmark.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
     "Comparison.exit_status": "What the command line exits with: 0 same, 1 different. Other statuses leave no report.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,19 @@ def test_processor_where_there_is_no_such_file(tmp_path: Path, monkeypatch: pyte
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PACKAGES", ("no-such-package",))
     assert environment()["no-such-package"] == "unknown"
+
+
+def test_a_package_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"onnxruntime-gpu": "1.2.3"}
+
+    def found(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(module, "version", found)
+    assert environment()["onnxruntime"] == "1.2.3 (onnxruntime-gpu)"
+    assert environment()["onnx"] == "unknown"
 
 
 def test_report_holds_it() -> None:

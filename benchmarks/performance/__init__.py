@@ -1,0 +1,1 @@
+"""`python -m benchmarks all`: whole models, rewritten and original, and docs/performance.md."""

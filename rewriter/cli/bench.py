@@ -1,0 +1,74 @@
+"""`rewrite bench ORIGINAL REWRITTEN [MORE...]`: how fast models run; `rewriter.api.bench` does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewriter.cli.declared import declared_options
+from rewriter.cli.options import check_report
+from rewriter.proof.settings import Settings
+from rewriter.timing.options import BenchOptions
+
+_HELP_STATUS = """\b
+Exit status:
+  0  measured
+  1  a model does not run
+  2  usage error, or the models take different inputs
+  4  a model is unreadable, malformed or unsafe
+  5  a requested execution provider is not available
+"""
+
+
+@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("original", type=click.Path(path_type=Path))
+@click.argument("rewritten", type=click.Path(path_type=Path))
+@click.argument("more", type=click.Path(path_type=Path), nargs=-1)
+@declared_options(BenchOptions)
+@declared_options(
+    Settings,
+    only=("providers", "inputs", "dims", "seed"),
+    providers={
+        "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
+    },
+    inputs={"help": "Run on the inputs in this file, as for rewrite. Default: generated inputs."},
+)
+@click.option(
+    "--report",
+    "--json",
+    "report",
+    metavar="FILE.json",
+    type=click.Path(path_type=Path),
+    help="Write the measurement as JSON.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
+def bench(
+    original: Path,
+    rewritten: Path,
+    more: tuple[Path, ...],
+    *,
+    providers: tuple[str, ...],
+    report: Path | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
+
+    Each model runs in a process of its own, and they take turns. ORIGINAL is also its own competitor, the control: a
+    ratio that is no further from 1 than the control's is noise. A run includes copying inputs and outputs.
+    """
+    if report is not None:
+        check_report(report, (original, rewritten, *more))
+    from rewriter.api import bench as measure
+    from rewriter.report.terminal.benchmark import show_benchmark
+    from rewriter.report.terminal.console import Console
+
+    console = Console(quiet=quiet)
+    with console.progress() as progress:
+        found = measure(original, rewritten, *more, providers=providers or None, progress=progress, **options)
+    if report is not None:
+        found.write(report)
+    show_benchmark(console, found)
+    return 0

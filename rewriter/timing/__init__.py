@@ -1,0 +1,1 @@
+"""How fast models run: one process per model, taking turns."""

@@ -1,0 +1,81 @@
+"""No emitted constant is one that onnxruntime deletes for being almost 1 (docs/decisions/0026)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from passes.forms import FORMS
+from rewriter import rewrite
+from rewriter.errors import UsageError
+from rewriter.graph.view import all_graphs
+from tests.spellings import SPELLINGS
+from tests.textmodels import mlp
+
+GATED = "y = MatMul(x, W1) u = MatMul(x, V1)"
+ACTIVATIONS = {label.partition("(")[0]: text for _, label, text in reversed(SPELLINGS)}
+"""One spelling per activation, the plain one where there is one."""
+
+
+def constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Every float64 constant, in bodies and functions too: name and values."""
+    graphs = list(all_graphs(model.graph))
+    tensors = [tensor for graph in graphs for tensor in graph.initializer]
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [node for function in model.functions for node in function.node]
+    tensors += [attribute.t for node in nodes for attribute in node.attribute if attribute.HasField("t")]
+    for tensor in tensors:
+        if tensor.data_type == onnx.TensorProto.DOUBLE:
+            yield tensor.name, numpy_helper.to_array(tensor)
+
+
+def endangered(model: onnx.ModelProto) -> list[tuple[str, float]]:
+    """Constants that are 1 as float32 but not as float64."""
+    return [
+        (name, float(value))
+        for name, values in constants(model)
+        for value in np.atleast_1d(values).ravel()
+        if 0.5 < value < 2.0 and value != 1.0 and np.float32(value) == 1.0
+    ]
+
+
+def converted(text: str, form: str, *, gate: bool, double: bool) -> onnx.ModelProto | None:
+    elem = "double" if double else "float"
+    body = f"{text.replace('h = ', 'k = ')} h = Mul(k, u)" if gate else text
+    model = mlp(body, first=GATED, elem=elem) if gate else mlp(body, elem=elem)
+    try:
+        return rewrite(model, form=form, fit=False, validate=False).rewritten
+    except UsageError:
+        return None
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
+def test_emitted_constants(form: str, gate: bool) -> None:
+    made = 0
+    for label, text in ACTIVATIONS.items():
+        for double in (False, True):
+            model = converted(text, form, gate=gate, double=double)
+            if model is not None:
+                made += any(True for _ in constants(model))
+                assert endangered(model) == [], (label, double)
+    assert made >= 10, "hardly any program was looked at"
+
+
+def test_a_planted_constant_is_seen() -> None:
+    model = converted(ACTIVATIONS["silu"], "local", gate=True, double=False)
+    assert model is not None
+    assert endangered(model) == []
+    planted = np.asarray([1.0, 1.0 + 2.0**-24, 1.0 + 2.0**-23, 0.5])
+    for node in model.functions[0].node:
+        if node.op_type == "Constant" and node.attribute[0].t.data_type == onnx.TensorProto.DOUBLE:
+            node.attribute[0].t.CopyFrom(numpy_helper.from_array(planted, "planted"))
+            break
+    else:
+        model.graph.initializer.append(numpy_helper.from_array(planted, "planted"))
+    assert endangered(model) == [("planted", 1.0 + 2.0**-24)]
