@@ -147,7 +147,7 @@ def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
     if missing:
         proto = with_outputs(model.proto, side.main, missing)
         return open_session(proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
-    if model.path is not None:
+    if model.path is not None and not model.mapped:
         return open_session(model.path, way.provider, optimise=way.optimise)
     return open_session(model.proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
 
