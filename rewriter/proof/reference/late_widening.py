@@ -7,7 +7,7 @@ the vocabulary. Such a part is one operator on that weight, and the operators in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,12 +83,15 @@ _CHUNKED: Mapping[str, tuple[int, Callable[..., Array]]] = {
 class _Chunked:
     """One operator on one very large weight."""
 
+    name: str
     operator: Callable[..., Array]
     options: Mapping[str, Any]
     operands: tuple[str, ...]
     constants: Feeds
     output: str
-    how: str = "numpy, in chunks"
+
+    def by(self) -> Iterable[tuple[str, str]]:
+        return [("numpy, in chunks,", self.name)]
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         known = {**self.constants, **feeds}
@@ -123,4 +126,4 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     weight = read_tensor(part, tensor)
     constants = {other: widened(read_tensor(part, found)) for other, found in initializers.items() if other != name}
     constants[node.input[slot]] = weight.T if transposed else weight
-    return _Chunked(operator, options, tuple(node.input), constants, node.output[0])
+    return _Chunked(node.op_type, operator, options, tuple(node.input), constants, node.output[0])
