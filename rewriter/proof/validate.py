@@ -67,6 +67,7 @@ class Validation:
         failures: the checks that failed, in words.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
+        quick: whether the model was proved end to end on the first case alone.
     """
 
     passed: bool
@@ -78,6 +79,7 @@ class Validation:
     failures: tuple[str, ...]
     by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
+    quick: bool = False
 
 
 def validate(
@@ -103,7 +105,7 @@ def validate(
         # the error does.
         if not changed:
             raise
-        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed))
+        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed), quick=settings.quick)
 
 
 def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
@@ -137,7 +139,9 @@ def _measured(
     watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
     asked = _Asked(ways, needs, watched)
     to_blocks, to_rewritten, to_plan, to_verdict = (within(progress, *ends) for ends in pairwise(_SHARES))
-    before = _run_original(run, old, named, _cases(original, settings), asked, within(progress, 0.0, _SHARES[0]))
+    before = _run_original(
+        run, old, named, _cases(original, settings), asked, within(progress, 0.0, _SHARES[0]), quick=settings.quick
+    )
 
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
@@ -180,6 +184,7 @@ def _measured(
         failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
+        quick=settings.quick,
     )
 
 
@@ -204,7 +209,7 @@ def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
 
 
 def _run_original(
-    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress
+    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress, *, quick: bool
 ) -> ModelRuns:
     """The runs of the original on the cases that it accepts, with the tensors that the blocks read."""
     ways = asked.ways
@@ -217,7 +222,7 @@ def _run_original(
         ways, *((taps, watched) if tapped_here else ((), ())), wide=True, may_refuse=True, what="the original"
     )
     try:
-        runs = run(original, cases, wanted, progress)
+        runs = _run_first(run, original, cases, wanted, progress) if quick else run(original, cases, wanted, progress)
         if not tapped_here and runs.cases:
             # Only the lowered form, which computes the same, has the tensors under these names.
             found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
@@ -230,6 +235,17 @@ def _run_original(
             f"--dim ({runs.skipped[0]})"
         )
     return runs
+
+
+def _run_first(run: Runner, original: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
+    """The runs on the first case that the model accepts."""
+    skipped: list[str] = []
+    for case in cases:
+        runs = run(original, (case,), wanted, progress)
+        skipped += runs.skipped
+        if runs.cases:
+            break
+    return replace(runs, skipped=tuple(skipped))
 
 
 def _seen(
