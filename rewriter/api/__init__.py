@@ -1,11 +1,31 @@
 """The Python API, and the composition of the engine with the pass.
 
-Apart from the command line, these are the only modules of `rewriter` that import `passes`.
+Apart from the command line, these are the only modules of `rewriter` that import `passes`. A verb is imported when it
+is used: a rewriting does not need what compares models.
 """
 
-from rewriter.api.benching import bench
-from rewriter.api.comparing import diff, validate
-from rewriter.api.inspection import Inspection, inspect
-from rewriter.api.rewriting import rewrite
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewriter.api.benching import bench
+    from rewriter.api.comparing import diff, validate
+    from rewriter.api.inspection import Inspection, inspect
+    from rewriter.api.rewriting import rewrite
 
 __all__ = ["Inspection", "bench", "diff", "inspect", "rewrite", "validate"]
+
+_HOMES = {
+    "bench": "benching",
+    **dict.fromkeys(("diff", "validate"), "comparing"),
+    **dict.fromkeys(("Inspection", "inspect"), "inspection"),
+    "rewrite": "rewriting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rewriter.api' has no attribute '{name}'")
+    return getattr(import_module(f"rewriter.api.{_HOMES[name]}"), name)

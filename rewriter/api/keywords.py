@@ -39,6 +39,7 @@ class RewriteKeywords(TypedDict, total=False):
     dims: Mapping[str, int] | None
     seed: int
     proof: str
+    quick: bool
     jobs: int
     joblib_backend: str | None
     isolate: bool

@@ -28,8 +28,9 @@ from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.noise import QUANTISERS
 from rewriter.proof.pass_rule import CAP
-from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.run.whole import Way
+from rewriter.proof.reference.float64 import NoReference
+from rewriter.proof.run.model import run_model
+from rewriter.proof.run.whole import Wanted, Way
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison, FaultRow
 
@@ -244,12 +245,5 @@ class Pair:
 
 def _truth(side: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
     """What evaluated `side` in float64, or why nothing could; and the results."""
-    try:
-        reference = open_reference(side.model.proto, side.model.base_dir, side.own)
-        results = []
-        for number, case in enumerate(cases):
-            progress(f"evaluating in float64: {case.name}", number, len(cases))
-            results.append(reference.run(case.feeds))
-    except NoReference as reason:
-        return f"no float64 reference: {reason}", None
-    return reference.how, results
+    runs = run_model(side, cases, Wanted(wide=True, what="the model"), progress, by_blocks=False)
+    return runs.reference, runs.truth

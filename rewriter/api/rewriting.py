@@ -86,7 +86,8 @@ def rewrite(
     arrange = passes or (lambda each: each)
     run = Run(progress)
     with run.step("load", "loading"):
-        source = load_model(model)
+        # A result in memory must not depend on the file.
+        source = load_model(model, mapped=output is not None)
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
@@ -236,7 +237,7 @@ def _to_file(
         report = replace(report, after=shape_of(models.rewritten, staged.size))
         if settings is not None:
             with run.step("validate", "proving"):
-                saved = load_model(staged.path)
+                saved = load_model(staged.path, mapped=True)
                 report = _proved(report, _validated(run, models, saved, claims, settings))
         if report.exit_status is ExitStatus.CONVERTED:
             staged.commit()

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.external import ExternalRef, read_external, resolve
+from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
 from rewriter.files.modelfile import byte_size, read_model
 from rewriter.files.order import sort_main_graph
 from rewriter.files.structure import check_structure
@@ -35,8 +35,9 @@ class LoadedModel:
         proto: the model; external data is not loaded, initializers keep their references.
         path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
         base_dir: directory that external data is resolved in, `path.parent`; None for a proto in memory.
-        external: all external references: of initializers, attributes, subgraphs, functions and sparse tensors.
+        external: all references to other files: of initializers, attributes, subgraphs, functions and sparse tensors.
         file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
+        mapped: whether large weights stayed in the model file, as external data of that file.
     """
 
     proto: onnx.ModelProto
@@ -44,6 +45,7 @@ class LoadedModel:
     base_dir: Path | None
     external: tuple[ExternalRef, ...]
     file_size: int
+    mapped: bool = False
 
     @property
     def size(self) -> int:
@@ -51,12 +53,13 @@ class LoadedModel:
         return self.file_size + external_bytes(self.external)
 
 
-def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
+def load_model(source: str | os.PathLike[str] | onnx.ModelProto, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
     A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
     resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
-    refused, because it belongs to the caller.
+    refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
+    for external data refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -68,10 +71,22 @@ def load_model(source: str | os.PathLike[str] | onnx.ModelProto) -> LoadedModel:
         return LoadedModel(source, None, None, external, byte_size(source))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
-    proto, file_size = read_model(path)
+    mapped = mapped and _may_map(path)
+    proto, file_size = read_model(path, mapped=mapped)
     sort_main_graph(proto)
     check_structure(proto)
-    return LoadedModel(proto, path, path.parent, collect_external(proto, path.parent), file_size)
+    external = collect_external(proto, path.parent)
+    others = tuple(ref for ref in external if ref.path != path) if mapped else external
+    return LoadedModel(proto, path, path.parent, others, file_size, mapped=len(others) < len(external))
+
+
+def _may_map(path: Path) -> bool:
+    """Whether the rules for external data allow that a model refers to its own file."""
+    try:
+        os.close(open_inside(path.parent, path.name, ""))
+    except ModelError:
+        return False
+    return True
 
 
 def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError
+from rewriter.files.mapped import without_weights
 from rewriter.text import quoted
 
 MAX_FILE = 2**31 - 1
@@ -31,8 +32,12 @@ _FOREIGN = (
 )
 
 
-def read_model(path: Path) -> tuple[onnx.ModelProto, int]:
+def read_model(path: Path, *, mapped: bool = False) -> tuple[onnx.ModelProto, int]:
     """Read and parse a model file.
+
+    Args:
+        path: the file.
+        mapped: leave its large weights in the file, as external data of that file (`rewriter.files.mapped`).
 
     Returns:
         The model, which has a graph, and the size of the file in bytes.
@@ -42,7 +47,7 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, int]:
     """
     data = _read(path)
     try:
-        proto = onnx.ModelProto.FromString(data)
+        proto = onnx.ModelProto.FromString((without_weights(data, path.name) if mapped else None) or data)
     except DecodeError as error:
         reason = "its subgraphs nest too deep" if "MaxDepth" in str(error) else "truncated or damaged"
         raise ModelError(f"{quoted(path)} is {_foreign(data) or _damaged(reason)}") from error

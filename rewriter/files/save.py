@@ -14,8 +14,9 @@ the proof of the very bytes that `commit` then renames to OUT.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -24,7 +25,9 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.datafiles import place_data
 from rewriter.files.durable import create, hidden_path, os_errors, sync_directory, write_all
+from rewriter.files.external import ExternalRef, read_external
 from rewriter.files.load import LoadedModel, collect_external, external_bytes
+from rewriter.files.mapped import inlined
 from rewriter.files.modelfile import MAX_FILE, TOO_LARGE
 from rewriter.files.outputrules import check_output
 from rewriter.files.walk import is_external, iter_tensors
@@ -101,23 +104,27 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     made: list[Path] = []
     staged: StagedModel | None = None
     try:
-        references = collect_external(proto, source.base_dir)
+        external = collect_external(proto, source.base_dir)
+        # What a mapped model left in its own file goes inline again.
+        own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
+        references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
         if references and source.base_dir is not None and not _same_directory(source.base_dir, out.parent):
             locations = place_data(references, source.base_dir, out, made)
         # Written after its data files, so that the staged model can be loaded from the moment that it exists.
-        data = _serialise(proto, locations)
+        length, pieces = _serialise(proto, locations, own, source)
         path = hidden_path(out.parent, ".onnx")
         made.append(path)
         with os_errors("write", path):
             handle = create(path)
             try:
-                write_all(handle, data)
+                for piece in pieces:
+                    write_all(handle, piece)
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        size = len(data) + external_bytes(references)
-        del data  # up to 2 GiB, not needed while the caller proves the staged file
+        size = length + external_bytes(references)
+        del pieces  # up to 2 GiB, not needed while the caller proves the staged file
         placed = tuple(out.parent / location for location in locations.values())
         staged = StagedModel(path, size, out, placed, source, force=force)
         yield staged
@@ -134,7 +141,13 @@ def _same_directory(one: Path, other: Path) -> bool:
         return one.samefile(other)
 
 
-def _serialise(proto: onnx.ModelProto, locations: dict[str, str]) -> bytes:
+def _serialise(
+    proto: onnx.ModelProto, locations: dict[str, str], own: tuple[ExternalRef, ...], source: LoadedModel
+) -> tuple[int, Iterable[bytes | memoryview]]:
+    """The size and the pieces of the file; `own` are weights that the source has inline."""
+    lengths = {ref.tensor: ref.length for ref in own}
+    if len(own) != sum(is_external(tensor) and tensor.name in lengths for tensor in proto.graph.initializer):
+        raise ModelError("a weight of the main graph was moved into a body; this is a bug, please report it")
     entries = [
         entry
         for tensor in (iter_tensors(proto) if locations else ())
@@ -145,14 +158,25 @@ def _serialise(proto: onnx.ModelProto, locations: dict[str, str]) -> bytes:
     before = [entry.value for entry in entries]
     try:
         for entry, location in zip(entries, before, strict=True):
-            entry.value = locations[location]
+            entry.value = locations.get(location, location)
         # Maps (none in ONNX today) would otherwise be written in an order that differs from run to run.
-        data: bytes = proto.SerializeToString(deterministic=True)
+        size, pieces = inlined(proto, lengths, partial(_bytes_of, source)) if own else _whole(proto)
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error
     finally:
         for entry, location in zip(entries, before, strict=True):
             entry.value = location
-    if len(data) > MAX_FILE:
+    if size > MAX_FILE:
         raise ModelError(TOO_LARGE)
-    return data
+    return size, pieces
+
+
+def _whole(proto: onnx.ModelProto) -> tuple[int, Iterable[bytes | memoryview]]:
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return len(data), [data]
+
+
+def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
+    if source.base_dir is None:
+        raise ModelError(f"tensor {quoted(tensor.name)} lies in a file without a directory")
+    return read_external(tensor, source.base_dir).data

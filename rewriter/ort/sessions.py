@@ -44,6 +44,7 @@ class Session:
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _bfloat16: frozenset[str]
+    _shrinks: bool
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Run the model once.
@@ -74,9 +75,9 @@ class Session:
         wanted = list(self.outputs if outputs is None else outputs)
         try:
             if self._bfloat16.intersection([*feeds, *wanted]):
-                results = _run_as_values(self._session, feeds, wanted)
+                results = _run_as_values(self._session, feeds, wanted, _run_options(shrinks=self._shrinks))
             else:
-                results = self._session.run(wanted, dict(feeds), _quiet_run())
+                results = self._session.run(wanted, dict(feeds), _run_options(shrinks=self._shrinks))
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
@@ -106,7 +107,8 @@ def open_session(
         optimise: whether to apply onnxruntime's default graph optimisation, or none at all.
         base_dir: directory of the external data of a protobuf or of bytes.
         prepack: let kernels copy weights into a layout of their own; otherwise external weights stay in the page cache.
-        spin: let idle threads spin, as onnxruntime does by default; only useful where time is measured.
+        spin: behave as onnxruntime does by default, which is only useful where time is measured: idle threads spin, and
+            the memory of a run is kept for the next one.
         threads: number of threads per operator; by default one per core, which a small model does not repay.
         profile: start of the name of the file to which onnxruntime writes the time of each node.
 
@@ -150,6 +152,7 @@ def open_session(
         _bfloat16=frozenset(
             value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
         ),
+        _shrinks=not spin,
     )
 
 
@@ -178,13 +181,18 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     )
 
 
-def _quiet_run() -> Any:
+def _run_options(*, shrinks: bool) -> Any:
     options = load_onnxruntime().RunOptions()
     options.log_severity_level = 4
+    if shrinks:
+        # Otherwise every session keeps what its largest run needed, and the float64 evaluation has a dozen of them.
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
-def _run_as_values(session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str]) -> list[NDArray[Any]]:
+def _run_as_values(
+    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], options: Any
+) -> list[NDArray[Any]]:
     ort = load_onnxruntime()
     # A CPU value borrows the memory of its array, so `held` keeps the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
@@ -196,7 +204,7 @@ def _run_as_values(session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list
             values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
         else:
             values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-    results = session.run_with_ort_values(wanted, values, _quiet_run())
+    results = session.run_with_ort_values(wanted, values, options)
     return [_array_of(result) for result in results]
 
 

@@ -13,8 +13,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
 from rewriter.proof.end_to_end import CPU
 from rewriter.proof.inputs.generate import load_cases, make_cases
-from rewriter.proof.run.segmented import run_in_segments
-from rewriter.proof.run.whole import Progress, Wanted, run_whole
+from rewriter.proof.run.model import run_model
+from rewriter.proof.run.whole import Progress, Wanted
 from rewriter.proof.settings import Settings
 
 
@@ -34,8 +34,8 @@ def largest_magnitudes(
         cases = load_cases(settings.inputs, model.proto)
     else:
         cases = make_cases(model.proto, seed=settings.seed, dims=settings.dims)
-    run = run_in_segments if settings.by_blocks(model.size) else run_whole
-    runs = run(side, cases, Wanted((CPU,), watched=taps, may_refuse=True, what="the original"), progress)
+    wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
+    runs = run_model(side, cases, wanted, progress, by_blocks=settings.by_blocks(model.size))
     if not runs.cases:
         raise ValidationError(f"the model runs on none of the {len(cases)} inputs tried ({runs.skipped[0]})")
     return dict(runs.reached)

@@ -6,6 +6,7 @@ finite counts as an infinite distance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,25 @@ Array = NDArray[Any]
 
 FACTOR = 4.0
 """A conversion may be this many times as far from float64 as the original, plus its certified error."""
+
+
+PIECE = 2**15
+"""Number of entries that `in_pieces` evaluates at a time: the temporaries of a head program then stay in the cache."""
+
+
+def in_pieces(function: Callable[..., Array], *operands: Array | None) -> Array:
+    """`function(*operands)` for a function that works entry by entry; operands broadcast, absent ones stay None.
+
+    A function that needs several arrays per entry would otherwise hold all of them for all entries.
+    """
+    shape = np.broadcast_shapes(*(each.shape for each in operands if each is not None))
+    flat = [None if each is None else np.broadcast_to(each, shape).reshape(-1) for each in operands]
+    result = np.empty(shape)
+    out = result.reshape(-1)
+    for start in range(0, out.size, PIECE):
+        piece = slice(start, start + PIECE)
+        out[piece] = function(*(None if each is None else each[piece] for each in flat))
+    return result
 
 
 def largest(values: Array) -> float:

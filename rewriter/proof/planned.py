@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rewriter.graph.view import graph_at
 from rewriter.proof.claims import Claim, Planned, Side
-from rewriter.proof.distance import magnitude
+from rewriter.proof.distance import in_pieces, magnitude
 from rewriter.proof.reference.operators.table import Operator
 
 DOMAIN = "attnonly.planned"
@@ -44,9 +44,9 @@ class PlannedOperator:
         """The program at pre-activations `y` and values `z`; any shape."""
         self.reached["y"] = max(self.reached.get("y", 0.0), magnitude(y))
         with np.errstate(all="ignore"):
-            result = self.planned.evaluate(y, z)
+            result = in_pieces(self.planned.evaluate, y, z)
             if self.shaken:
-                result = result + _signs(result.size).reshape(result.shape) * self.planned.float64_rounding(y, z)
+                result += _signs(result.size).reshape(result.shape) * in_pieces(self.planned.float64_rounding, y, z)
         return result
 
 

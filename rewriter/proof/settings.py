@@ -32,6 +32,7 @@ class Settings:
         inputs: an npz file to use instead of generated inputs.
         proof: `whole` loads whole models; `blocks` proves block by block and runs the models in consecutive
             segments; `auto` chooses `blocks` above `LARGE` bytes.
+        quick: prove the blocks, and the model end to end on the first case alone.
         jobs: how many blocks are proved at once; -1 means one per processor.
         joblib_backend: the joblib backend that runs them: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
         isolate: carry the proof out in a separate process.
@@ -62,6 +63,12 @@ class Settings:
         f"{LARGE // 10**6} MB.",
         choices=PROOFS,
         see="decisions/0020-proof-in-segments.md",
+    )
+    quick: bool = option(
+        False,
+        "Prove every block, but the model end to end on one input only. The report says so; prove in full before you "
+        "rely on the result.",
+        see="proof.md#quick",
     )
     jobs: int = option(1, "Number of blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
     joblib_backend: str | None = option(

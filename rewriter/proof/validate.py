@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -28,14 +29,19 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.planned import planned_side, reached, shaken
 from rewriter.proof.run.jobs import run_jobs
-from rewriter.proof.run.segmented import run_in_segments
-from rewriter.proof.run.whole import ModelRuns, Progress, Results, Wanted, Way, run_whole
+from rewriter.proof.run.model import run_model
+from rewriter.proof.run.whole import ModelRuns, Progress, Results, Wanted, Way, within
 from rewriter.proof.settings import Settings
 from rewriter.proof.unchanged.model import unexplained_changes
 
 __all__ = ["Progress", "Settings", "Validation", "validate"]
 
 Runner = Callable[[Side, Sequence[Case], Wanted, Progress], ModelRuns]
+
+
+_SHARES = (0.2, 0.5, 0.75, 0.9, 1.0)
+"""Where these end, as shares of the time of a typical proof: the runs of the original, the proofs of the blocks, the
+runs of the rewritten model, the evaluations of the plan, the comparison. For the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Validation:
         failures: the checks that failed, in words.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
+        quick: whether the model was proved end to end on the first case alone.
     """
 
     passed: bool
@@ -72,6 +79,7 @@ class Validation:
     failures: tuple[str, ...]
     by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
+    quick: bool = False
 
 
 def validate(
@@ -97,7 +105,7 @@ def validate(
         # the error does.
         if not changed:
             raise
-        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed))
+        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed), quick=settings.quick)
 
 
 def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
@@ -119,7 +127,7 @@ def _measured(
 ) -> Validation:
     """Run everything; `changed` are the failures that are known already."""
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
-    run = run_in_segments if by_blocks else run_whole
+    run: Runner = partial(run_model, by_blocks=by_blocks)
     old, new = Side.of(original), Side.of(rewritten)
     lowered, reweighted = variants.lowered, variants.reweighted
     named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
@@ -130,20 +138,23 @@ def _measured(
     needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
     watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
     asked = _Asked(ways, needs, watched)
-    before = _run_original(run, old, named, _cases(original, settings), asked, progress)
+    to_blocks, to_rewritten, to_plan, to_verdict = (within(progress, *ends) for ends in pairwise(_SHARES))
+    before = _run_original(
+        run, old, named, _cases(original, settings), asked, within(progress, 0.0, _SHARES[0]), quick=settings.quick
+    )
 
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
-            progress(f"proving {claim.name}", number, len(claims))
+            to_blocks(f"proving {claim.name}", number, len(claims))
             yield block_item(named, apart, planned, claim, _seen(named, claim, needs, before, settings), ways, between)
 
     blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
 
     def wide(side: Side, what: str) -> Results | None:
-        return run(side, before.cases, Wanted(wide=True, what=what), progress).truth
+        return run(side, before.cases, Wanted(wide=True, what=what), to_plan).truth
 
     exact = before.truth is not None
-    after = run(new, before.cases, Wanted(ways, wide=exact, what="the rewritten model"), progress)
+    after = run(new, before.cases, Wanted(ways, wide=exact, what="the rewritten model"), to_rewritten)
     runs = Evaluations(
         before,
         after,
@@ -155,7 +166,7 @@ def _measured(
     why = cache(partial(doubt, original, before.cases))
     providers: dict[str, ProviderProof] = {}
     for number, name in enumerate(settings.providers):
-        progress(f"end to end on {name}", number, len(settings.providers))
+        to_verdict(f"end to end on {name}", number, len(settings.providers))
         providers[name] = judge_end_to_end(original, runs, claims, name, why)
     local = [*changed, *(failure for block in blocks for failure in block.failures), *_beyond(claims, planned, before)]
     whole = [failure for proof in providers.values() for failure in proof.failures]
@@ -173,6 +184,7 @@ def _measured(
         failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
+        quick=settings.quick,
     )
 
 
@@ -197,7 +209,7 @@ def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
 
 
 def _run_original(
-    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress
+    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress, *, quick: bool
 ) -> ModelRuns:
     """The runs of the original on the cases that it accepts, with the tensors that the blocks read."""
     ways = asked.ways
@@ -210,7 +222,7 @@ def _run_original(
         ways, *((taps, watched) if tapped_here else ((), ())), wide=True, may_refuse=True, what="the original"
     )
     try:
-        runs = run(original, cases, wanted, progress)
+        runs = _run_first(run, original, cases, wanted, progress) if quick else run(original, cases, wanted, progress)
         if not tapped_here and runs.cases:
             # Only the lowered form, which computes the same, has the tensors under these names.
             found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
@@ -223,6 +235,17 @@ def _run_original(
             f"--dim ({runs.skipped[0]})"
         )
     return runs
+
+
+def _run_first(run: Runner, original: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
+    """The runs on the first case that the model accepts."""
+    skipped: list[str] = []
+    for case in cases:
+        runs = run(original, (case,), wanted, progress)
+        skipped += runs.skipped
+        if runs.cases:
+            break
+    return replace(runs, skipped=tuple(skipped))
 
 
 def _seen(

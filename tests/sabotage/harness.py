@@ -142,10 +142,10 @@ def _noting(wrapper: Wrapper, point: str, used: set[str]) -> Wrapper:
 
 
 def _recording(right: Part, saved: list[bytes]) -> Part:
-    def recording(*arguments: Any, **options: Any) -> bytes:
-        data: bytes = right(*arguments, **options)
-        saved.append(data)
-        return data
+    def recording(*arguments: Any, **options: Any) -> tuple[int, list[bytes]]:
+        size, pieces = right(*arguments, **options)
+        saved.append(b"".join(pieces))
+        return size, [saved[-1]]
 
     return recording
 

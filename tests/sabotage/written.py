@@ -17,12 +17,13 @@ def written(change: Callable[[bytes], bytes]) -> Patch:
     """Other bytes are written."""
 
     def wrapper(right: Part) -> Part:
-        def wrong(*arguments: Any, **options: Any) -> bytes:
-            data = right(*arguments, **options)
+        def wrong(*arguments: Any, **options: Any) -> tuple[int, list[bytes]]:
+            _, pieces = right(*arguments, **options)
+            data = b"".join(pieces)
             changed = change(data)
             if changed == data:
                 raise SabotageError("the bytes are the same")
-            return changed
+            return len(changed), [changed]
 
         return wrong
 

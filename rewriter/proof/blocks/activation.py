@@ -23,7 +23,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session
 from rewriter.proof.blocks.adversarial_points import adversarial, laid_out, largest_finite, machine_epsilon, numpy_dtype
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import FACTOR, Array, gap, largest, ratio
+from rewriter.proof.distance import FACTOR, Array, gap, in_pieces, largest, ratio
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run.segmented import open_part
 from rewriter.proof.run.whole import Way
@@ -202,7 +202,7 @@ def evaluated(claim: Claim, values: Mapping[str, Array]) -> tuple[Array, Array]:
     y = values[claim.gate].astype(np.float64)
     z = values[claim.value].astype(np.float64) if claim.gated else None
     with np.errstate(all="ignore"):
-        return claim.planned.evaluate(y, z), claim.planned.float64_rounding(y, z)
+        return in_pieces(claim.planned.evaluate, y, z), in_pieces(claim.planned.float64_rounding, y, z)
 
 
 def _feeds(claim: Claim, points: Array) -> dict[str, Array]:

@@ -7,7 +7,7 @@ numpy, onnx's reference evaluator (`rewriter.proof.reference.engine`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +36,7 @@ Array = NDArray[Any]
 
 
 class _Engine(Protocol):
-    @property
-    def how(self) -> str: ...
+    def by(self) -> Iterable[tuple[str, str]]: ...
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]: ...
 
@@ -51,7 +50,11 @@ class Reference:
     @property
     def how(self) -> str:
         """A description of what computes it, for the report."""
-        return self.engine.how
+        return described(self.by())
+
+    def by(self) -> Iterable[tuple[str, str]]:
+        """Pairs of a way and an operator that it computes."""
+        return self.engine.by()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model on the original's inputs, whose floats are widened.
@@ -92,20 +95,24 @@ def open_reference(
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A planned model, with a description of the plan."""
+    """A planned model."""
 
     program: Program
 
-    @property
-    def how(self) -> str:
-        found: dict[str, dict[str, None]] = {}
-        for way, name in self.program.by():
-            found.setdefault(way, {}).setdefault(name)
-        kernels = [ONNXRUNTIME] if found.pop(ONNXRUNTIME, None) or not found else []
-        return " and ".join([*kernels, *(_phrase(way, sorted(names)) for way, names in sorted(found.items()))])
+    def by(self) -> Iterable[tuple[str, str]]:
+        return self.program.by()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return self.program.run(feeds, {})
+
+
+def described(pairs: Iterable[tuple[str, str]]) -> str:
+    """The ways that compute a model, with the operators that each computes, as the report names them."""
+    found: dict[str, dict[str, None]] = {}
+    for way, name in pairs:
+        found.setdefault(way, {}).setdefault(name)
+    kernels = [ONNXRUNTIME] if found.pop(ONNXRUNTIME, None) or not found else []
+    return " and ".join([*kernels, *(_phrase(way, sorted(names)) for way, names in sorted(found.items()))])
 
 
 def _phrase(way: str, names: list[str]) -> str:

@@ -7,7 +7,7 @@ the vocabulary. Such a part is one operator on that weight, and the operators in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from rewriter.graph.view import ONNX_DOMAINS
 from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.operators.table import Operator
 
-_CHUNK = 2**24
-"""Number of entries of a very large weight that are widened at a time; 128 MiB in float64."""
+_CHUNK = 2**22
+"""Number of entries of a very large weight that are widened at a time; 32 MiB in float64."""
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
@@ -49,11 +49,13 @@ def open_wide(part: LoadedModel, large: int, own: Mapping[tuple[str, str], Opera
 
 def _product(left: Array, weight: Array) -> Array:
     """`left @ weight` for a weight [in, out] in its own type, a block of columns at a time."""
-    result = np.empty((*left.shape[:-1], weight.shape[1]), np.float64)
+    # As one matrix: numpy would read a block once for every sequence of a batch.
+    rows = left.reshape(-1, weight.shape[0])
+    result = np.empty((len(rows), weight.shape[1]), np.float64)
     step = max(_CHUNK // weight.shape[0], 1)
     for start in range(0, weight.shape[1], step):
-        result[..., start : start + step] = left @ weight[:, start : start + step].astype(np.float64)
-    return result
+        result[:, start : start + step] = rows @ weight[:, start : start + step].astype(np.float64)
+    return result.reshape(*left.shape[:-1], weight.shape[1])
 
 
 def _matmul(_options: Mapping[str, Any], left: Array, weight: Array) -> Array:
@@ -83,12 +85,15 @@ _CHUNKED: Mapping[str, tuple[int, Callable[..., Array]]] = {
 class _Chunked:
     """One operator on one very large weight."""
 
+    name: str
     operator: Callable[..., Array]
     options: Mapping[str, Any]
     operands: tuple[str, ...]
     constants: Feeds
     output: str
-    how: str = "numpy, in chunks"
+
+    def by(self) -> Iterable[tuple[str, str]]:
+        return [("numpy, in chunks,", self.name)]
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         known = {**self.constants, **feeds}
@@ -123,4 +128,4 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     weight = read_tensor(part, tensor)
     constants = {other: widened(read_tensor(part, found)) for other, found in initializers.items() if other != name}
     constants[node.input[slot]] = weight.T if transposed else weight
-    return _Chunked(operator, options, tuple(node.input), constants, node.output[0])
+    return _Chunked(node.op_type, operator, options, tuple(node.input), constants, node.output[0])

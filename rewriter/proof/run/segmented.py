@@ -22,7 +22,7 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.reference.float64 import NoReference, widened
+from rewriter.proof.reference.float64 import NoReference, described, widened
 from rewriter.proof.reference.late_widening import open_wide
 from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.run.whole import TAPPED, ModelRuns, Progress, Ran, Wanted, Way, note
@@ -85,7 +85,7 @@ def run_in_segments(
         ways=ways,
         taps=taps,
         truth=wide.outputs(side.main.outputs) if known else None,
-        reference=" and ".join(sorted(wide.how)) if known else reference,
+        reference=described(sorted(wide.by)) if known else reference,
         segments=len(cuts),
         reached=reached,
     )
@@ -101,7 +101,7 @@ class _Flow:
     values: list[Values]
     load_seconds: float = 0.0
     cpu_nodes: list[str] | None = field(default_factory=list)
-    how: set[str] = field(default_factory=set)
+    by: set[tuple[str, str]] = field(default_factory=set)
 
     def forget(self, names: set[str], *, first: int, taps: set[str]) -> None:
         """Drop the values of `names`, except those of `taps` in the `first` cases."""
@@ -157,8 +157,13 @@ def _session_of(flow: _Flow, way: Way) -> Load:
 def _reference_of(flow: _Flow, limit: int, own: Mapping[tuple[str, str], Operator]) -> Load:
     def load(model: LoadedModel) -> Callable[[Feeds], Values]:
         reference = open_wide(model, limit, own)
-        flow.how.add(reference.how)
-        return reference.run
+
+        def run(feeds: Feeds) -> Values:
+            made = reference.run(feeds)
+            flow.by.update(reference.by())  # after the run, which may find that onnxruntime lacks a kernel
+            return made
+
+        return run
 
     return load
 

@@ -26,6 +26,25 @@ Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
 
 
+_STEPS = 1000
+
+
+def within(progress: Progress, start: float, end: float) -> Progress:
+    """Progress of a part of the work, told as progress of the whole; the part goes from `start` to `end`, of 1.
+
+    It never goes back, even if a step of the part starts counting anew.
+    """
+    furthest = 0
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal furthest
+        share = start + (end - start) * min(done / max(total, 1), 1.0)
+        furthest = max(furthest, round(_STEPS * share))
+        progress(what, furthest, _STEPS)
+
+    return tell
+
+
 @dataclass(frozen=True)
 class Way:
     """A way to run a model: an execution provider, with or without graph optimisation."""
@@ -108,13 +127,14 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
     taps: list[Mapping[str, Array]] = []
     reached: dict[str, float] = {}
     ways: dict[Way, Ran] = {}
+    turns = len(wanted.ways) + wanted.wide
     # Only the first way records tensors inside the model: additional outputs would keep onnxruntime from fusing nodes
     # in the others.
     for number, way in enumerate(wanted.ways):
         session = _open(side, way, () if number else (*wanted.taps, *wanted.watched))
         results: list[Mapping[str, Array]] = []
         for place, case in enumerate(tuple(kept)):
-            progress(f"running {wanted.what}: {case.name}", place, len(cases))
+            progress(f"running {wanted.what}: {case.name}", number * len(cases) + place, turns * len(cases))
             try:
                 values = session.run(case.feeds)
             except ValidationError as error:
@@ -130,6 +150,7 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
                 if len(taps) < TAPPED:
                     taps.append({name: known[name] for name in wanted.taps})
         ways[way] = Ran(results, session.load_seconds, session.cpu_nodes)
+        del session  # before the next one is loaded: each may hold a copy of the weights
     truth, reference = _truth(side, kept, wanted, progress) if wanted.wide else (None, "")
     return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reference, reached=reached)
 
@@ -147,7 +168,7 @@ def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
     if missing:
         proto = with_outputs(model.proto, side.main, missing)
         return open_session(proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
-    if model.path is not None:
+    if model.path is not None and not model.mapped:
         return open_session(model.path, way.provider, optimise=way.optimise)
     return open_session(model.proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
 
@@ -157,7 +178,9 @@ def _truth(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress
     try:
         reference = open_reference(side.model.proto, side.model.base_dir, side.own)
         for place, case in enumerate(cases):
-            progress(f"evaluating {wanted.what} in float64: {case.name}", place, len(cases))
+            turns = len(wanted.ways) + 1
+            done = len(wanted.ways) * len(cases) + place
+            progress(f"evaluating {wanted.what} in float64: {case.name}", done, turns * len(cases))
             results.append(reference.run(case.feeds))
     except NoReference as reason:
         return None, f"no float64 reference: {reason}"

@@ -61,9 +61,10 @@ def verdict_of(report: Report) -> Verdict:
     )
     where = " and ".join(name.upper() for name in validation.providers)
     inputs = counted(len(validation.cases), "input")
+    quick = " This was the quick proof: end to end the models were compared on one input only."
     return Verdict(
-        "Proved",
+        "Proved quickly" if validation.quick else "Proved",
         "good",
         f"{became}, and the outputs stayed the same: on {inputs} run on {where}, every block and every output lies "
-        f"{within}.",
+        f"{within}.{quick if validation.quick else ''}",
     )

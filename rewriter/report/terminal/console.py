@@ -1,4 +1,4 @@
-"""Print a report in the terminal: tables and the verdict, and progress on standard error if that is a terminal."""
+"""Print a report in the terminal: tables and the verdict, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import rich.console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rewriter.errors import ExitStatus
@@ -17,7 +16,7 @@ from rewriter.report.report import Report
 from rewriter.report.table import Table
 from rewriter.report.terminal import tables
 from rewriter.report.terminal.layout import drawn, plain
-from rewriter.text import clean
+from rewriter.report.terminal.progress import shown
 
 _PIPE_WIDTH = 140
 _FEW_FAILURES = 5
@@ -49,17 +48,11 @@ class Console:
 
     @contextmanager
     def progress(self) -> Iterator[Callback]:
-        """Show a progress bar on standard error while the block runs, if that is a terminal."""
-        if self._quiet or not self._err.is_terminal:
+        """Show progress on standard error while the block runs."""
+        if self._quiet:
             yield lambda _what, _done, _total: None
             return
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn())
-        with Progress(*columns, console=self._err, transient=True) as bar:
-            task = bar.add_task("", total=1)
-
-            def show(what: str, done: int, total: int) -> None:
-                bar.update(task, description=clean(what), completed=done, total=total)
-
+        with shown(self._err) as show:
             yield show
 
     def show(self, report: Report, *, proved: bool, planned_only: bool) -> None:
@@ -129,7 +122,8 @@ class Console:
         validation = report.validation
         providers = ", ".join(validation.providers) if validation else ""
         how = "proved block by block" if validation and validation.by_blocks else "proved"
-        line = f"PASSED  {_what(report)}, {how} on {providers}; written to {report.output} in {seconds:.1f} s"
+        quick = " by the quick proof, end to end on one input" if validation and validation.quick else ""
+        line = f"PASSED  {_what(report)}, {how} on {providers}{quick}; written to {report.output} in {seconds:.1f} s"
         self._out.print(plain(line, "bold green"))
 
 

@@ -87,6 +87,10 @@ def _proof(each: BlockProof) -> Row:
     return (Cell(each.name, style="" if each.passed else "bad"), *heads, each.block_error, each.block_ratio)
 
 
+QUICK = "every block was proved, but the model end to end on one input only; prove it without --quick to be sure"
+"""What a quick proof is."""
+
+
 def remarks(report: Report) -> list[Text]:
     """The lines below the proof: inputs, skipped inputs, the ratio of errors."""
     validation = report.validation
@@ -94,6 +98,8 @@ def remarks(report: Report) -> list[Text]:
         return []
     lines = [plain(f"inputs: {'; '.join(validation.cases)}")]
     lines += [plain(f"input skipped, because the original rejects it: {text}", "yellow") for text in validation.skipped]
+    if validation.quick:
+        lines.append(plain(f"quick proof: {QUICK}", "yellow"))
     if validation.by_blocks:
         before, after = validation.segments
         lines.append(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.proof.distance import in_pieces
 from rewriter.proof.reference.operators.attention import attention, rotary
 from rewriter.proof.reference.operators.convolution import average_pool, conv, conv_transpose
 from rewriter.proof.reference.operators.fused import fused_conv, fused_gemm, fused_matmul
@@ -37,8 +38,9 @@ _MICROSOFT = "com.microsoft"
 
 
 def _each(function: Callable[[float], float], x: Array) -> Array:
-    # Nearly twice as fast as numpy.vectorize; numpy itself has no erf.
-    return np.fromiter(map(function, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
+    # Nearly twice as fast as numpy.vectorize; numpy itself has no erf. In pieces, because a list takes four times the
+    # memory of its array.
+    return in_pieces(lambda piece: np.fromiter(map(function, piece.tolist()), np.float64, piece.size), x)
 
 
 def _erf(_: Attributes, x: Array) -> Array:

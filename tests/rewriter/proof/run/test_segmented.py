@@ -137,7 +137,7 @@ def test_chunks_of_a_weight_give_what_the_weight_gives(
     part = LoadedModel(model, None, None, (), 0)
     monkeypatch.setattr("rewriter.proof.reference.late_widening._CHUNK", 12)  # two columns at a time
     chunked, plain = open_wide(part, large=10), open_wide(part, large=10**6)
-    assert (chunked.how, "chunks" in plain.how) == ("numpy, in chunks", False)
+    assert ("numpy, in chunks" in chunked.how, "chunks" in plain.how) == (True, False)
     np.testing.assert_allclose(chunked.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-15, atol=1e-15)
     assert chunked.run({"x": x})["y"].dtype == np.float64
 

@@ -135,3 +135,16 @@ def test_a_list_of_bodies_has_a_length() -> None:
     )
     assert same_node(two, other, (loaded, loaded))
     assert not same_node(one, two, (loaded, loaded))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 24])
+def test_tensors_are_compared_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewriter.proof.unchanged.same._PIECE", 8)
+    models = (side(text_model(f"{BLOCK} out = Identity(m)")).model,) * 2
+    values = np.arange(size, dtype=np.uint8)
+    same = numpy_helper.from_array(values, "same"), numpy_helper.from_array(values, "other name")
+    assert same_tensors(same[:1], same[1:], models)
+    for place in range(size):
+        changed = values.copy()
+        changed[place] ^= 1
+        assert not same_tensors(same[:1], [numpy_helper.from_array(changed, "same")], models)

@@ -1,0 +1,160 @@
+"""Leave the large weights of a model file where they are: the model refers to them as external data of its own file.
+
+A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
+maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
+main graph are left in the file, and only if their raw data is at least `LARGE` bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx
+
+LARGE = 2**16
+"""Minimum size in bytes of a weight that stays in the file; no pass looks at the values of larger constants."""
+
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
+"""Field numbers of `ModelProto.graph`, `GraphProto.initializer` and `TensorProto.raw_data`."""
+
+_PLAIN = {1, 2, 8, _RAW, 12, 16}
+"""Fields of a tensor that may stand beside raw data: dims, type, name, doc string, metadata."""
+
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
+"""Wire types of protobuf: numbers, contents with a length, contents of a fixed length."""
+
+
+class _OddError(Exception):
+    """The bytes are not an ordinary message; protobuf will say what is wrong with them."""
+
+
+def without_weights(data: bytes, location: str) -> bytes | None:
+    """A serialised model with references to `location`, the file that holds `data`, in place of its large weights.
+
+    None if there is none, or if the bytes are not an ordinary model.
+    """
+    view = memoryview(data)
+    try:
+        pieces = list(_model(view, location))
+    except _OddError:
+        return None
+    small = b"".join(pieces)
+    return small if len(small) < len(data) else None
+
+
+def inlined(
+    model: onnx.ModelProto, lengths: Mapping[str, int], read: Callable[[onnx.TensorProto], bytes | memoryview]
+) -> tuple[int, Iterator[bytes | memoryview]]:
+    """Serialise a model with the bytes of some initializers of its main graph inline.
+
+    Args:
+        model: the model; it is not changed.
+        lengths: the initializers that are to be inline, with their sizes in bytes.
+        read: returns the bytes of one of them; called when they are due, so that one weight is in memory at a time.
+
+    Returns:
+        The size in bytes, and the pieces in order.
+    """
+    rest, graph = onnx.ModelProto(), onnx.GraphProto()
+    rest.CopyFrom(model)
+    rest.ClearField("graph")
+    graph.CopyFrom(model.graph)
+    graph.ClearField("initializer")
+    head, bare = (each.SerializeToString(deterministic=True) for each in (rest, graph))
+    heads = []
+    for tensor in model.graph.initializer:
+        length = lengths.get(tensor.name)
+        data = (tensor if length is None else _inline(tensor)).SerializeToString(deterministic=True)
+        heads.append(data if length is None else data + _tag(_RAW, length))
+    sizes = [len(data) + lengths.get(each.name, 0) for data, each in zip(heads, model.graph.initializer, strict=True)]
+    inside = len(bare) + sum(len(_tag(_INITIALIZER, size)) + size for size in sizes)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield head + _tag(_GRAPH, inside) + bare
+        for data, size, tensor in zip(heads, sizes, model.graph.initializer, strict=True):
+            yield _tag(_INITIALIZER, size) + data
+            if tensor.name in lengths:
+                yield read(tensor)
+
+    return len(head) + len(_tag(_GRAPH, inside)) + inside, pieces()
+
+
+def _inline(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """The tensor without its reference; its raw data follows."""
+    bare = onnx.TensorProto()
+    bare.CopyFrom(tensor)
+    bare.ClearField("external_data")
+    bare.ClearField("data_location")
+    return bare
+
+
+def _model(data: memoryview, location: str) -> Iterator[bytes | memoryview]:
+    for number, begin, start, end in _fields(data, 0, len(data), _GRAPH):
+        if number != _GRAPH:
+            yield data[begin:end]
+            continue
+        graph = b"".join(_graph(data, start, end, location))
+        yield _tag(_GRAPH, len(graph)) + graph
+
+
+def _graph(data: memoryview, first: int, last: int, location: str) -> Iterator[bytes | memoryview]:
+    for number, begin, start, end in _fields(data, first, last, _INITIALIZER):
+        small = _tensor(data, start, end, location) if number == _INITIALIZER and end - start >= LARGE else None
+        yield data[begin:end] if small is None else _tag(_INITIALIZER, len(small)) + small
+
+
+def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | None:
+    """The tensor with a reference to its raw data; None if it has none, or anything unusual beside it."""
+    fields = list(_fields(data, first, last, _RAW))
+    raw = [(start, end) for number, _, start, end in fields if number == _RAW]
+    if len(raw) != 1 or raw[0][1] - raw[0][0] < LARGE or not all(number in _PLAIN for number, *_ in fields):
+        return None
+    (start, end), reference = raw[0], onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():
+        reference.external_data.add(key=key, value=value)
+    kept = [data[begin:stop] for number, begin, _, stop in fields if number != _RAW]
+    return b"".join([*kept, reference.SerializeToString(deterministic=True)])
+
+
+def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message: number, where it begins, and where its contents start and end.
+
+    Raises:
+        _OddError: the bytes are not a message, or its field `message` has no contents.
+    """
+    begin = start
+    while begin < last:
+        tag, start = _varint(data, begin, last)
+        number, wire = tag >> 3, tag & 7
+        if wire == _BYTES:
+            length, start = _varint(data, start, last)
+            end = start + length
+        elif wire in _FIXED:
+            end = start + _FIXED[wire]
+        elif wire == _VARINT:
+            end = _varint(data, start, last)[1]
+        else:
+            raise _OddError
+        if end > last or (number == message and wire != _BYTES):
+            raise _OddError
+        yield number, begin, start, end
+        begin = end
+
+
+def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
+    """A number and where it ends. Raises _OddError."""
+    value = 0
+    for place in range(start, min(start + 10, last)):
+        value |= (data[place] & 127) << 7 * (place - start)
+        if data[place] < 128:
+            return value, place + 1
+    raise _OddError
+
+
+def _tag(number: int, length: int) -> bytes:
+    """The start of a field of `length` bytes."""
+    made = bytearray([number << 3 | _BYTES])
+    while length > 127:
+        made.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*made, length])
