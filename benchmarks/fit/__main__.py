@@ -5,7 +5,7 @@
     python -m benchmarks.fit softsign --domain -16 16         # as many heads and keys as the tolerance needs
     python -m benchmarks.fit numpy:arctan --domain -8 8       # any function of an array
 
-NAME is a curve of `passes.programs.curves`, whose error is proved, or `module:function`, whose error is measured.
+NAME is a curve of `passes.certificates.curves`, whose error is proved, or `module:function`, whose error is measured.
 `--keys` searches for one head (needs scipy); without it the fit is that of the runtime, up to `--tolerance`.
 """
 
@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.fit import table
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
+from passes.certificates.curves import CURVES
 from passes.fit import float32
 from passes.fit.model import Layout, from_program, to_program
 from passes.fit.runtime import fit_function
-from passes.programs.curves import CURVES
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
 from passes.programs.program import Program
 from passes.programs.softmax import Array
@@ -70,7 +70,7 @@ def main(
     if name not in CURVES:
         if write:
             raise click.ClickException(
-                f"{name} has no curve in passes/programs/curves.py, so nothing is proved: no entry"
+                f"{name} has no curve in passes/certificates/curves.py, so nothing is proved: no entry"
             )
         click.echo(f"{program.name}: largest error {program.max_error:.3g}, measured; {len(program.heads)} heads")
         return

@@ -1,6 +1,6 @@
 """Entries of `programs.json`: computed from programs, with errors proved and measured, and written.
 
-Everything that an entry states is computed here: `max_error` and `certificate` by `passes.programs.certify` for the
+Everything that an entry states is computed here: `max_error` and `certificate` by `passes.certificates.certify` for the
 coefficients as stored, `float32_error` by `passes.fit.float32`.
 """
 
@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from passes.certificates.certify import certify
+from passes.certificates.curves import CURVES
 from passes.fit import float32
 from passes.programs import fitted
-from passes.programs.certify import certify
-from passes.programs.curves import CURVES
 from passes.programs.head import Head
 from passes.programs.program import Program
 
@@ -40,7 +40,7 @@ def make(program: Program, activation: str, *, single: bool, gate: bool) -> Made
 
     Args:
         program: its heads; `domain` is where it is meant to hold.
-        activation: a name in `passes.programs.curves.CURVES`.
+        activation: a name in `passes.certificates.curves.CURVES`.
         single: whether its coefficients are on the float32 grid.
         gate: whether it is meant for gates, with few nonzero values.
 

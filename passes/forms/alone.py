@@ -17,13 +17,13 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.forms.builder import Builder
-from passes.forms.groups import Group, groups_of
 from passes.forms.positions import Positions, default_omega
 from passes.forms.staged import linear_values
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
 from passes.match.marks import DOMAIN
 from passes.match.projections import Projection, Vector
 from passes.options import FormOptions
+from passes.programs.groups import Group, groups_of
 from passes.programs.head import Head
 from passes.programs.program import Program
 from rewriter.graph.surgeon import Tensor

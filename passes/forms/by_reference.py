@@ -13,8 +13,8 @@ import numpy as np
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.groups import Group, groups_of
 from passes.forms.sublayer import Attend, add_groups
+from passes.programs.groups import Group, groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -16,10 +16,10 @@ import onnx
 
 from passes.conversion import Conversion, decide
 from passes.forms import FORMS
-from passes.forms.groups import Group, groups_of, spread_error, spreads
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.programs import sharing
+from passes.programs.groups import Group, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.view import GraphView
 
@@ -216,8 +216,8 @@ def _local(sizes: _Sizes) -> _Shape:
     )
 
 
-_FEW = 6
-"""Tensors alive at one time in a line or in heads whose shares are powers: the pre-activation and five others."""
+_FEW = 7
+"""Tensors alive at one time in a line or in heads whose shares are powers: the pre-activation and six others."""
 
 
 def _live_tensors(group: sharing.Group) -> int:

@@ -16,12 +16,12 @@ from passes.conversion import Conversion
 from passes.forms.attention import ATTENTION_OPSET, SMALLEST_OPSET, Pattern
 from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
-from passes.forms.groups import Group, as_written, groups_of, spread_error
 from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections, projections_of
 from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
+from passes.programs.groups import Group, as_written, groups_of, spread_error
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -17,13 +17,13 @@ from passes.conversion import Conversion
 from passes.forms.attention import Pattern
 from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
-from passes.forms.groups import Group, groups_of
 from passes.forms.masked import prepare_masked
 from passes.forms.positions import Positions, default_omega
 from passes.forms.sublayer import Attend, as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections
+from passes.programs.groups import Group, groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 
 from passes.forms.builder import Builder
-from passes.forms.groups import Group
 from passes.forms.weights import Layout
+from passes.programs.groups import Group
 from rewriter.graph.surgeon import Tensor, Variable
 
 _QUERY_BITS: dict[int, int] = {onnx.TensorProto.FLOAT: 60, onnx.TensorProto.DOUBLE: 500}

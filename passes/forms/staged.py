@@ -22,7 +22,6 @@ from dataclasses import replace
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.groups import as_written, groups_of, spread_error, spreads
 from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.positions import Positions, default_omega
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
@@ -30,6 +29,7 @@ from passes.forms.sublayer import as_batches, as_before
 from passes.forms.weights import Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projection, Projections
+from passes.programs.groups import as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable

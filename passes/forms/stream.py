@@ -17,9 +17,9 @@ import numpy as np
 
 from passes.forms.attention import Pattern
 from passes.forms.builder import Builder
-from passes.forms.groups import Group
 from passes.forms.positions import Positions
 from passes.forms.sublayer import add_groups
+from passes.programs.groups import Group
 from rewriter.graph.surgeon import Tensor, Variable
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from passes.forms.builder import Builder
-from passes.forms.groups import Group
 from passes.forms.weights import Weights
 from passes.match.projections import Projections
+from passes.programs.groups import Group
 from rewriter.graph.surgeon import Tensor, Variable
 
 Attend = Callable[[Group, dict[str, Tensor], str], Variable]

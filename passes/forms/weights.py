@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from passes.forms.builder import Builder
-from passes.forms.groups import Group
 from passes.match.projections import Projection, Vector
+from passes.programs.groups import Group
 from rewriter.graph.surgeon import Tensor, Variable
 
 

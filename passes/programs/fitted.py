@@ -1,6 +1,7 @@
 """The fitted head programs, read from `programs.json` beside this file.
 
-`python -m benchmarks.fit` writes the entries; the tests prove every stated error again by `passes.programs.certify`.
+`python -m benchmarks.fit` writes the entries; the tests prove every stated error again
+(`passes.certificates.certify`).
 """
 
 from __future__ import annotations

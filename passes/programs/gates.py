@@ -28,11 +28,11 @@ from functools import cache
 
 import numpy as np
 
+from passes.certificates.changes import largest_change
+from passes.certificates.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.arithmetic import Arithmetic
-from passes.programs.changes import largest_change
 from passes.programs.fitted import lines
 from passes.programs.head import BiasToken, Head
-from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.line import Line
 from passes.programs.program import Program
 from passes.programs.softmax import FACTORED, UNIT, Array

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.changes import largest_change
+from passes.certificates.changes import largest_change
 from passes.programs.head import BiasToken, Head
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -157,7 +157,7 @@ class Program:
         """The program with coefficients rounded as a graph of type `dtype` stores them.
 
         `coefficient_error` bounds the change for all numbers of the type, to within a tenth
-        (`passes.programs.changes`).
+        (`passes.certificates.changes`).
         """
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 

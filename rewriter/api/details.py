@@ -80,8 +80,24 @@ def _drawing(group: Sequence[Conversion]) -> Drawing:
         values=Curve("heads", _plain(program.evaluate(points, ones))),
         near=_plain(near),
         error=Curve("heads minus activation", _plain(_error(program.evaluate(near, ones), target(near)))),
-        heads=tuple(_drawn_head(head, near, "y" if ones is None else "u") for head in program.heads),
+        heads=tuple(_drawn_head(heads, near, _source(program, gated=ones is not None)) for heads in _shared(program)),
+        per_neuron=len(program.attention),
+        bias_tokens=program.bias_tokens,
     )
+
+
+def _shared(program: Program) -> list[list[Head]]:
+    """The heads, those over the same keys together."""
+    groups: dict[object, list[Head]] = {}
+    for number, head in enumerate(program.heads):
+        groups.setdefault(head.multiples or number, []).append(head)
+    return list(groups.values())
+
+
+def _source(program: Program, *, gated: bool) -> str:
+    """What the self values of `program.heads` read."""
+    other = "u" if gated else "y"
+    return other if program.line is None else f"line(y) {other}"
 
 
 def _error(values: Array, target: Array) -> Array:
@@ -91,15 +107,21 @@ def _error(values: Array, target: Array) -> Array:
 
 def _near(program: Program) -> float:
     """Largest |y| at which the attention weights still change visibly."""
-    steepest = max(abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens)
+    slopes = [abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens]
+    steepest = max(slopes, default=0.0)
     return _NEAR / steepest if steepest > _STEEP else _REACH
 
 
-def _drawn_head(head: Head, points: Array, source: str) -> DrawnHead:
+def _drawn_head(heads: Sequence[Head], points: Array, source: str) -> DrawnHead:
+    """The first of some heads over the same keys, with the values of the others' own keys."""
+    head = heads[0]
+    own = {(other.beta, other.gamma): _self_value(other, source) for other in heads[1:]}
     keys = [Key("self", (head.alpha, head.beta, head.gamma), _self_value(head, source))]
     for number, token in enumerate(head.bias_tokens, start=1):
         name = "bias token" if len(head.bias_tokens) == 1 else f"bias token {number}"
-        keys.append(Key(name, (0.0, token.slope, token.offset), f"{token.value:.6g}"))
+        elsewhere = own.get((token.slope, token.offset))
+        value = f"{token.value:.6g}" if elsewhere is None else f"0, and {elsewhere} in the head whose own key it is"
+        keys.append(Key(name, (0.0, token.slope, token.offset), value))
     logits = np.stack([(a * points + b) * points + c for a, b, c in (key.logit for key in keys)])
     weights = np.exp(logits - logits.max(axis=0))
     weights /= weights.sum(axis=0)

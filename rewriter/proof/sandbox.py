@@ -154,13 +154,25 @@ def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 def _error(message: dict[str, Any], settings: Settings) -> RewriteError:
     name, text = str(message.get("error")), one_line(str(message.get("message", "")), _LONGEST_MESSAGE)
-    # Short of memory, protobuf says no more than that it failed to serialise.
-    if name == "MemoryError" or (name == "EncodeError" and settings.memory_limit_mb is not None):
+    # Short of memory, protobuf may say no more than that it failed to serialise.
+    short = name == "EncodeError" or any(words in text for words in _OUT_OF_MEMORY)
+    if name == "MemoryError" or (short and settings.memory_limit_mb is not None):
         return ValidationError(f"the isolated proof ran out of memory{_given(settings)}; {_ADVICE}")
     if name in _ERRORS:
         return _ERRORS[name](text)
     return ValidationError(f"the isolated proof failed: {name}: {text}")
 
+
+_OUT_OF_MEMORY = (
+    "Cannot allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+    "bad_alloc",
+    "Arena alloc failed",
+    "bad allocation",
+    "Failed to allocate memory",
+)
+"""What the system, the dynamic loader, protobuf and onnxruntime say where memory ran out."""
 
 _ADVICE = "give it more, or try --proof blocks, or fewer and shorter inputs with --dim or --inputs"
 

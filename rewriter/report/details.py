@@ -66,7 +66,9 @@ class Drawing:
         values: the program at `points`.
         near: pre-activations where the softmax changes: `points`, or closer to 0 for a steep program.
         error: program minus activation f at `near`, relative to max(1, |f|).
-        heads: its heads.
+        heads: its heads; of heads over the same keys, the first.
+        per_neuron: number of heads per neuron.
+        bias_tokens: largest number of bias tokens that a head attends to.
     """
 
     program: str
@@ -81,6 +83,8 @@ class Drawing:
     near: tuple[float, ...]
     error: Curve
     heads: tuple[DrawnHead, ...]
+    per_neuron: int
+    bias_tokens: int
 
 
 @dataclass(frozen=True)

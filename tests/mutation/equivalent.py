@@ -7,17 +7,17 @@ _PROOF = "rewriter/proof"
 
 EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
-        "passes/programs/certify.py",
+        "passes/certificates/certify.py",
         "for candidate in (6.0, 8.0, 10.0, 12.0, 16.0, 23.0, 32.0, 48.0, 64.0, 128.0):",
         "a choice of candidates: the tails are bounded from each on, the cells up to it",
     ),
     (
-        "passes/programs/changes.py",
+        "passes/certificates/changes.py",
         "edges = np.concatenate([np.arange(0.0, 32.0, 0.125), np.exp2(np.arange(5.0, 130.0))])",
         "edges from 2^128 on are dropped by the next line",
     ),
     (
-        "passes/programs/certify.py",
+        "passes/certificates/certify.py",
         "y = np.linspace(-12.0, 11.0, 4801)",
         "a choice of samples: they only say how small the tails ought to be",
     ),

@@ -30,7 +30,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "passes": [
         f"passes/{name}.py"
         for name in (
-            *("programs/softmax", "programs/changes", "programs/intervals", "programs/certify", "programs/program"),
+            *("programs/softmax", "programs/program", "programs/line", "programs/powers"),
+            *("certificates/changes", "certificates/intervals", "certificates/certify"),
             *("programs/gates", "match/linear", "match/lower", "neurons/merge", "neurons/reduce", "neurons/bounds"),
         )
     ],
@@ -59,9 +60,17 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/blocks/*.py": (_BLOCKS, _WHOLE, "tests/passes/network"),
     "rewriter/proof/*.py": (f"{_PROOF}/unchanged {_BLOCKS}", _WHOLE),
     "passes/programs/softmax.py": ("tests/passes/programs/test_softmax.py",),
-    "passes/programs/changes.py": ("tests/passes/programs/test_changes.py", "tests/passes/match/test_blocks.py"),
-    "passes/programs/intervals.py": ("tests/passes/programs/test_changes.py", "tests/passes/programs/test_certify.py"),
-    "passes/programs/certify.py": ("tests/passes/programs/test_certify.py",),
+    "passes/programs/line.py": ("tests/passes/programs/test_line.py",),
+    "passes/programs/powers.py": ("tests/passes/programs/test_powers.py",),
+    "passes/certificates/changes.py": (
+        "tests/passes/certificates/test_changes.py",
+        "tests/passes/match/test_blocks.py",
+    ),
+    "passes/certificates/intervals.py": (
+        "tests/passes/certificates/test_changes.py",
+        "tests/passes/certificates/test_certify.py",
+    ),
+    "passes/certificates/certify.py": ("tests/passes/certificates/test_certify.py",),
     "passes/match/linear.py": (
         "tests/passes/match/test_linear.py",
         "tests/passes/match/test_blocks.py tests/passes/forms/test_cost.py",

@@ -109,7 +109,7 @@ def gated(activation: str, elem: str = "float") -> onnx.ModelProto:
 @EACH_GATE
 def test_gates(activation: str, elem: str) -> None:
     model = gated(activation, elem)
-    same(model, value="u", emitted=GATE)
+    same(model, value="u", emitted=None if activation == "leaky_relu" else GATE)
     (conversion,) = planned(model).conversions
     assert conversion.block.identified.label.endswith("(gate) * value")
 

@@ -179,9 +179,8 @@ def program_sections(drawings: Sequence[Drawing]) -> list[ProgramSection]:
 
 
 def _program(number: int, drawing: Drawing) -> ProgramSection:
-    tokens = max(len(head.keys) - 1 for head in drawing.heads)
-    heads, blocks = counted(len(drawing.heads), "head"), counted(drawing.blocks, "block")
-    summary = f"{heads} per neuron, {counted(tokens, 'bias token')}, in {blocks}."
+    heads, blocks = counted(drawing.per_neuron, "head"), counted(drawing.blocks, "block")
+    summary = f"{heads} per neuron, {counted(drawing.bias_tokens, 'bias token')}, in {blocks}."
     plots = [
         Plot(
             "Values",

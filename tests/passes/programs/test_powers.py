@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from passes.programs.certify import certify
+from passes.certificates.certify import certify
 from passes.programs.fitted import in_powers, power_programs
 from passes.programs.powers import REACH, SENSITIVITY, Powers
 from passes.programs.program import Program

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from passes.forms import groups as masked
+from passes.programs import groups as masked
 from passes.programs.activations import ACTIVATIONS, LINEAR
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs

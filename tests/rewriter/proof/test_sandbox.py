@@ -13,8 +13,10 @@ import pytest
 from rewriter import ExitStatus, ProviderError, UsageError, ValidationError, rewrite
 from rewriter.api.rewriting import made
 from rewriter.cli import run
+from rewriter.proof import sandbox
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.sandbox import from_plain
+from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Validation
 from tests.textmodels import ERF_GELU, SILU, mlp
 
@@ -44,7 +46,7 @@ def test_the_result_is_that_of_a_proof_here(model: Path) -> None:
 def test_a_failed_proof_fails_there_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*arguments: Any) -> onnx.ModelProto:
         result = made(*arguments)
-        tensor = next(each for each in result.graph.initializer if each.name.endswith("/heads/key"))
+        tensor = next(each for each in result.graph.initializer if each.name.endswith("/heads/step"))
         tensor.float_data[:] = []
         tensor.CopyFrom(onnx.numpy_helper.from_array(0.01 + onnx.numpy_helper.to_array(tensor), tensor.name))
         return result
@@ -68,6 +70,22 @@ def test_too_little_memory(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert re.search(r"the isolated proof (ran out of memory|was ended .*memory ran out) \(it had 60 MB\)", err)
     assert err.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"error": "MemoryError", "message": ""},
+        {"error": "EncodeError", "message": "Failed to serialize proto"},
+        {"error": "DecodeError", "message": "Error parsing message with type 'onnx.NodeProto': Arena alloc failed"},
+        {"error": "OSError", "message": "[Errno 12] Cannot allocate memory"},
+        {"error": "ImportError", "message": "libm.so: failed to map segment from shared object"},
+    ],
+)
+def test_what_says_that_memory_ran_out(message: dict[str, Any]) -> None:
+    limited = sandbox._error(message, Settings(memory_limit_mb=60))
+    assert str(limited).startswith("the isolated proof ran out of memory (it had 60 MB)")
+    assert str(sandbox._error({**message, "message": "else", "error": "OSError"}, Settings())).endswith("OSError: else")
 
 
 def processes() -> set[int]:

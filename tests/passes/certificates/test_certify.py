@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs import certify as certify_module
-from passes.programs.certify import _bounds, _head, certify
-from passes.programs.curves import CURVES
+from passes.certificates import certify as certify_module
+from passes.certificates.certify import _bounds, _head, certify
+from passes.certificates.curves import CURVES
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
@@ -210,7 +210,7 @@ PROVED_AGAIN = ENTRIES if SLOW else [entry for entry in ENTRIES if entry.id in {
 
 @pytest.mark.parametrize(("activation", "program"), PROVED_AGAIN)
 def test_stated_errors_are_proved_in_ball_arithmetic(activation: str, program: Program) -> None:
-    """Independent of `passes.programs.certify`; up to |y| = 12, in cells of width 1/32, every third one by default."""
+    """Not by `certify`: up to |y| = 12, in cells of width 1/32, every third one by default."""
     edges = np.arange(-384, 385) / 32.0
     cells = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
     with precision(160):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from passes.certificates.changes import largest_change
+from passes.certificates.intervals import affine, largest, least_size, product, size, weighted
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.changes import largest_change
 from passes.programs.fitted import fitted_programs, gate_programs
 from passes.programs.head import BiasToken, Head
-from passes.programs.intervals import affine, largest, least_size, product, size, weighted
 from passes.programs.program import Program
 from passes.programs.softmax import Array
 from tests.passes.programs.balls import arb, ball_points, precision, program_at, upper

@@ -25,9 +25,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from passes.programs.curves import CURVES, Curve, End
+from passes.certificates.curves import CURVES, Curve, End
+from passes.certificates.intervals import largest
 from passes.programs.head import Head
-from passes.programs.intervals import largest
 from passes.programs.program import Program
 from passes.programs.softmax import Array
 
@@ -65,7 +65,7 @@ def certify(program: Program, activation: str, *, domain: float = math.inf) -> C
 
     Args:
         program: heads without quadratic self logits.
-        activation: a name in `passes.programs.curves.CURVES`.
+        activation: a name in `passes.certificates.curves.CURVES`.
         domain: largest |y|; infinite for all reals.
 
     Raises:

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
+from passes.certificates.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.head import Head
-from passes.programs.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.softmax import FACTORED, Array, Keys
 
 _TIGHT = 1.1

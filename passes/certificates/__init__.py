@@ -1,0 +1,1 @@
+"""Certificates: proved bounds on what head programs are off by."""
