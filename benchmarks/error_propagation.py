@@ -213,8 +213,8 @@ The largest ratio of a form's error to the original's at the same layer is {wors
 
 ![Error of the residual stream after each layer](figures/error-propagation.svg)
 
-SiLU is an exact program, so only rounding remains. GELU is fitted with 8 bias tokens, and its certified error is about
-float32's rounding ([numerics.md](numerics.md)). Both are added to a residual stream that accumulates its own rounding
+SiLU is an exact program, so only rounding remains. GELU is fitted, and its certified error is about float32's
+rounding ([numerics.md](numerics.md)). Both are added to a residual stream that accumulates its own rounding
 errors, which is why errors grow with depth in the original too.
 
 ## Omega in form maskless

@@ -16,11 +16,14 @@ import onnx
 from benchmarks.figures import Array, Curve, Panel, drawing
 from passes.conversion import Conversion
 from passes.forms.local import emit_local
+from passes.forms.spelling import LineOf, function_of
 from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.fitted import lines, power_programs
 from passes.programs.head import Head
+from passes.programs.line import Line
 from passes.programs.program import Program
 from rewriter.graph.view import view_model
 
@@ -33,6 +36,13 @@ FAR = 20.0
 """Largest |y| for the errors in tables, unless the domain of the program is smaller."""
 
 _FLOOR = 1e-18
+_LEAST = 1e-12
+"""Lower end of the errors of programs in powers."""
+
+_SINGLE = 1e-12
+"""Lines with smaller errors than this are for float64."""
+
+_LINES = tuple(line for arithmetic in ("half", "single", "double") for line in lines(arithmetic))
 _MOST_NAMES = 4
 
 EXAMPLES: dict[str, tuple[float, ...]] = {
@@ -64,7 +74,8 @@ class Portrait:
     Attributes:
         entry: its entry in the table.
         parameters: the parameters with which it is shown.
-        program: its program in float32 arithmetic, coefficients not rounded.
+        program: its program in form `local` of a float32 model, coefficients not rounded.
+        fewest: the program with the fewest heads, which the other forms take.
         error: largest error of the program in float64, over max(1, |f|), on the points of `points`.
         error32: the same for its nodes with float32 at both ends.
     """
@@ -72,6 +83,7 @@ class Portrait:
     entry: Activation
     parameters: tuple[float, ...]
     program: Program
+    fewest: Program
     error: float = 0.0
     error32: float = 0.0
 
@@ -91,10 +103,11 @@ def portraits() -> dict[str, Portrait]:
 def portrait(entry: Activation) -> Portrait | None:
     """One entry, with its errors measured; None where the table has no program for it."""
     parameters = example(entry)
-    if entry.program is None:
+    program = entry.quick_program_for(parameters, ARITHMETIC[FLOAT])
+    fewest = entry.program_for(parameters, ARITHMETIC[FLOAT])
+    if program is None or fewest is None:
         return None
-    program = entry.program(parameters, ARITHMETIC[FLOAT])
-    plain = Portrait(entry, parameters, program)
+    plain = Portrait(entry, parameters, program, fewest)
     y = points(program, FAR)
     return replace(plain, error=float(error(plain, y).max()), error32=float(error32(plain, y).max()))
 
@@ -190,18 +203,73 @@ def figure(portrait: Portrait) -> str:
 def _weights(program: Program, y: Array) -> Iterator[Curve]:
     """The weights of each key; heads over the same keys are drawn once."""
     drawn: set[tuple[tuple[float, ...], ...]] = set()
-    for head in program.heads:
+    # A program with a line is drawn without it; one that is nothing else is the line.
+    heads = program.heads or program.attention
+    for head in heads:
         keys = _keys(head)
         if tuple(sorted(keys)) in drawn:
             continue
         drawn.add(tuple(sorted(keys)))
+        keys = keys if program.powers is None else sorted(keys)
         logits = np.array([(alpha * y + beta) * y + gamma for alpha, beta, gamma in keys])
         weights = np.exp(logits - logits.max(axis=0))
         weights /= weights.sum(axis=0)
-        names = _names(len(keys), shared=len(program.heads) > 1)
+        names = _names(len(keys), shared=len(heads) > 1)
         group = f", group {len(drawn)}" if len(drawn) > 1 else ""
         for place, (row, name) in enumerate(zip(weights, names, strict=True)):
             yield Curve(y, row, name and f"{name}{group}", dashed=place > 0)
+
+
+def line_figure() -> str:
+    """The error of every line against |g|: of the formula in float64, and of its nodes in float32."""
+    exact, single = [], []
+    for entry in _LINES:
+        g = np.geomspace(1e-3, entry.domain, 6000).astype(np.float32).astype(np.float64)
+        both = np.stack([g, np.where(g <= abs(entry.lowest), -g, g)])
+        name = f"{len(entry.keys)} keys, step 1/{1.0 / entry.step:.0f}"
+        exact.append(_highest(g, _over_one(entry.evaluate(both), both), name))
+        if entry.max_error > _SINGLE:
+            single.append(_highest(g, _over_one(run_line(entry, both.astype(np.float32)), both), name))
+    panels = (("the formula, evaluated in float64", exact), ("the nodes, evaluated in float32", single))
+    label = ("|g|", "error over max(1, |g|)")
+    return drawing(
+        [Panel(title, tuple(curves), logarithmic="xy", labels=label) for title, curves in panels],
+        "Error of the line against |g|",
+    )
+
+
+def powers_figure() -> str:
+    """The error of every program in powers against y: of the program in float64, and of the closest one in float32."""
+    panels = []
+    for name, title in (("gelu", "GELU by erf"), ("gelu_tanh", "GELU by tanh")):
+        (entry,) = (entry for entry in ACTIVATIONS if entry.name == name)
+        curves = []
+        for activation, program in power_programs():
+            if activation == name:
+                one = Portrait(entry, example(entry), program, program)
+                y = points(program, REACH, 321 * 8)
+                curves.append(_highest(y, error(one, y), f"{len(program.heads) + 1} keys"))
+        curves.append(_highest(y, error32(one, y), f"{len(program.heads) + 1} keys, float32"))
+        panels.append(Panel(title, tuple(curves), low=_LEAST, logarithmic="y", labels=("y", "error over max(1, |f|)")))
+    return drawing(panels, "Error of GELU in powers of one exponential against y")
+
+
+def run_line(entry: Line, g: Any) -> Any:
+    """The values of a line's nodes in float32."""
+    from onnx.reference import ReferenceEvaluator
+
+    middle = [entry.middle] if entry.middle else []
+    rates = [0.0, *(rate for rate, _ in entry.pairs), *[0.5 for _ in middle]]
+    weights = [entry.end, *(weight for _, weight in entry.pairs), *middle]
+    inputs = {"query": g, "step": np.float32(-entry.step), "rates": np.asarray(rates, np.float32)}
+    inputs["weights"] = np.asarray([entry.step * weight for weight in weights], np.float32)
+    function = function_of(LineOf(len(entry.pairs), bool(entry.middle)), 17)
+    return ReferenceEvaluator(function).run(None, inputs, attributes={})[0]
+
+
+def _over_one(values: Any, g: Array) -> Array:
+    """The larger error over max(1, |g|) of the two rows."""
+    return np.asarray((np.abs(values - g) / np.maximum(1.0, np.abs(g))).max(axis=0))
 
 
 def _names(keys: int, *, shared: bool) -> list[str]:

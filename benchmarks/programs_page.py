@@ -1,8 +1,9 @@
 """`python -m benchmarks.programs_page`: the generated parts of docs/programs.md, and its drawings.
 
-The text between the markers (`<!-- generated: NAME -->` to `<!-- end -->`) and docs/figures/programs/*.svg are
-rewritten from the table of activations; text outside the markers is written by hand and stays. `--check` writes nothing
-and reports whether anything would change.
+The text between the markers (`<!-- generated: NAME -->` to `<!-- end -->`), docs/figures/programs/*.svg and the
+drawings of the line and the powers beside them are rewritten from the table of activations; text outside the markers is
+written by hand and stays. The programs are those of form `local`. `--check` writes nothing and reports whether anything
+would change.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.program_figures import FLOAT, example, figure, portraits
+from benchmarks.program_figures import FLOAT, example, figure, line_figure, portraits, powers_figure
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.head import Head
+from passes.programs.powers import Powers
 from passes.programs.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "programs.md"
 FIGURES = ROOT / "docs" / "figures" / "programs"
+LINE, POWERS = (FIGURES.parent / f"error-{name}.svg" for name in ("line", "powers"))
 
 _MINUS = "\N{MINUS SIGN}"
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,7 +33,7 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def table() -> str:
     """Every entry: the cost of its program, and its error."""
     rows = [
-        "| activation | heads per neuron | keys per head | certified error | how | measured, float64 | float32 |",
+        "| activation | heads × keys | in other forms | certified error | how | measured, float64 | float32 |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for entry in ACTIVATIONS:
@@ -38,8 +42,8 @@ def table() -> str:
             rows.append(f"| {entry.name} | none yet | | | | | |")
             continue
         name = f"[{entry.name}](#{entry.name})"
-        cost = f"{len(one.program.heads)} | {one.program.bias_tokens + 1}"
-        measured = f"{_number(one.error)} | {_number(one.error32)}{' *' if one.double else ''}"
+        cost = costs(one.program, one.fewest)
+        measured = f"{_number(one.error)} | {_number(one.error32)}"
         rows.append(f"| {name} | {cost} | {certified(one.program)} | {how(one.program)} | {measured} |")
     return "\n".join(rows) + "\n"
 
@@ -47,23 +51,37 @@ def table() -> str:
 def gates() -> str:
     """Every entry as the gate of h(g) u."""
     rows = [
-        "| gate | heads per neuron | keys per head | certified error of the weight | how | up to \\|g\\| |",
+        "| gate | heads × keys | in other forms | certified error of the weight | how | up to \\|g\\| |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for entry in ACTIVATIONS:
         program = gate_program(entry)
-        if program is None:
+        fewest = entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
+        if program is None or fewest is None:
             rows.append(f"| {entry.name} | none yet | | | | |")
             continue
-        cost = f"{len(program.heads)} | {program.bias_tokens + 1}"
+        cost = costs(program, fewest)
         domain = "any" if math.isinf(program.domain) else f"{program.domain:.0f}"
         rows.append(f"| {entry.name} | {cost} | {certified(program)} | {how(program)} | {domain} |")
     return "\n".join(rows) + "\n"
 
 
 def gate_program(entry: Activation) -> Program | None:
-    """The program of h(g) u in float32 models, None where none is known."""
-    return entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
+    """The program of h(g) u in form `local` of float32 models, None where none is known."""
+    return entry.quick_program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
+
+
+def costs(program: Program, fewest: Program) -> str:
+    """Heads per neuron times keys per head: of the program, and of that with the fewest heads where it is another."""
+    return f"{_size(program)}{_asterisk(program)} | {'' if fewest == program else _size(fewest) + _asterisk(fewest)}"
+
+
+def _size(program: Program) -> str:
+    return f"{len(program.attention)} × {program.bias_tokens + 1}"
+
+
+def _asterisk(program: Program) -> str:
+    return " *" if program.double else ""
 
 
 def gallery() -> str:
@@ -100,6 +118,43 @@ def _domain(program: Program) -> str:
 
 def _heads(program: Program) -> list[str]:
     """The heads as a table of keys."""
+    if program.powers is not None:
+        return _powers(program.powers, program.heads)
+    if program.line is not None:
+        keys, step = len(program.line.keys), _coefficient(program.line.step)
+        line = f"the line over {keys} keys with step {step}"
+        if not program.heads:
+            return [f"y times {line}."]
+        return [f"y times these heads, whose self values read {line} instead of y.", "", *_table(program)]
+    return _table(program)
+
+
+def _powers(powers: Powers, heads: tuple[Head, ...]) -> list[str]:
+    """Heads over the same equally spaced keys, one row per key."""
+    keys = {(head.beta, head.gamma): head.c for head in heads}
+    keys |= {(token.slope, token.offset): keys.get((token.slope, token.offset), 0.0) for token in heads[0].bias_tokens}
+    rows = ["| key | logit | value |", "| --- | --- | --- |"]
+    for number, ((slope, offset), multiple) in enumerate(sorted(keys.items()), start=1):
+        rows.append(f"| {number} | {_affine(slope, offset)} | {_affine(multiple, 0.0)} |")
+    p, r = (_polynomial(row) for row in ((1.0, *powers.denominator), powers.numerator))
+    how = f"With r = e^({_coefficient(powers.step)} y) and z = r + 1/r: P = {p} and R = {r}."
+    return [f"{len(heads)} heads over the same keys, one for each key with a value. {how}", "", *rows]
+
+
+def _polynomial(coefficients: Sequence[float]) -> str:
+    """A polynomial in z, highest power first."""
+    degree = len(coefficients) - 1
+    units = [f"z^{degree - place}" for place in range(degree - 1)] + ["z", ""]
+    text = ""
+    for factor, unit in zip(coefficients, units, strict=True):
+        size = "" if unit and factor == 1.0 else _coefficient(abs(factor))
+        sign = _MINUS if factor < 0.0 else "+" if text else ""
+        body = " ".join(part for part in (size, unit) if part)
+        text += f" {sign} {body}" if text else f"{sign}{body}"
+    return text
+
+
+def _table(program: Program) -> list[str]:
     rows = ["| key | logit | value |", "| --- | --- | --- |"]
     for number, head in enumerate(program.heads, start=1):
         which = f"head {number}, " if len(program.heads) > 1 else ""
@@ -146,14 +201,15 @@ def page(text: str) -> str:
     return _PART.sub(lambda match: f"{match[1]}{GENERATED[match[2]]()}{match[3]}", text)
 
 
-def figures() -> dict[str, str]:
-    """File name to drawing."""
-    return {f"{name}.svg": figure(one) for name, one in portraits().items()}
+def figures() -> dict[Path, str]:
+    """Path to drawing."""
+    drawn = {FIGURES / f"{name}.svg": figure(one) for name, one in portraits().items()}
+    return drawn | {LINE: line_figure(), POWERS: powers_figure()}
 
 
 def main(arguments: list[str]) -> int:
     """Write the page and the drawings; with --check only compare."""
-    wanted = {FIGURES / name: text for name, text in figures().items()}
+    wanted = figures()
     wanted[PAGE] = page(PAGE.read_text(encoding="utf-8"))
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     stale = sorted(set(FIGURES.glob("*.svg")) - set(wanted))

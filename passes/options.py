@@ -135,7 +135,7 @@ class Options:
         "heads",
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
         choices=GATES,
-        see="decisions/0009-gates-as-small-differences.md",
+        see="decisions/0023-gates-in-float32.md",
     )
     precision: str = option(
         "model",

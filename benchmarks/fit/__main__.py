@@ -4,9 +4,12 @@
     python -m benchmarks.fit gelu --keys 8 --values 3 --write # for gates: three values other than zero
     python -m benchmarks.fit softsign --domain -16 16         # as many heads and keys as the tolerance needs
     python -m benchmarks.fit numpy:arctan --domain -8 8       # any function of an array
+    python -m benchmarks.fit gelu --powers 11 --float32       # equally spaced keys: powers of one exponential
+    python -m benchmarks.fit line --keys 13 --domain -512 512 --step 0.125 --float32   # the line g as attention
 
 NAME is a curve of `passes.certificates.curves`, whose error is proved, or `module:function`, whose error is measured.
-`--keys` searches for one head (needs scipy); without it the fit is that of the runtime, up to `--tolerance`.
+`--keys` searches for one head (needs scipy); without it the fit is that of the runtime, up to `--tolerance`. `--powers`
+needs scipy, `line` needs mpmath; both print numbers, with an error that is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from importlib import import_module
 import click
 import numpy as np
 
-from benchmarks.fit import table
+from benchmarks.fit import lines, powers, table
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.certificates.curves import CURVES
@@ -34,6 +37,8 @@ from passes.programs.softmax import Array
 Function = Callable[[Array], Array]
 
 _PREFIX = {"gelu": "gelu_erf"}
+_LINE = "line"
+_FEWEST = 4
 _FAR = 9.0
 """Largest |y| of a search over all reals; GELU is within 1e-17 of a line beyond it."""
 
@@ -41,6 +46,8 @@ _FAR = 9.0
 @click.command()
 @click.argument("name")
 @click.option("--keys", type=click.IntRange(1, 24), help="Bias tokens of one head; left out: as the tolerance needs.")
+@click.option("--powers", "spaced", type=click.IntRange(5, 15), help="Number of equally spaced keys, an odd one.")
+@click.option("--step", type=click.FloatRange(min=0.0, min_open=True), help="Step of a line.")
 @click.option("--values", type=click.IntRange(0, 24), help="Values other than zero among them: a program for gates.")
 @click.option("--domain", type=(float, float), help="Where y lies; left out: all reals.")
 @click.option("--float32", "single", is_flag=True, help="Polish the coefficients on the float32 grid.")
@@ -51,6 +58,8 @@ _FAR = 9.0
 def main(
     name: str,
     keys: int | None,
+    spaced: int | None,
+    step: float | None,
     values: int | None,
     domain: tuple[float, float] | None,
     single: bool,
@@ -60,6 +69,12 @@ def main(
     write: bool,
 ) -> None:
     """Fit NAME by attention heads and print the entry of the table."""
+    if name == _LINE or spaced is not None:
+        if write:
+            raise click.ClickException("--write takes heads with numbers of their own only")
+        found = _line(keys, domain, step, single) if spaced is None else _in_powers(name, spaced, single)
+        click.echo(json.dumps(found))
+        return
     f = _function(name)
     if keys is None:
         program = _by_tolerance(name, f, domain, tolerance)
@@ -79,6 +94,22 @@ def main(
     if write and _improves(made):
         table.write([made.entry])
         click.echo(f"written to {table.PATH.name}", err=True)
+
+
+def _line(keys: int | None, domain: tuple[float, float] | None, step: float | None, single: bool) -> dict[str, object]:
+    if keys is None or keys < _FEWEST or domain is None or step is None:
+        raise click.ClickException(f"a line needs --keys ({_FEWEST} or more), --domain and --step")
+    return lines.entry(keys, max(abs(end) for end in domain) * step, step, single=single)
+
+
+def _in_powers(name: str, keys: int, single: bool) -> dict[str, object]:
+    if name not in _PREFIX and name != "gelu_tanh":
+        raise click.ClickException(f"{name} is not y Phi(y) with Phi(-y) = 1 - Phi(y)")
+    if keys % 2 == 0:
+        raise click.ClickException("--powers takes an odd number of keys")
+    made, error = powers.fit(name, keys, single=single)
+    numbers = {"step": made.step, "numerator": made.numerator, "denominator": made.denominator}
+    return {"name": f"{_PREFIX.get(name, name)}_{keys}", "activation": name, "max_error": error} | numbers
 
 
 def _function(name: str) -> Function:

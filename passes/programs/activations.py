@@ -206,9 +206,12 @@ def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Y times its hard sigmoid, a clipped line."""
-    clip = closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic)
-    return replace(with_line(clip, arithmetic), name="hard_swish")
+    """Y times its hard sigmoid, a clipped line.
+
+    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 wherever the line has weight.
+    """
+    gate = with_line(closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic), arithmetic)
+    return replace(gate, name="hard_swish", max_error=3.0 * (1.0 + 1e-6) * gate.max_error)
 
 
 def _linear(p: Parameters) -> Program:

@@ -80,24 +80,10 @@ def _drawing(group: Sequence[Conversion]) -> Drawing:
         values=Curve("heads", _plain(program.evaluate(points, ones))),
         near=_plain(near),
         error=Curve("heads minus activation", _plain(_error(program.evaluate(near, ones), target(near)))),
-        heads=tuple(_drawn_head(heads, near, _source(program, gated=ones is not None)) for heads in _shared(program)),
-        per_neuron=len(program.attention),
-        bias_tokens=program.bias_tokens,
+        count=len(program.attention),
+        tokens=program.bias_tokens,
+        heads=_drawn_heads(program, near, "y" if ones is None else "u"),
     )
-
-
-def _shared(program: Program) -> list[list[Head]]:
-    """The heads, those over the same keys together."""
-    groups: dict[object, list[Head]] = {}
-    for number, head in enumerate(program.heads):
-        groups.setdefault(head.multiples or number, []).append(head)
-    return list(groups.values())
-
-
-def _source(program: Program, *, gated: bool) -> str:
-    """What the self values of `program.heads` read."""
-    other = "u" if gated else "y"
-    return other if program.line is None else f"line(y) {other}"
 
 
 def _error(values: Array, target: Array) -> Array:
@@ -107,25 +93,47 @@ def _error(values: Array, target: Array) -> Array:
 
 def _near(program: Program) -> float:
     """Largest |y| at which the attention weights still change visibly."""
-    slopes = [abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens]
+    slopes = (abs(head.beta - token.slope) for head in program.heads for token in head.bias_tokens)
     steepest = max(slopes, default=0.0)
     return _NEAR / steepest if steepest > _STEEP else _REACH
 
 
-def _drawn_head(heads: Sequence[Head], points: Array, source: str) -> DrawnHead:
-    """The first of some heads over the same keys, with the values of the others' own keys."""
-    head = heads[0]
-    own = {(other.beta, other.gamma): _self_value(other, source) for other in heads[1:]}
+def _drawn_heads(program: Program, points: Array, source: str) -> tuple[DrawnHead, ...]:
+    """The heads of a program; those over the same equally spaced keys, and those of a line alone, as one."""
+    if program.powers is not None:
+        first, *others = program.heads
+        multiples = {head.beta: head.c for head in (first, *others)}
+        logits = [(first.beta, first.gamma), *((token.slope, token.offset) for token in first.bias_tokens)]
+        rows = [(slope, offset, multiples.get(slope, 0.0)) for slope, offset in sorted(logits)]
+    elif program.line is not None and not program.heads:
+        rows = [(slope, offset, program.linear * value) for slope, offset, value in sorted(program.line.keys)]
+    else:
+        # The self values of a gate's program read the line.
+        own = source if program.line is None else f"line(y) {source}"
+        return tuple(_drawn_head(head, points, own) for head in program.heads)
+    read = source if program.line is None or not program.heads else f"line(y) {source}"
+    keys = [
+        Key(f"key {number}", (0.0, slope, offset), f"{value:.6g} {read}" if value else "0")
+        for number, (slope, offset, value) in enumerate(rows, start=1)
+    ]
+    return (_drawn(keys, points, shared=True),)
+
+
+def _drawn_head(head: Head, points: Array, source: str) -> DrawnHead:
     keys = [Key("self", (head.alpha, head.beta, head.gamma), _self_value(head, source))]
     for number, token in enumerate(head.bias_tokens, start=1):
         name = "bias token" if len(head.bias_tokens) == 1 else f"bias token {number}"
-        elsewhere = own.get((token.slope, token.offset))
-        value = f"{token.value:.6g}" if elsewhere is None else f"0, and {elsewhere} in the head whose own key it is"
-        keys.append(Key(name, (0.0, token.slope, token.offset), value))
+        keys.append(Key(name, (0.0, token.slope, token.offset), f"{token.value:.6g}"))
+    return _drawn(keys, points)
+
+
+def _drawn(keys: Sequence[Key], points: Array, *, shared: bool = False) -> DrawnHead:
+    """Keys with their softmax weights."""
     logits = np.stack([(a * points + b) * points + c for a, b, c in (key.logit for key in keys)])
     weights = np.exp(logits - logits.max(axis=0))
     weights /= weights.sum(axis=0)
-    return DrawnHead(tuple(keys), tuple(Curve(key.label, _plain(row)) for key, row in zip(keys, weights, strict=True)))
+    curves = tuple(Curve(key.label, _plain(row)) for key, row in zip(keys, weights, strict=True))
+    return DrawnHead(tuple(keys), curves, shared)
 
 
 def _self_value(head: Head, source: str) -> str:

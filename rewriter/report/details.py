@@ -39,15 +39,17 @@ class Key:
 
 @dataclass(frozen=True)
 class DrawnHead:
-    """One head of a program.
+    """One head of a program, or all heads over the same keys.
 
     Attributes:
-        keys: its keys, the token itself first.
+        keys: its keys, the token itself first; keys that heads share are in ascending order.
         weights: softmax weight of each key over `Drawing.near`, in the order of the keys.
+        shared: whether these are several heads, each with one of the keys as its own.
     """
 
     keys: tuple[Key, ...]
     weights: tuple[Curve, ...]
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,9 @@ class Drawing:
         values: the program at `points`.
         near: pre-activations where the softmax changes: `points`, or closer to 0 for a steep program.
         error: program minus activation f at `near`, relative to max(1, |f|).
-        heads: its heads; of heads over the same keys, the first.
-        per_neuron: number of heads per neuron.
-        bias_tokens: largest number of bias tokens that a head attends to.
+        count: number of heads per neuron.
+        tokens: the largest number of bias tokens that a head attends to.
+        heads: its heads; of a gate made with the line, those of the program that the line enters.
     """
 
     program: str
@@ -82,9 +84,9 @@ class Drawing:
     values: Curve
     near: tuple[float, ...]
     error: Curve
+    count: int
+    tokens: int
     heads: tuple[DrawnHead, ...]
-    per_neuron: int
-    bias_tokens: int
 
 
 @dataclass(frozen=True)

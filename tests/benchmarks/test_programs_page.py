@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -11,8 +13,18 @@ import pytest
 
 from benchmarks import program_figures, programs_page
 from benchmarks.figures import Curve, Panel, drawing
-from benchmarks.program_figures import FAR, example, figure, points, portraits
+from benchmarks.program_figures import (
+    FAR,
+    example,
+    figure,
+    line_figure,
+    points,
+    portraits,
+    powers_figure,
+    run_line,
+)
 from passes.programs.activations import ACTIVATIONS
+from passes.programs.fitted import lines
 from passes.programs.program import Program
 from tests.benchmarks.conftest import draws
 
@@ -73,11 +85,39 @@ def test_drawings(name: str) -> None:
     committed = (programs_page.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
     for text in (committed, figure(portraits()[name])):
         lines = [node for node in ET.fromstring(text).iter() if node.get("id", "").startswith("curve-")]  # noqa: S314
-        keys = {program_figures._keys(head)[0] for head in portraits()[name].program.heads}
+        keys = {key for head in portraits()[name].program.heads for key in program_figures._keys(head)}
         assert len(lines) >= 2 + len(keys) + 2
         assert len(text) < 60_000
     words = [re.findall(r">([^<]+)</text>", text) for text in (committed, figure(portraits()[name]))]
     assert words[0] == words[1] != []
+
+
+@draws
+@pytest.mark.parametrize(
+    ("path", "made", "curves"), [(programs_page.LINE, line_figure, 4 + 3), (programs_page.POWERS, powers_figure, 5 + 5)]
+)
+def test_drawings_of_errors(path: Path, made: Callable[[], str], curves: int) -> None:
+    texts = path.read_text(encoding="utf-8"), made()
+    for text in texts:
+        ids = [node.get("id", "") for node in ET.fromstring(text).iter()]  # noqa: S314
+        assert sum(name.startswith("curve-") for name in ids) == curves
+    words = [re.findall(r">([^<]+)</text>", text) for text in texts]
+    assert words[0] == words[1] != []
+    assert f"figures/{path.name}" in PAGE
+
+
+def test_the_line_in_float32_is_what_the_nodes_compute() -> None:
+    g = np.linspace(-200.0, 200.0, 4001)
+    for line in lines("single"):
+        found = run_line(line, g.astype(np.float32))
+        assert found.dtype == np.float32
+        error = np.abs(found - g) / np.maximum(1.0, np.abs(g))
+        assert 2.0**-26 < error.max() < 2.0**-22 / line.step
+
+
+def test_powers_in_print() -> None:
+    assert programs_page._polynomial((1.0, -2.5, 3.0)) == "z^2 − 2.5 z + 3"
+    assert programs_page._polynomial((-0.5, 1.0)) == "−0.5 z + 1"
 
 
 def test_no_drawing_is_left_over() -> None:

@@ -12,6 +12,7 @@ from rewriter.report.html import numbers, svg
 from rewriter.report.html.words import short
 
 _LABEL_HEIGHT = 15.0
+_SELF = ": the token itself, whose weight grows with y, and bias tokens"
 
 
 def values_figure(identity: str, drawing: Drawing) -> svg.Svg:
@@ -39,22 +40,24 @@ def values_figure(identity: str, drawing: Drawing) -> svg.Svg:
 
 
 def weights_figure(identity: str, drawing: Drawing, head: DrawnHead) -> svg.Svg:
-    """Stacked softmax weights: the token itself at the bottom, then bias tokens in the order of their peaks."""
+    """Stacked softmax weights: the token itself at the bottom, then other keys in the order of their peaks."""
     x, y = svg.across(drawing.near[0], drawing.near[-1]), svg.upward(0.0, 1.0)
-    order = [0, *sorted(range(1, len(head.weights)), key=lambda key: _peak(head.weights[key].values))]
+    own = [] if head.shared else [0]
+    rest = sorted(range(len(own), len(head.weights)), key=lambda key: _peak(head.weights[key].values))
+    order = [*own, *rest]
     below = [0.0] * len(drawing.near)
     bands, labels = [], []
     for rank, key in enumerate(order):
         above = [low + value for low, value in zip(below, head.weights[key].values, strict=True)]
-        style = "self" if key == 0 else f"token{rank % 2}"
+        style = "self" if key in own else f"token{rank % 2}"
         bands.append(_band(x, y, drawing.near, (below, above), style, head.weights[key].label))
-        labels += _band_label(x, y, drawing.near, (below, above), "self" if key == 0 else _short(head, key))
+        labels += _band_label(x, y, drawing.near, (below, above), "self" if key in own else _short(head, key))
         below = above
     ticks = [(value, numbers.plain(value)) for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return svg.figure(
         identity,
         f"Attention of {short(drawing.program)} over y",
-        f"Stacked softmax weights of {len(order)} keys: the token itself, whose weight grows with y, and bias tokens.",
+        f"Stacked softmax weights of {len(order)} keys{'' if head.shared else _SELF}.",
         svg.vertical_axis(y, ticks),
         *bands,
         *labels,
@@ -141,7 +144,7 @@ def _band_label(
 
 
 def _short(head: DrawnHead, key: int) -> str:
-    return "bias token" if len(head.keys) == 2 else str(key)
+    return "bias token" if len(head.keys) == 2 else str(key + head.shared)
 
 
 def _peak(values: Sequence[float]) -> int:

@@ -179,8 +179,8 @@ def program_sections(drawings: Sequence[Drawing]) -> list[ProgramSection]:
 
 
 def _program(number: int, drawing: Drawing) -> ProgramSection:
-    heads, blocks = counted(drawing.per_neuron, "head"), counted(drawing.blocks, "block")
-    summary = f"{heads} per neuron, {counted(drawing.bias_tokens, 'bias token')}, in {blocks}."
+    heads, blocks = counted(drawing.count, "head"), counted(drawing.blocks, "block")
+    summary = f"{heads} per neuron, {counted(drawing.tokens, 'bias token')}, in {blocks}."
     plots = [
         Plot(
             "Values",
@@ -193,6 +193,7 @@ def _program(number: int, drawing: Drawing) -> ProgramSection:
     for place, head in enumerate(drawing.heads):
         title = f"Attention of head {place + 1}" if several else "Attention"
         numbered = "; numbers are bias tokens" if len(head.keys) > 2 else ""
+        numbered = "; heads have the same keys, here by their numbers" if head.shared else numbered
         svg = weights_figure(f"weights-{number}-{place}", drawing, head)
         plots.append(Plot(title, f"Softmax weights, which sum to 1{numbered}.", svg))
     plots.append(_error_plot(number, drawing))

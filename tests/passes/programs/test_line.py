@@ -143,6 +143,18 @@ def test_gates_are_within_their_certificates(name: str, elem_type: int) -> None:
     assert np.all(error <= program.max_error + slack)
 
 
+@pytest.mark.parametrize("elem_type", [1, 10, 11])
+@pytest.mark.parametrize("name", ["square", "relu_squared", "hard_swish"])
+def test_gates_of_y_with_itself_are_within_their_certificates(name: str, elem_type: int) -> None:
+    """Their errors are over max(1, |f|), like those of any activation, though gates' are over max(1, |h|) |u|."""
+    program = ENTRIES[name].quick_program_for(PARAMETERS[name], ARITHMETIC[elem_type])
+    assert program is not None
+    y = np.concatenate([np.linspace(-4.0, 4.0, 20001), np.linspace(-500.0, 500.0, 2001)])
+    f = TRUTHS[name](y)
+    error = np.abs(program.evaluate(y) - f) / np.maximum(1.0, np.abs(f))
+    assert np.all(error <= program.max_error + program.float64_rounding(y) / np.maximum(1.0, np.abs(f)) + 1e-14)
+
+
 @pytest.mark.parametrize("name", GATES)
 def test_gates_are_heads_over_pairs_of_keys(name: str) -> None:
     """The heads, each with its own self key, against the spelling with a line; neither knows the other's formula."""

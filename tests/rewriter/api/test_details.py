@@ -76,6 +76,24 @@ def test_gate_is_drawn_for_a_value_of_one() -> None:
     assert drawing.heads[0].keys[0].value == "u"
 
 
+def test_heads_over_equally_spaced_keys_are_drawn_once() -> None:
+    drawing = only(ERF_GELU)
+    (head,) = drawing.heads
+    assert (drawing.count, drawing.tokens, len(head.keys), head.shared) == (10, 10, 11, True)
+    assert [key.value for key in head.keys].count("0") == 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "keys", "shared", "value"),
+    [("s = Sigmoid(y) g = Mul(y, s)", 2, False, "line(y) u"), ("g = Identity(y)", 13, True, "-1897.49 u")],
+)
+def test_gates_with_a_line(gate: str, keys: int, shared: bool, value: str) -> None:
+    drawing = only(f"{gate} u = MatMul(x, V1) h = Mul(g, u)")
+    (head,) = drawing.heads
+    assert (drawing.count, len(head.keys), head.shared, head.keys[0].value) == (2, keys, shared, value)
+    np.testing.assert_allclose(drawing.values.values, drawing.target.values, atol=1e-6)
+
+
 def test_one_drawing_per_program() -> None:
     found = rewrite(text_model(TWO_PROGRAMS), dry_run=True, details=True).details
     assert found is not None

@@ -199,7 +199,7 @@ def _drawing(name: str) -> Drawing:
     keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
     half = tuple(0.5 for _ in points)
     head = DrawnHead(keys, (Curve("self", half), Curve(name, half)))
-    return Drawing(name, name, 1, name, False, 1e-8, points, curve, curve, points, Curve("error", half), (head,), 1, 1)
+    return Drawing(name, name, 1, name, False, 1e-8, points, curve, curve, points, Curve("error", half), 1, 1, (head,))
 
 
 REPORTS |= {"extreme": extreme, "failed": failed}
