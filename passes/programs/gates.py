@@ -66,7 +66,7 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
         name=f"{program.name}_gate",
         line=line,
         max_error=program.max_error + added[place] * (1.0 + program.max_error),
-        rounding=program.rounding + _LINE_ROUNDING / abs(line.step),
+        rounding=program.rounding + _LINE_ROUNDING[arithmetic.lines] / abs(line.step),
         domain=min(program.domain, line.domain),
         certificate=f"{program.certificate}; {line.name}: {line.max_error:.2g} |g| for |g| <= {line.domain:g}",
     )
@@ -85,8 +85,8 @@ def needs_line(program: Program) -> bool:
 _ADDED = 2.0
 """A line is close enough if it adds at most this times the arithmetic's tolerance."""
 
-_LINE_ROUNDING = 2.0**-23
-"""Rounding of 1 - e^-x near x = 0, where e^-x rounds to a multiple of 2^-24 or 2^-23; divided by the step."""
+_LINE_ROUNDING = {"single": 2.0**-23, "half": 2.0**-23, "double": 2.0**-52}
+"""Rounding of 1 - e^-x near x = 0, where e^-x is a multiple of half this or of this; divided by the step."""
 
 
 def _line_error(program: Program, line: Line) -> float:
