@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+pytest.importorskip("mpmath", reason="mpmath is not installed (extra dev)")
+pytest.importorskip("scipy", reason="scipy is not installed (extra dev)")
 from benchmarks.fit.__main__ import main
 from passes.programs.fitted import lines, power_programs
-
-fits = pytest.mark.skipif(
-    find_spec("mpmath") is None or find_spec("scipy") is None, reason="mpmath and scipy are not installed (extra dev)"
-)
 
 
 def run(*arguments: str) -> dict[str, object]:
@@ -24,7 +21,6 @@ def run(*arguments: str) -> dict[str, object]:
     return found
 
 
-@fits
 def test_line_of_four_keys_is_that_of_the_table() -> None:
     found = run("line", "--keys", "4", "--domain", "-512", "512", "--step", "0.0078125", "--float32")
     (line,) = lines("half")
@@ -34,13 +30,11 @@ def test_line_of_four_keys_is_that_of_the_table() -> None:
     assert found["max_error"] == line.max_error
 
 
-@fits
 def test_a_longer_line_of_the_same_keys_is_worse() -> None:
     found = [run("line", "--keys", "5", "--domain", f"-{end}", f"{end}", "--step", "1") for end in (2, 3)]
     assert 0.0 < float(str(found[0]["max_error"])) < float(str(found[1]["max_error"])) < 1e-4
 
 
-@fits
 def test_powers_over_five_keys_are_as_close_as_those_of_the_table() -> None:
     found = run("gelu", "--powers", "5")
     (known,) = (program for _, program in power_programs() if program.name == found["name"])
@@ -57,7 +51,6 @@ def test_powers_over_five_keys_are_as_close_as_those_of_the_table() -> None:
         (("gelu", "--powers", "5", "--write"), "--write"),
     ],
 )
-@fits
 def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1

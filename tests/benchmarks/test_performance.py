@@ -19,6 +19,7 @@ from benchmarks.performance.subjects import SUBJECTS, Subject
 from rewriter.api import bench
 from rewriter.timing.rounds import Field
 from tests.benchmarks.conftest import draws
+from tests.conftest import slow
 
 TINY = Shape(layers=1, width=16, hidden=32, heads=2, vocabulary=50, positions=64)
 FEW = (
@@ -72,6 +73,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return found
 
 
+@slow
 def test_a_run_goes_on(tmp_path: Path, log: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written one by one, and measured once."""
     arguments = ("--out", str(tmp_path), "--type", "float32", "--only", "one", "--no-page")

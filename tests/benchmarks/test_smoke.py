@@ -46,6 +46,7 @@ def test_options(module: ModuleType) -> None:
     assert "--json" in result.output or "--out" in result.output
 
 
+@slow
 def test_latency(tmp_path: Path) -> None:
     sizes = ("--layers", "2", "--width", "32", "--hidden", "128", "--heads", "4", "--vocabulary", "50")
     arguments = (*sizes, "--tokens", "5", "--tokens", "9", "--repeats", "3")

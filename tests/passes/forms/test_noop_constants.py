@@ -14,6 +14,7 @@ from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.errors import UsageError
 from rewriter.graph.view import all_graphs
+from tests.conftest import slow
 from tests.spellings import SPELLINGS
 from tests.textmodels import mlp
 
@@ -54,7 +55,7 @@ def converted(text: str, form: str, *, gate: bool, double: bool) -> onnx.ModelPr
         return None
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=() if form == "local" else slow) for form in FORMS])
 @pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
 def test_emitted_constants(form: str, gate: bool) -> None:
     made = 0
