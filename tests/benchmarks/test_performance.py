@@ -110,6 +110,7 @@ def test_losses() -> None:
     assert len(list(losses(committed, [row(1.5, control=0.5)]))) == 1, "a low control excuses nothing"
 
 
+@slow
 def test_check(tmp_path: Path, log: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
     committed = tmp_path / "committed.json"
     monkeypatch.setattr(run, "COMMITTED", committed)

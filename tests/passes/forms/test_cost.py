@@ -132,7 +132,7 @@ def test_peak_memory_is_what_a_run_of_form_local_needs(name: str, tmp_path: Path
 
 
 @pytest.mark.skipif(not available(), reason="this system cannot reset the peak of a process's memory")
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "local"])
+@pytest.mark.parametrize("form", ["masked", *(pytest.param(form, marks=slow) for form in ("maskless", "staged"))])
 @pytest.mark.parametrize("name", [pytest.param("silu", marks=slow), "gelu"])
 def test_peak_memory_of_forms_with_square_patterns_is_bounded(form: str, name: str, tmp_path: Path) -> None:
     tokens, limit = 192, 2.0
