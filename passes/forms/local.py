@@ -23,7 +23,7 @@ from passes.conversion import Conversion
 from passes.forms.spelling import Heads, LineOf, PowersOf, Spelling, clipped, function_of
 from passes.match.linear import Miss
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
@@ -45,26 +45,18 @@ def _as_written(program: Program, dtype: DTypeLike) -> Program:
     groups, linear = groups_of(program)
     heads: list[Head] = []
     for group in groups:
-        heads += group.heads if group.keys is None else _heads_over(group.keys, group.own, dtype)
+        heads += group.heads if group.keys is None else _rounded(group.keys, group.own, dtype)
     return replace(program, heads=tuple(heads), linear=float(np.asarray(linear, dtype=dtype)))
 
 
-def _heads_over(keys: Sequence[Key], own: int, dtype: DTypeLike) -> list[Head]:
+def _rounded(keys: Sequence[Key], own: int, dtype: DTypeLike) -> tuple[Head, ...]:
     """One head per own key, over all keys, with the coefficients rounded to a type."""
     numbers = [
         Key(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
         for key in keys
     ]
     logits = [(key.slope, key.offset + math.log(key.weight)) for key in numbers]
-    return [
-        Head(
-            beta=logits[place][0],
-            gamma=logits[place][1],
-            c=numbers[place].part / numbers[place].weight,
-            bias_tokens=tuple(BiasToken(*logit) for other, logit in enumerate(logits) if other != place),
-        )
-        for place in range(own)
-    ]
+    return heads_over(logits, [key.part / key.weight for key in numbers[:own]])
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:

@@ -17,7 +17,7 @@ import numpy as np
 
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.gates import gate
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import BiasToken, Head, heads_over
 from passes.programs.program import Program
 from passes.programs.solve import Parameters
 
@@ -136,14 +136,11 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """
     k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
     keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
-    heads = []
-    for place, (slope, offset, value) in enumerate(keys[:3]):
-        others = tuple(BiasToken(a, b) for other, (a, b, _) in enumerate(keys) if other != place)
-        heads.append(Head(beta=slope, gamma=offset, c=p[0] * value, bias_tokens=others))
+    heads = heads_over([key[:2] for key in keys], [p[0] * value for _, _, value in keys])
     missing = max(abs(Fraction(p[0] * value) - Fraction(p[0]) * Fraction(value)) for _, _, value in keys)
     error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50) + 3.0 * float(missing)
     certificate = f"{_steep(k)}; tanh(e y) / e with e = {small:.2g} for |y| <= 3"
-    return Program("hard_swish", tuple(heads), max_error=error, certificate=certificate).in_double(gated=False)
+    return Program("hard_swish", heads, max_error=error, certificate=certificate).in_double(gated=False)
 
 
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:

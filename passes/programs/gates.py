@@ -32,7 +32,7 @@ from passes.certificates.changes import largest_change
 from passes.certificates.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import lines
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import BiasToken, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.program import Program
 from passes.programs.softmax import FACTORED, UNIT, Array
@@ -260,8 +260,4 @@ def _line(factor: float, small: float) -> tuple[Head, ...]:
 
 def _each(keys: list[tuple[float, float, float]]) -> tuple[Head, ...]:
     """A head for every key (slope, offset, multiple of u) with a nonzero multiple; other keys are its bias tokens."""
-    heads = []
-    for place, (slope, offset, factor) in enumerate(keys):
-        others = tuple(BiasToken(a, b) for other, (a, b, _) in enumerate(keys) if other != place)
-        heads += [Head(beta=slope, gamma=offset, c=factor, bias_tokens=others)] if factor != 0.0 else []
-    return tuple(heads)
+    return heads_over([key[:2] for key in keys], [key[2] for key in keys])

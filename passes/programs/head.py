@@ -14,6 +14,7 @@ value y.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from passes.programs.softmax import FACTORED, UNIT, Array, Keys
 
-__all__ = ["FACTORED", "Array", "BiasToken", "Head"]
+__all__ = ["FACTORED", "Array", "BiasToken", "Head", "heads_over"]
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,20 @@ class Head:
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys)
         return self.shifted(-slope, -offset)
+
+
+def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) -> tuple[Head, ...]:
+    """Heads over the same keys (slope, offset): one for every key with a multiple of z as its own value.
+
+    The other keys are its bias tokens, of value 0; a key with multiple 0 is no head's own.
+    """
+    return tuple(
+        Head(
+            beta=keys[place][0],
+            gamma=keys[place][1],
+            c=multiple,
+            bias_tokens=tuple(BiasToken(*key) for other, key in enumerate(keys) if other != place),
+        )
+        for place, multiple in enumerate(multiples)
+        if multiple != 0.0
+    )

@@ -17,14 +17,13 @@ are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small where they
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Head, heads_over
 from passes.programs.softmax import UNIT, Array
 
 LOWEST, HIGHEST = -80.0, 160.0
@@ -77,15 +76,15 @@ class Line:
 
     def float64_rounding(self, g: Array) -> Array:
         """A bound on the absolute rounding error of a float64 evaluation."""
-        line, (x, far, terms, logits) = self._parts(g)
+        line, (far, terms, logits) = self._parts(g)
         total = np.sum(terms, axis=0)
         # The step is a power of two, so x is exact; a product r x is rounded, which the exponential multiplies by r x.
         sums = np.sum(terms * (logits + 3.0 * _EXPONENTIAL), axis=0) / total + 2.0 * len(terms) + 4.0
         top = (_EXPONENTIAL * far + np.abs(1.0 - far)) / (abs(self.step) * total)
-        return np.asarray(2.0 * UNIT * (top + np.abs(line) * sums) + 0.0 * x)
+        return np.asarray(2.0 * UNIT * (top + np.abs(line) * sums))
 
-    def _parts(self, g: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        """The line, and x, e^-x, the terms of S and the sizes of their logits."""
+    def _parts(self, g: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        """The line, and e^-x, the terms of S and the sizes of their logits."""
         x = np.clip(self.step * g, LOWEST, HIGHEST)
         far = np.exp(-x)
         terms, logits = [self.end * (1.0 + far)], [np.zeros_like(x)]
@@ -97,7 +96,7 @@ class Line:
             terms.append(self.middle * np.exp(-0.5 * x))
             logits.append(np.zeros_like(x))  # r = 1/2: exact
         total = np.sum(terms, axis=0)
-        return np.asarray((1.0 - far) / (self.step * total)), (x, far, np.array(terms), np.array(logits))
+        return np.asarray((1.0 - far) / (self.step * total)), (far, np.array(terms), np.array(logits))
 
     def reversed(self) -> Line:
         """The same line with the side on which it is constant first exchanged."""
@@ -115,8 +114,8 @@ class Line:
         # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
         relative = [(a - head.beta, b - head.gamma) for a, b in own]
         paired = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
-        made = [one_head(paired, place, head.c * self.keys[place][2]) for place in (0, 1) if head.c]
-        return (*made, *(one_head(own, place, multiple) for place, multiple in enumerate(multiples) if multiple))
+        ends = [head.c * value for _, _, value in self.keys[:2]]
+        return (*heads_over(paired, ends), *heads_over(own, multiples))
 
     def rounded(self, dtype: DTypeLike) -> Line:
         """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""
@@ -126,10 +125,3 @@ class Line:
 
         pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
-
-
-def one_head(keys: Sequence[tuple[float, float]], place: int, multiple: float) -> Head:
-    """The head whose own key is the one at `place`, with the others as its bias tokens of value 0."""
-    slope, offset = keys[place]
-    others = tuple(BiasToken(*key) for other, key in enumerate(keys) if other != place)
-    return Head(beta=slope, gamma=offset, c=multiple, bias_tokens=others)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Head
-from passes.programs.line import one_head
+from passes.programs.head import Head, heads_over
 from passes.programs.softmax import UNIT, Array
 
 REACH = 20.0
@@ -120,8 +119,7 @@ class Powers:
         weights = own + other
         count = len(weights) // 2
         keys = [(j * self.step, math.log(weight)) for j, weight in zip(range(-count, count + 1), weights, strict=True)]
-        multiples = self.factor * own / weights
-        return tuple(one_head(keys, place, float(m)) for place, m in enumerate(multiples) if m != 0.0)
+        return heads_over(keys, (self.factor * own / weights).tolist())
 
 
 def _expanded(coefficients: tuple[float, ...]) -> Array:
