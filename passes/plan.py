@@ -13,8 +13,8 @@ from functools import cached_property
 
 import onnx
 
-from passes.conversion import Conversion, decide
-from passes.forms import FORMS
+from passes.conversion import Conversion
+from passes.forms import FORMS, choose
 from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
@@ -211,18 +211,11 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
     """Choose the program, then let the form accept or refuse it."""
-    opset = view.opsets.get("", 1)
-    form = FORMS[options.form]
-    decision = decide(
-        block,
-        form=options.form,
-        factored=form.factors_offsets,
-        inline=inline,
-        opset=opset,
-        accuracy=options.accuracy,
-        quick=form.quick and options.precision == "model",
-    )
-    return decision if isinstance(decision, Miss) else form.prepare(view, replace(decision, options=options.forms))
+    quick = options.precision == "model"
+    decision = choose(view, block, options.form, options.accuracy, inline=inline, quick=quick)
+    if isinstance(decision, Miss):
+        return decision
+    return FORMS[options.form].prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:

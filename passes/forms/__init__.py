@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from passes.conversion import Conversion
+from passes.conversion import Conversion, decide
 from passes.forms.local import emit_local, prepare_local
 from passes.forms.masked import emit_masked, prepare_masked
 from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.staged import emit_staged, prepare_staged
+from passes.match.blocks import Block
 from passes.match.linear import Miss
+from passes.options import Accuracy
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
 
@@ -41,3 +43,28 @@ FORMS: dict[str, Form] = {
     "staged": Form(emit_staged, prepare_staged),
 }
 """Form name to form."""
+
+
+def choose(
+    view: GraphView, block: Block, form: str, accuracy: Accuracy, *, inline: bool, quick: bool = True
+) -> Conversion | Miss:
+    """The conversion of a block with the program that suits a form, before `Form.prepare`.
+
+    Args:
+        view: the graph that contains the block.
+        block: the block.
+        form: a key of `FORMS`.
+        accuracy: how close the program must be.
+        inline: write the heads out instead of calling a model-local function.
+        quick: whether a form that takes programs with the fewest operations gets them.
+    """
+    taken = FORMS[form]
+    return decide(
+        block,
+        form=form,
+        factored=taken.factors_offsets,
+        inline=inline,
+        opset=view.opsets.get("", 1),
+        accuracy=accuracy,
+        quick=quick and taken.quick,
+    )

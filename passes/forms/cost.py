@@ -14,8 +14,8 @@ from math import ceil
 import numpy as np
 import onnx
 
-from passes.conversion import Conversion, decide
-from passes.forms import FORMS
+from passes.conversion import Conversion
+from passes.forms import FORMS, choose
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.programs import sharing
@@ -172,15 +172,7 @@ def in_form(view: GraphView, conversion: Conversion, form: str) -> Conversion | 
     """The conversion of the same block in another form, with the program that suits it, before `Form.prepare`."""
     if form == conversion.form:
         return replace(conversion, projections=None)
-    return decide(
-        conversion.block,
-        form=form,
-        factored=FORMS[form].factors_offsets,
-        inline=conversion.inline,
-        opset=view.opsets.get("", 1),
-        accuracy=conversion.accuracy,
-        quick=FORMS[form].quick,
-    )
+    return choose(view, conversion.block, form, conversion.accuracy, inline=conversion.inline)
 
 
 def _added(view: GraphView, conversion: Conversion) -> int:

@@ -85,7 +85,7 @@ def planned(change: Callable[[Program], Program]) -> Patch:
 
         return wrong
 
-    return {"decide": wrapper}
+    return {"choose": wrapper}
 
 
 def each_head(change: Callable[[Head], Head]) -> Callable[[Program], Program]:

@@ -23,7 +23,7 @@ from rewriter.errors import RewriteError
 
 POINTS: Mapping[str, tuple[str, str]] = {
     "made": ("rewriter.api.rewriting", "made"),
-    "decide": ("passes.plan", "decide"),
+    "choose": ("passes.plan", "choose"),
     "lower": ("passes.plan", "lower"),
     "merge": ("passes.plan", "merge"),
     "reduce": ("passes.neurons.merge", "reduce_neurons"),
