@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from rewriter.cli.declared import declared_options
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.proof.settings import Settings
+
+if TYPE_CHECKING:
+    from rewriter.api.interpret.attribution import Attribution
 
 _HELP_STATUS = """\b
 Exit status:
@@ -61,18 +64,11 @@ def attribute(
     """
     if report is not None:
         check_report(report, (model, inputs))
-    import numpy as np
-
     from rewriter.api.interpret.attribution import attribute as attributed
-    from rewriter.report.report import plain_data
 
     found = attributed(model, inputs, logit, minus=minus, output=output, **how)
     sums = {"direct": found.direct, "paths": found.paths}
-    facts: dict[str, Any] = {
-        name: {part: np.asarray(array).tolist() for part, array in parts.items()} for name, parts in sums.items()
-    }
-    facts |= {"logit": found.logit, "residuals": dict(found.residuals), "correlation": found.correlation}
-    write_report(report, plain_data(facts))
+    write_report(report, lambda: _facts(found))
     lines = [f"logit {found.logit:.6g}"]
     for name, parts in () if quiet else sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
@@ -81,6 +77,20 @@ def attribute(
         lines += ["", f"correlation with patching, over MLPs and tokens: {found.correlation:.4f}"]
     click.echo("\n".join(lines), err=report == STANDARD)
     return 0
+
+
+def _facts(found: Attribution) -> dict[str, Any]:
+    """JSON-ready data: every contribution of both sums."""
+    import numpy as np
+
+    from rewriter.report.report import plain_data
+
+    sums = {"direct": found.direct, "paths": found.paths}
+    facts: dict[str, Any] = {
+        name: {part: np.asarray(array).tolist() for part, array in parts.items()} for name, parts in sums.items()
+    }
+    facts |= {"logit": found.logit, "residuals": dict(found.residuals), "correlation": found.correlation}
+    return dict(plain_data(facts))
 
 
 def _largest(parts: Mapping[str, Any], top: int) -> list[tuple[str, float]]:

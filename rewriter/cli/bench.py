@@ -61,6 +61,6 @@ def bench(
     console = Console(quiet=quiet, error=report == STANDARD)
     with console.progress() as progress:
         found = measure(original, rewritten, *more, providers=providers or None, progress=progress, **options)
-    write_report(report, found.to_json())
+    write_report(report, found.to_json)
     show_benchmark(console, found)
     return 0

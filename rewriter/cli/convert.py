@@ -128,7 +128,7 @@ def convert(
     result = replace(result, model=str(model), output=None if result.output is None else str(output))
     if output == STANDARD:
         result = replace(result, files=())
-    write_report(report, result.to_json())
+    write_report(report, result.to_json)
     if html is not None:
         from rewriter.report.html import write_page
 

@@ -68,6 +68,6 @@ def diff(
             progress=progress,
             **options,
         )
-    write_report(report, found.to_json())
+    write_report(report, found.to_json)
     show_comparison(console, found, DIFFING)
     return int(found.exit_status)

@@ -72,7 +72,7 @@ def heads(
         check_output(output, source=found.source, force=force)
         found.write(output)
     facts = found.to_json()
-    write_report(report, facts)
+    write_report(report, lambda: facts)
     lines = [
         f"{one_line(each.name, 100):<24} {_told(facts['sublayers'][each.name])}  {one_line(each.module, 160)}"
         for each in found.sublayers

@@ -53,6 +53,6 @@ def inspect(
     with from_standard_input(model) as source:
         found = look(source, scope=scope, gate=gate, head_dimension=head_dim, tokens=tokens)
     found = replace(found, report=replace(found.report, model=str(model)))
-    write_report(report, found.to_json())
+    write_report(report, found.to_json)
     show_inspection(found, Console(quiet=quiet, error=report == STANDARD))
     return int(found.report.exit_status)

@@ -74,14 +74,16 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
-    """Write JSON where it was asked for."""
+def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> None:
+    """Make and write JSON where it was asked for."""
+    if report is None:
+        return
     from rewriter.report.report import json_text, write_json
 
     if report == STANDARD:
-        click.echo(json_text(data), nl=False)
-    elif report is not None:
-        write_json(report, data)
+        click.echo(json_text(data()), nl=False)
+    else:
+        write_json(report, data())
 
 
 def check_suffix(output: Path | None) -> None:

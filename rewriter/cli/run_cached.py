@@ -62,9 +62,10 @@ def run_cached(
         raise UsageError(f"'{cache}' must end in .npz")
     if len(providers) > 1:
         raise UsageError("one execution provider at a time")
-    from rewriter.api.interpret.arrays import atomically, write_npz
+    from rewriter.api.interpret.arrays import write_npz
     from rewriter.api.interpret.cache import Recording
     from rewriter.api.interpret.index import heads
+    from rewriter.files.durable import atomically
     from rewriter.files.save import check_output
 
     index = heads(model, program=program)

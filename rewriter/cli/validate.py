@@ -55,6 +55,6 @@ def validate(
         found = judge(
             original, rewritten, providers=providers or None, taps=taps is not None, progress=progress, **options
         )
-    write_report(report, found.to_json())
+    write_report(report, found.to_json)
     show_comparison(console, found, VALIDATING)
     return int(found.exit_status)

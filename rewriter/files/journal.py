@@ -77,12 +77,9 @@ def journal(out: Path) -> Iterator[Journal]:
 
 def sweep(out: Path) -> None:
     """Remove the files of runs for `out` that were killed. Failures are ignored: a later run tries again."""
+    journals = re.compile(rf"\.rewrite-[0-9a-f]{{16}}{_tag(out)}\.journal")
     with suppress(OSError):
-        found = [
-            path
-            for path in out.parent.iterdir()
-            if re.fullmatch(rf"\.rewrite-[0-9a-f]{{16}}{_tag(out)}\.journal", path.name)
-        ]
+        found = [path for path in out.parent.iterdir() if journals.fullmatch(path.name)]
         handles = {path: os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) for path in found}
         try:
             dead = [path for path, handle in handles.items() if _locked(handle)]

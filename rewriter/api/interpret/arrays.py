@@ -7,7 +7,6 @@ The format follows from the suffix: `.safetensors`, which is a length, a JSON he
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.files.durable import create, hidden_path, os_errors, sync_directory
+from rewriter.files.durable import atomically
 from rewriter.text import quoted
 
 Array = NDArray[Any]
@@ -56,23 +55,6 @@ def write_arrays(
             _safetensors(file, shapes, array_of, described)
 
     atomically(path, write)
-
-
-def atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file under a hidden name, sync it, and rename it. Raises UsageError."""
-    path = path.absolute()
-    temporary = hidden_path(path.parent, path.suffix)
-    with os_errors("write", path):
-        try:
-            with os.fdopen(create(temporary), "w+b") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # noqa: PTH105 - as in `save`
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
 
 
 def write_npz(file: BinaryIO, arrays: Iterable[tuple[str, Array]], described: Mapping[str, Any]) -> None:

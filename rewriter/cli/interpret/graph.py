@@ -103,7 +103,7 @@ def graph(
         "links": len(made["links"]),
         "all_nodes": len(found.nodes),
     }
-    write_report(report, facts)
+    write_report(report, lambda: facts)
     whole, left = (
         f"replacement score {facts[f'{kind}replacement_score']:.4f}, "
         f"completeness score {facts[f'{kind}completeness_score']:.4f}"

@@ -43,12 +43,12 @@ class AttributionGraph(Traced):
         """[nodes]: activation minus the sum of the in-edges; 0 for embeddings and biases, which have none."""
         return np.asarray([node.activation for node in self.nodes] - self.adjacency.sum(axis=1))
 
-    @property
+    @cached_property
     def scores(self) -> Scores:
         """Of the whole graph; the residuals count as error nodes."""
         return self._scores(self.adjacency, np.abs(self.residuals))
 
-    @property
+    @cached_property
     def pruned_scores(self) -> Scores:
         """Of what pruning leaves; what it takes away counts as error nodes."""
         left = np.where(self.pruned.edges, self.adjacency, 0.0)
