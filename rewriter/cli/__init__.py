@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
-from rewriter.cli.attribute import attribute
 from rewriter.cli.bench import bench
 from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
-from rewriter.cli.heads import heads
 from rewriter.cli.inspect import inspect
+from rewriter.cli.interpret.attribute import attribute
 from rewriter.cli.interpret.graph import graph
+from rewriter.cli.interpret.heads import heads
+from rewriter.cli.interpret.run_cached import run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.passes import passes
-from rewriter.cli.run_cached import run_cached
 from rewriter.cli.streams import forgiving
 from rewriter.cli.validate import validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rewriter.cli.declared import declared_options
+from rewriter.cli.interpret.options import program_option
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
 
@@ -36,13 +37,7 @@ Exit status:
     help="Write what was recorded, with the model's outputs.",
 )
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-@click.option(
-    "--program",
-    type=click.Choice(["fewest", "fast"]),
-    default="fewest",
-    show_default=True,
-    help="Heads of neurons: those of the program with the fewest heads, or with the fewest operations.",
-)
+@program_option
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def run_cached(
     model: Path,

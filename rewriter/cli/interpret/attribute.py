@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rewriter.cli.declared import declared_options
+from rewriter.cli.interpret.options import logit_options
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
-from rewriter.proof.settings import Settings
 
 if TYPE_CHECKING:
     from rewriter.api.interpret.attribution import Attribution
@@ -27,21 +26,7 @@ Exit status:
 
 @click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", type=click.Path(path_type=Path))
-@declared_options(
-    Settings, only=("inputs",), inputs={"required": True, "metavar": "FILE.npz", "help": "The inputs: one case."}
-)
-@click.option("--logit", type=int, metavar="N", required=True, help="Entry of the output's last axis.")
-@click.option("--minus", type=int, metavar="N", help="Attribute the difference from this entry.")
-@click.option("--output", metavar="NAME", help="The output; default: the first one.")
-@click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token.")
-@click.option("--sequence", type=int, metavar="N", default=0, show_default=True, help="The sequence in the batch.")
-@click.option(
-    "--program",
-    type=click.Choice(["fewest", "fast"]),
-    default="fewest",
-    show_default=True,
-    help="Heads of neurons: those of the program with the fewest heads, or with the fewest operations.",
-)
+@logit_options
 @click.option("--patching", is_flag=True, help="Also run the model without what each MLP writes at each token.")
 @click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
 @report_options("all contributions")

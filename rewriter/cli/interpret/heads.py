@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rewriter.cli.interpret.options import program_option
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus
@@ -31,13 +32,7 @@ Exit status:
     help="Write the tensors to FILE.safetensors or FILE.npz.",
 )
 @click.option("--fold-ln", is_flag=True, help="Fold the scale and bias of normalisations into the weights after them.")
-@click.option(
-    "--program",
-    type=click.Choice(["fewest", "fast"]),
-    default="fewest",
-    show_default=True,
-    help="The program with the fewest heads per neuron, or the one with the fewest operations.",
-)
+@program_option
 @click.option("--names", metavar="GLOB", multiple=True, help="Only tensors whose names match (repeatable).")
 @report_options("the list of heads")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
