@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from passes.heads.layers import Named
 from passes.heads.norms import Norm
 from passes.heads.original import Attention
-from rewriter.api.interpret.cache import Inputs, Recording, values_in_float64
+from rewriter.api.interpret.cache import Recording, values_in_float64
 from rewriter.api.interpret.chain import Chain, Stage, chain_to, norm_of
 from rewriter.api.interpret.frozen import AttentionStep, FrozenNorm, Linear, Link, NeuronStep, Step, freeze, unchanged
 from rewriter.api.interpret.hooks import Hook, hooks_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.patching import without
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
+from rewriter.proof.inputs.given import Inputs
 
 Array = NDArray[Any]
 
@@ -91,7 +93,7 @@ def total(parts: Mapping[str, Array]) -> float:
 
 
 def attribute(
-    model: Model,
+    model: Source,
     inputs: Inputs,
     logit: int,
     *,
@@ -128,7 +130,7 @@ class Reader:
     """One sequence of a run in float64."""
 
     @classmethod
-    def of(cls, model: Model, inputs: Inputs, *, output: str | None, sequence: int, program: str) -> Reader:
+    def of(cls, model: Source, inputs: Inputs, *, output: str | None, sequence: int, program: str) -> Reader:
         """Run the model; arguments and errors are those of `attribute`."""
         index = heads(model, program=program, wide=True)
         recording = Recording.of(index, inputs, ("*",), "cpu")

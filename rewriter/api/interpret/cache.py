@@ -6,28 +6,27 @@ without graph optimisation, so that the arithmetic is that of the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.api.interpret.hooks import Hook, hooks_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.compare.taps import GROUP_BYTES, groups, open_tapped
 from rewriter.errors import UsageError, ValidationError
+from rewriter.files.load import Source
 from rewriter.graph.extract import with_outputs
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Inputs, as_given
 from rewriter.proof.inputs.npz import load_cases
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 Array = NDArray[Any]
-Inputs = str | os.PathLike[str] | Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Cached:
 
 
 def run_with_cache(
-    model: Model | HeadIndex,
+    model: Source | HeadIndex,
     inputs: Inputs,
     *,
     names: str | Sequence[str] = "*",
@@ -57,13 +56,14 @@ def run_with_cache(
 
     Args:
         model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
-        inputs: maps inputs to arrays; or an npz file, whose cases, if there are several, become prefixes: `case/hook`.
+        inputs: an npz file, arrays by input name, or a list of those; the names or numbers of several cases become
+            prefixes, as in `case/hook`.
         names: globs of the hooks to record.
         program: as for `heads`.
         provider: execution provider.
 
     Raises:
-        UsageError: no hook matches, or a file of inputs does not fit the model.
+        UsageError: no hook matches, or the inputs do not fit the model.
         ModelError: the model is unreadable, malformed or unsafe.
         ProviderError: the execution provider is not available.
         ValidationError: onnxruntime does not run the model on these inputs.
@@ -131,10 +131,7 @@ class Recording:
     @classmethod
     def of(cls, index: HeadIndex, inputs: Inputs, names: Sequence[str], provider: str) -> Recording:
         """Check the inputs and the names. Raises UsageError."""
-        if isinstance(inputs, Mapping):
-            cases: Sequence[Case] = (Case("", {name: np.asarray(array) for name, array in inputs.items()}),)
-        else:
-            cases = load_cases(Path(inputs), index.proto)
+        cases = load_cases(as_given(inputs), index.proto)
         known = hooks_of(index)
         for glob in names:
             if not any(fnmatchcase(name, glob) for name in known):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.original import Attention
-from rewriter.api.interpret.cache import Inputs
 from rewriter.api.interpret.chain import chain_to, norm_of
 from rewriter.api.interpret.edits import Constant, Edit, Frozen, Normalised
 from rewriter.api.interpret.frozen import freeze
@@ -19,6 +18,7 @@ from rewriter.api.interpret.selection import Names, chosen_heads
 from rewriter.api.interpret.targets import Target
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Inputs
 
 Array = NDArray[Any]
 

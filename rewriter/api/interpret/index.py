@@ -40,10 +40,9 @@ from passes.options import Options
 from passes.plan import plan_lowered
 from rewriter.api.interpret.arrays import write_arrays
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.load import LoadedModel, load_model, read_tensor
+from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.view import GraphView
 
-Model = str | os.PathLike[str] | onnx.ModelProto
 Array = NDArray[Any]
 
 _FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
@@ -189,7 +188,7 @@ class HeadIndex(Mapping[str, Array]):
         }
 
 
-def heads(model: Model, *, fold_ln: bool = False, program: str = "fewest", wide: bool = False) -> HeadIndex:
+def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide: bool = False) -> HeadIndex:
     """Index the heads of a model.
 
     Args:

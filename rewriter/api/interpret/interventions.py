@@ -10,32 +10,32 @@ of calls: what is recorded always comes from the model without interventions. Na
 
 from __future__ import annotations
 
-import numpy as np
-import onnx
+from typing import Any
 
-from rewriter.api.interpret.cache import Inputs
+import numpy as np
+
 from rewriter.api.interpret.edits import Constant, Edit
 from rewriter.api.interpret.freezing import norms_on, patterns_on
-from rewriter.api.interpret.index import Model
 from rewriter.api.interpret.selection import Names
 from rewriter.api.interpret.targets import Array, Target
 from rewriter.errors import UsageError
+from rewriter.files.load import Source, like
+from rewriter.proof.inputs.given import Inputs
 
 HOW = ("zero", "mean", "resample")
 
 
-def ablate(
-    model: Model, names: Names, how: str = "zero", *, inputs: Inputs | None = None, seed: int = 0
-) -> onnx.ModelProto:
+def ablate(model: Source, names: Names, how: str = "zero", *, inputs: Inputs | None = None, seed: int = 0) -> Any:
     """The model without what some heads write.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory, such as a result of this function.
+            The result is of the same kind; for a path it is an onnx.ModelProto.
         names: names or globs of heads.
         how: `zero`; `mean`, over all tokens of all `inputs`; or `resample`, what the head writes at the same token of
             another sequence of `inputs`, drawn at random. The result of `resample` runs on as many sequences and tokens
             as `inputs` has; one recorded sequence serves any number of them.
-        inputs: maps inputs to arrays, or an npz file; not for `zero`.
+        inputs: an npz file, arrays by input name, or a list of those; not for `zero`.
         seed: of the random draw.
 
     Raises:
@@ -50,32 +50,32 @@ def ablate(
     target = Target.of(model)
     sites = list(target.sites(names))
     if inputs is None:
-        return target.changed([Edit(site.tensor, Constant(np.zeros((), site.dtype)), site.where) for site in sites])
-    if how == "mean":
-        return target.changed(target.means(sites, inputs))
-    rng = np.random.default_rng(seed)
-    return target.changed(target.recorded(sites, inputs, lambda count: _cycle(rng, count)))
+        edits = [Edit(site.tensor, Constant(np.zeros((), site.dtype)), site.where) for site in sites]
+    elif how == "mean":
+        edits = target.means(sites, inputs)
+    else:
+        rng = np.random.default_rng(seed)
+        edits = target.recorded(sites, inputs, lambda count: _cycle(rng, count))
+    return like(model, target.changed(edits))
 
 
-def patch(model: Model, names: Names, inputs: Inputs) -> onnx.ModelProto:
+def patch(model: Source, names: Names, inputs: Inputs) -> Any:
     """The model in which some heads write what they write on `inputs`.
 
     Args:
         model: as for `ablate`.
         names: names or globs of heads.
-        inputs: maps inputs to arrays, or an npz file with one case. The result runs on as many sequences and tokens as
+        inputs: arrays by input name, or an npz file with one case. The result runs on as many sequences and tokens as
             they have; one sequence serves any number of them.
 
     Raises:
         As `ablate`.
     """
     target = Target.of(model)
-    return target.changed(target.recorded(list(target.sites(names)), inputs, np.arange))
+    return like(model, target.changed(target.recorded(list(target.sites(names)), inputs, np.arange)))
 
 
-def freeze(
-    model: Model, names: Names, inputs: Inputs, *, norms: bool = False, output: str | None = None
-) -> onnx.ModelProto:
+def freeze(model: Source, names: Names, inputs: Inputs, *, norms: bool = False, output: str | None = None) -> Any:
     """The model in which some heads have the patterns that they have on `inputs`.
 
     A neuron whose pattern is frozen is affine in what its value reads. With all heads and `norms`, the model is the
@@ -93,7 +93,8 @@ def freeze(
         ModelError, ValidationError: as `ablate`.
     """
     target = Target.of(model)
-    return target.changed(patterns_on(target, names, inputs) + (norms_on(target, inputs, output) if norms else []))
+    edits = patterns_on(target, names, inputs) + (norms_on(target, inputs, output) if norms else [])
+    return like(model, target.changed(edits))
 
 
 def _cycle(rng: np.random.Generator, count: int) -> Array:

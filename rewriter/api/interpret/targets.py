@@ -14,14 +14,15 @@ from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.original import Attention
 from passes.match.marks import DOMAIN
-from rewriter.api.interpret.cache import Inputs, Recording, side_of, values_of
+from rewriter.api.interpret.cache import Recording, side_of, values_of
 from rewriter.api.interpret.edits import Constant, Edit, edit, is_edited, self_contained, unedited
 from rewriter.api.interpret.hooks import hooks_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.selection import Names, chosen_heads
 from rewriter.errors import UsageError
-from rewriter.files.load import load_model
+from rewriter.files.load import Source, load_model
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Inputs
 
 Array = NDArray[Any]
 
@@ -61,7 +62,7 @@ class Target:
     proto: onnx.ModelProto
 
     @classmethod
-    def of(cls, model: Model) -> Target:
+    def of(cls, model: Source) -> Target:
         """Load a model. Raises UsageError and ModelError."""
         source = load_model(model, mapped=True)
         if is_edited(source.proto):

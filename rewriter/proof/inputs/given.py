@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from rewriter.errors import UsageError
 
@@ -32,6 +32,12 @@ Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]
 """The path of an npz file, arrays by input name, or several cases of those."""
 
 
+@overload
+def as_given(inputs: Inputs) -> Given: ...
+@overload
+def as_given(inputs: None) -> None: ...
+@overload
+def as_given(inputs: Inputs | None) -> Given | None: ...
 def as_given(inputs: Inputs | None) -> Given | None:
     """What a caller passes as `inputs`, in one of two forms.
 

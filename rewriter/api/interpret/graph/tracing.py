@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.api.interpret.attribution import Reader
-from rewriter.api.interpret.cache import Inputs
 from rewriter.api.interpret.graph.edges import adjacency
 from rewriter.api.interpret.graph.nodes import Node, Table, members_of
 from rewriter.api.interpret.graph.prune import Scores, prune, scores
 from rewriter.api.interpret.graph.published import Target, Traced, document, vocabulary_of
-from rewriter.api.interpret.index import Model
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
+from rewriter.proof.inputs.given import Inputs
 
 Array = NDArray[Any]
 
@@ -77,7 +77,7 @@ class AttributionGraph(Traced):
 
 
 def attribution_graph(
-    model: Model,
+    model: Source,
     inputs: Inputs,
     logit: int,
     *,

@@ -151,5 +151,17 @@ def test_refusals() -> None:
     given = feeds(onnx.load(path))
     with pytest.raises(UsageError, match=r"no hook matches 'blocks\.9"):
         run_with_cache(path, given, names=["*.hook_pattern", "blocks.9.*"])
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError, match="attention_mask.* missing"):
         run_with_cache(path, {"input_ids": given["input_ids"]}, names="*.hook_q")
+    with pytest.raises(ValidationError):  # 1,000 is no token
+        run_with_cache(path, given | {"input_ids": given["input_ids"] + 1000}, names="*.hook_q")
+
+
+def test_models_in_memory_and_lists_of_cases() -> None:
+    path = FOLDER / "silu-decoder.onnx"
+    given = feeds(onnx.load(path))
+    from_file = run_with_cache(path, given, names="*.hook_q")
+    from_bytes = run_with_cache(path.read_bytes(), [given, given], names="*.hook_q")
+    for name, array in from_file.cache.items():
+        for case in ("0", "1"):
+            np.testing.assert_array_equal(from_bytes.cache[f"{case}/{name}"], array)

@@ -396,3 +396,10 @@ def test_weights_in_other_files_come_along(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("rewriter.api.interpret.edits.MAX_FILE", 1000)
     with pytest.raises(UsageError, match="a model in memory can have less than 2"):
         ablate(path, "blocks.0.attn.1")
+
+
+def test_the_result_is_of_the_kind_that_was_given() -> None:
+    data = (FOLDER / "relu-decoder.onnx").read_bytes()
+    changed = ablate(data, "blocks.0.attn.1")
+    assert isinstance(changed, bytes)
+    assert changed == ablate(onnx.load_model_from_string(data), "blocks.0.attn.1").SerializeToString()
