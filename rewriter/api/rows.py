@@ -19,6 +19,7 @@ from passes.match.operands import Read
 from passes.neurons.bounds import reach
 from passes.options import Options
 from passes.plan import Plan
+from passes.speed import speed_notes
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
@@ -41,7 +42,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         after=None,
         validation=None,
         seconds={},
-        notes=plan.notes,
+        notes=(*plan.notes, *speed_notes(plan.conversions)),
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(options),
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -42,11 +44,21 @@ COMMANDS: dict[str, click.Command] = {
 }
 """Subcommand name to command; the plain command is `convert`."""
 
-_INTERRUPTED = 130
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as container runtimes send it: everything is cleaned up as after Ctrl-C."""
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise _Terminated
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with an `ExitStatus`."""
+    signal.signal(signal.SIGTERM, _terminate)
     with forgiving():
         status = run(arguments)
     sys.exit(status)
@@ -65,9 +77,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         name = _name(error.ctx.command) if isinstance(error, click.UsageError) and error.ctx else "rewrite"
         click.echo(f"rewrite: {error.format_message().rstrip('.')}; see '{name} --help'", err=True)
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("rewrite: interrupted; nothing was written", err=True)
-        return _INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as error:
+        terminated = isinstance(error.__cause__ or error, _Terminated)
+        what = "terminated" if terminated else "interrupted"
+        click.echo(f"rewrite: {what}; no half-written file is left", err=True)
+        return _TERMINATED if terminated else _INTERRUPTED
     except MemoryError:
         click.echo("rewrite: out of memory; try --no-validate, or fewer and shorter inputs with --dim", err=True)
         return 1

@@ -8,10 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from rewriter.errors import UsageError
 from rewriter.text import quoted
@@ -71,25 +70,3 @@ def sync_directory(directory: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a reader sees the old one or the new one. Raises UsageError."""
-    path = path.absolute()
-    temporary = hidden_path(path.parent, ".tmp")
-    with os_errors("write", path):
-        try:
-            with os.fdopen(create(temporary), "w+b") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # noqa: PTH105 - as in `save`
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, atomically. Raises UsageError."""
-    atomically(path, lambda file: file.write(text.encode("utf-8")))

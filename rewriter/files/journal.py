@@ -1,4 +1,4 @@
-"""A note beside OUT of the files that a run is making, so that the next run can remove what a killed one left.
+"""A note beside an output of the files that a run is making, so that the next run can remove what a killed one left.
 
 The journal is a hidden file that lists names, one per line, each before the file is created. The run holds a lock on it
 that the system releases when the process ends, however it ends. A journal of the same OUT without a lock is therefore
@@ -25,7 +25,7 @@ except ImportError:  # Windows
 
 _COMMITTED = "/committed"
 """A line that no file name can be."""
-_OURS = re.compile(r"\.rewrite-[0-9a-f]{16}\.(onnx|data)|.+-[0-9a-f]{12}\.data")
+_OURS = re.compile(r"\.rewrite-[0-9a-f]{16}\.(onnx|data|tmp)|.+-[0-9a-f]{12}\.data")
 _LONGEST = 2**20
 
 
@@ -61,18 +61,18 @@ def journal(out: Path) -> Iterator[Journal]:
         return
     sweep(out)
     path = hidden_path(out.parent, f"{_tag(out)}.journal")
+    handle: int | None = None
     try:
-        handle = create(path)
-    except (OSError, ValueError):  # what is wrong with the directory is reported where OUT is written
-        yield Journal()
-        return
-    try:
+        # What is wrong with the directory is reported where OUT is written.
+        with suppress(OSError, ValueError):
+            handle = create(path)
         # Another run may have swept the journal before it was locked. Then it is as if there were none.
-        yield Journal(handle if _locked(handle) and path.exists() else None)
+        yield Journal(handle if handle is not None and _locked(handle) and path.exists() else None)
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             path.unlink(missing_ok=True)
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def sweep(out: Path) -> None:

@@ -196,7 +196,7 @@ def json_text(data: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write JSON to `path`, atomically."""
-    from rewriter.files.durable import write_text
+    from rewriter.files.atomic import write_text
 
     write_text(path, json_text(data))
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.files.durable import atomically
+from rewriter.files.atomic import atomically
 from rewriter.text import quoted
 
 Array = NDArray[Any]

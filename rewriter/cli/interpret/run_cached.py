@@ -60,7 +60,7 @@ def run_cached(
     from rewriter.api.interpret.arrays import write_npz
     from rewriter.api.interpret.cache import Recording
     from rewriter.api.interpret.index import heads
-    from rewriter.files.durable import atomically
+    from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
 
     index = heads(model, program=program)

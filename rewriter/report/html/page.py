@@ -36,7 +36,7 @@ def require_jinja() -> None:
 
 def write_page(report: Report, path: Path, *, verdict: Verdict | None = None) -> None:
     """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
-    from rewriter.files.durable import write_text
+    from rewriter.files.atomic import write_text
 
     write_text(path, render(report, verdict=verdict))
 

@@ -237,7 +237,7 @@ def test_130_interrupted(room: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
     monkeypatch.setattr(f"{rewrite.__module__}.prove", interrupted)
     assert run(["model.onnx", "-o", "out.onnx"]) == 130
-    assert capsys.readouterr().err.strip() == "rewrite: interrupted; nothing was written"
+    assert capsys.readouterr().err.strip() == "rewrite: interrupted; no half-written file is left"
     assert names(room) == {"model.onnx"}
 
 

@@ -151,10 +151,10 @@ def test_refusals() -> None:
     given = feeds(onnx.load(path))
     with pytest.raises(UsageError, match=r"no hook matches 'blocks\.9"):
         run_with_cache(path, given, names=["*.hook_pattern", "blocks.9.*"])
-    with pytest.raises(UsageError, match="attention_mask.* missing"):
+    with pytest.raises(UsageError, match=r"attention_mask.* missing"):
         run_with_cache(path, {"input_ids": given["input_ids"]}, names="*.hook_q")
     with pytest.raises(ValidationError):  # 1,000 is no token
-        run_with_cache(path, given | {"input_ids": given["input_ids"] + 1000}, names="*.hook_q")
+        run_with_cache(path, {**given, "input_ids": given["input_ids"] + 1000}, names="*.hook_q")
 
 
 def test_models_in_memory_and_lists_of_cases() -> None:
