@@ -97,8 +97,6 @@ class Console:
         """The few lines that most people need; -v prints tables."""
         for line in summary(report, self._out.width if self._out.is_terminal else _NARROW):
             self._line(plain(line))
-        for note in report.notes:
-            self._line(plain(f"note: {note}", "yellow"))
         for warning in tables.warnings(report):
             self._line(warning)
         if report.validation is not None and any(not block.passed for block in report.validation.blocks):

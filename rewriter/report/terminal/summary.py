@@ -60,6 +60,8 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
     if report.after is not None:
         steps = [(_STEPS[step], seconds) for step, seconds in report.seconds.items() if step in _STEPS]
         yield "seconds", ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps)
+    for note in report.notes:
+        yield "note", note
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
