@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         inspect,
         patch,
         rewrite,
+        rewrite_folder,
         run_with_cache,
         validate,
     )
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
     )
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
+    from rewriter.report.folder import FolderReport
     from rewriter.report.report import Report
 
 __all__ = [
     "Benchmark",
     "Comparison",
     "ExitStatus",
+    "FolderReport",
     "ModelError",
     "NothingToConvertError",
     "ProviderError",
@@ -61,6 +64,7 @@ __all__ = [
     "inspect",
     "patch",
     "rewrite",
+    "rewrite_folder",
     "run_with_cache",
     "validate",
 ]
@@ -69,12 +73,13 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("ablate", "attribute", "attribution_graph", "bench", "diff", "freeze", "heads", "inspect", "patch"),
-            *("rewrite", "run_with_cache", "validate"),
+            *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
         "rewriter.api",
     ),
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
+    "FolderReport": "rewriter.report.folder",
     "Report": "rewriter.report.report",
 }
 
