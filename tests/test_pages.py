@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ PAGES = (
     "docs/comparing.md",
     "docs/forms.md",
     "docs/heads.md",
+    "docs/pipelines.md",
     "docs/python.md",
     "docs/reports.md",
 )
@@ -41,6 +44,8 @@ TESTS = "-m pytest"
 @slow
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run_as_printed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/pipelines.md":
+        pytest.importorskip("onnx_ir", reason="needs the extra ir")
     environment, names = workplace(tmp_path), dict[str, Any](__name__="__main__")
     monkeypatch.chdir(tmp_path)
     for example in examples(page):
@@ -73,6 +78,13 @@ def test_blocks_that_run_stand_on_tested_pages(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "```sh" not in text
     assert "```python" not in text or page == "CONTRIBUTING.md", "tests/test_contributing.py runs that page's example"
+
+
+def test_commands_of_the_action_are_accepted() -> None:
+    text = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"- run: rewrite (.*)", text)
+    with convert.make_context("rewrite", shlex.split(line)) as context:
+        assert context.params["time_limit"] == 1200
 
 
 def test_the_set_up_commands_are_those_of_ci() -> None:
