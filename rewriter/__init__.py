@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         attribution_graph,
         bench,
         diff,
+        doctor,
         freeze,
         heads,
         inspect,
@@ -59,6 +60,7 @@ __all__ = [
     "attribution_graph",
     "bench",
     "diff",
+    "doctor",
     "freeze",
     "heads",
     "inspect",
@@ -72,7 +74,18 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         (
-            *("ablate", "attribute", "attribution_graph", "bench", "diff", "freeze", "heads", "inspect", "patch"),
+            *(
+                "ablate",
+                "attribute",
+                "attribution_graph",
+                "bench",
+                "diff",
+                "doctor",
+                "freeze",
+                "heads",
+                "inspect",
+                "patch",
+            ),
             *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
         "rewriter.api",

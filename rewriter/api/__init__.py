@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewriter.api.benching import bench
     from rewriter.api.comparing import diff, validate
+    from rewriter.api.diagnosing import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
     from rewriter.api.interpret.attribution import attribute
@@ -28,6 +29,7 @@ __all__ = [
     "attribution_graph",
     "bench",
     "diff",
+    "doctor",
     "freeze",
     "heads",
     "inspect",
@@ -44,6 +46,7 @@ _HOMES = {
     "bench": "benching",
     **dict.fromkeys(("diff", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
+    "doctor": "diagnosing",
     "heads": "interpret.index",
     **dict.fromkeys(("ablate", "freeze", "patch"), "interpret.interventions"),
     "run_with_cache": "interpret.cache",

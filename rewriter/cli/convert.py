@@ -23,6 +23,7 @@ Commands (rewrite COMMAND --help):
   diff      compare any two models: graphs, weights, outputs
   bench     measure how long models take beside the original
   passes    list the passes of the pipeline and their options
+  doctor    check versions, execution providers, memory and disk
 
 \b
 Exit status:
