@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         attribution_graph,
         bench,
         diff,
-        doctor,
         freeze,
         heads,
         inspect,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
+    from rewriter.health.diagnosing import doctor
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
     from rewriter.report.folder import FolderReport
@@ -90,6 +90,7 @@ _HOMES = {
         ),
         "rewriter.api",
     ),
+    "doctor": "rewriter.health.diagnosing",
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
     "FolderReport": "rewriter.report.folder",

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "rewriter.files",
         *_BASE,
     ),
-    "rewriter/doctor/": ("rewriter.doctor", "rewriter.ort", "rewriter.child", "rewriter.proof.settings", *_GROUND),
+    "rewriter/health/": ("rewriter.health", "rewriter.ort", "rewriter.child", "rewriter.proof.settings", *_GROUND),
     "rewriter/adapters/": ("rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
     "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),
 }

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewriter.api.benching import bench
     from rewriter.api.comparing import diff, validate
-    from rewriter.api.diagnosing import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
     from rewriter.api.interpret.attribution import attribute
@@ -29,7 +28,6 @@ __all__ = [
     "attribution_graph",
     "bench",
     "diff",
-    "doctor",
     "freeze",
     "heads",
     "inspect",
@@ -46,7 +44,6 @@ _HOMES = {
     "bench": "benching",
     **dict.fromkeys(("diff", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
-    "doctor": "diagnosing",
     "heads": "interpret.index",
     **dict.fromkeys(("ablate", "freeze", "patch"), "interpret.interventions"),
     "run_with_cache": "interpret.cache",

@@ -12,7 +12,7 @@ from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
 
 if TYPE_CHECKING:
-    from rewriter.doctor.findings import Diagnosis
+    from rewriter.health.findings import Diagnosis
 
 _HELP_STATUS = """\b
 Exit status:
@@ -35,7 +35,7 @@ def doctor(model: Path | None, *, report: Path | None, quiet: bool) -> int:
     """
     if report is not None:
         check_report(report, (model,))
-    from rewriter.api import doctor as look
+    from rewriter.health.diagnosing import doctor as look
     from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, error=report == STANDARD)

@@ -14,12 +14,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from rewriter.api import diagnosing
 from rewriter.cli import run
-from rewriter.doctor import machine, packages, probe
-from rewriter.doctor.findings import Machine, ModelNeeds
-from rewriter.doctor.libraries import needed
 from rewriter.files.load import load_model
+from rewriter.health import diagnosing, machine, packages, probe
+from rewriter.health.findings import Machine, ModelNeeds
+from rewriter.health.libraries import needed
 from tests.textmodels import SILU, mlp
 
 GB = 10**9
@@ -48,7 +47,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "cpu: works, float64 too" in text
     assert f"onnx {onnx.__version__}" in text
     assert found["model"]["bytes"] == Path("model.onnx").stat().st_size
-    built = {name for name in onnxruntime.get_available_providers()}
+    built = set(onnxruntime.get_available_providers())
     assert {each["name"] for each in found["providers"] if each["built"]} >= {"cpu"}
     assert set(found["others"]) <= built
 
@@ -147,8 +146,8 @@ def test_another_package_takes_the_place_of_onnxruntime(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("has", "needs", "what"),
     [
-        (Machine(8 * GB, GB, GB, "x", True), ModelNeeds("m", 4 * GB, True, 2 * GB, 0), "about 2.0 GB of memory, and 1.0 GB"),
-        (Machine(8 * GB, 8 * GB, GB, "x", True), ModelNeeds("m", GB, False, GB, 2 * GB), "takes 2.0 GB, and 1.0 GB are free"),
+        (Machine(8 * GB, GB, GB, "x", True), ModelNeeds("m", 4 * GB, True, 2 * GB, 0), "2.0 GB of memory, and 1.0 GB"),
+        (Machine(8 * GB, 8 * GB, GB, "x", True), ModelNeeds("m", GB, False, GB, 2 * GB), "2.0 GB, and 1.0 GB are free"),
         (Machine(8 * GB, 8 * GB, GB, "x", False), ModelNeeds("m", GB, False, GB, 0), "not writable"),
         (Machine(None, None, None, "x", True), ModelNeeds("m", 10**15, False, 10**15, 10**15), None),
         (Machine(8 * GB, 8 * GB, GB, "x", True), ModelNeeds("m", GB, False, GB, GB), None),

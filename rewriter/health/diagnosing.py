@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rewriter.api.run import silent
-from rewriter.doctor.findings import Diagnosis, Problem, ProviderState
-from rewriter.doctor.libraries import DRIVER
-from rewriter.doctor.machine import machine_at, machine_problems, needs_of
-from rewriter.doctor.packages import onnxruntimes, package_problems, packages
-from rewriter.doctor.probe import ask
 from rewriter.files.load import load_model
+from rewriter.health.findings import Diagnosis, Problem, ProviderState
+from rewriter.health.libraries import DRIVER
+from rewriter.health.machine import machine_at, machine_problems, needs_of
+from rewriter.health.packages import onnxruntimes, package_problems, packages
+from rewriter.health.probe import ask
 from rewriter.ort.providers import PROVIDERS, Provider
-from rewriter.proof.validate import Progress
+
+Progress = Callable[[str, int, int], None]
 
 
-def doctor(model: str | os.PathLike[str] | None = None, *, progress: Progress = silent) -> Diagnosis:
+def doctor(
+    model: str | os.PathLike[str] | None = None, *, progress: Progress = lambda _what, _done, _total: None
+) -> Diagnosis:
     """Look at packages, execution providers, CUDA libraries, memory and disk.
 
     Every execution provider is started in a process of its own, so that a crash is a finding.

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rewriter.doctor.findings import Machine, ModelNeeds, Problem
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_tensors
+from rewriter.health.findings import Machine, ModelNeeds, Problem
 from rewriter.proof.settings import LARGE
 
 MEMINFO = Path("/proc/meminfo")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from rewriter.doctor.findings import Problem
+from rewriter.health.findings import Problem
 
 ONNXRUNTIMES = (
     "onnxruntime",

@@ -1,6 +1,6 @@
 """The child process of `rewrite doctor`: starts one execution provider, so that a crash takes nobody along.
 
-`python -m rewriter.doctor.probe` reads a pickled request: None for what this onnxruntime was built with, or the name of
+`python -m rewriter.health.probe` reads a pickled request: None for what this onnxruntime was built with, or the name of
 a provider. It answers with one line of JSON.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.child import pipes, received, started, teller
-from rewriter.doctor.libraries import cuda_libraries
+from rewriter.health.libraries import cuda_libraries
 from rewriter.text import one_line
 
-_MODULE = "rewriter.doctor.probe"
+_MODULE = "rewriter.health.probe"
 
 
 def ask(request: str | None, *, seconds: float = 120.0) -> dict[str, Any]:
