@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         inspect,
         patch,
         rewrite,
+        rewrite_folder,
         run_with_cache,
         validate,
     )
@@ -35,14 +36,17 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
+    from rewriter.health.diagnosing import doctor
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
+    from rewriter.report.folder import FolderReport
     from rewriter.report.report import Report
 
 __all__ = [
     "Benchmark",
     "Comparison",
     "ExitStatus",
+    "FolderReport",
     "ModelError",
     "NothingToConvertError",
     "ProviderError",
@@ -56,11 +60,13 @@ __all__ = [
     "attribution_graph",
     "bench",
     "diff",
+    "doctor",
     "freeze",
     "heads",
     "inspect",
     "patch",
     "rewrite",
+    "rewrite_folder",
     "run_with_cache",
     "validate",
 ]
@@ -68,13 +74,26 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         (
-            *("ablate", "attribute", "attribution_graph", "bench", "diff", "freeze", "heads", "inspect", "patch"),
-            *("rewrite", "run_with_cache", "validate"),
+            *(
+                "ablate",
+                "attribute",
+                "attribution_graph",
+                "bench",
+                "diff",
+                "doctor",
+                "freeze",
+                "heads",
+                "inspect",
+                "patch",
+            ),
+            *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
         "rewriter.api",
     ),
+    "doctor": "rewriter.health.diagnosing",
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
+    "FolderReport": "rewriter.report.folder",
     "Report": "rewriter.report.report",
 }
 

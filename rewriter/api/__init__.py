@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewriter.api.benching import bench
     from rewriter.api.comparing import diff, validate
+    from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
     from rewriter.api.interpret.attribution import attribute
     from rewriter.api.interpret.cache import run_with_cache
@@ -32,6 +33,7 @@ __all__ = [
     "inspect",
     "patch",
     "rewrite",
+    "rewrite_folder",
     "run_with_cache",
     "validate",
 ]
@@ -46,6 +48,7 @@ _HOMES = {
     **dict.fromkeys(("ablate", "freeze", "patch"), "interpret.interventions"),
     "run_with_cache": "interpret.cache",
     "rewrite": "rewriting",
+    "rewrite_folder": "folder",
 }
 
 

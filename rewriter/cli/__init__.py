@@ -19,6 +19,7 @@ import click
 from rewriter.cli.bench import bench
 from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
+from rewriter.cli.doctor import doctor
 from rewriter.cli.inspect import inspect
 from rewriter.cli.interpret.attribute import attribute
 from rewriter.cli.interpret.graph import graph
@@ -37,6 +38,7 @@ COMMANDS: dict[str, click.Command] = {
     "diff": diff,
     "bench": bench,
     "passes": passes,
+    "doctor": doctor,
     "heads": heads,
     "run": run_cached,
     "attribute": attribute,

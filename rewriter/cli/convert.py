@@ -10,6 +10,7 @@ import click
 
 from passes.options import Options
 from rewriter.cli.declared import declared_options
+from rewriter.cli.folder import convert_folder
 from rewriter.cli.options import check_page, check_report, check_suffix, report_options, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
 from rewriter.errors import UsageError
@@ -22,6 +23,7 @@ Commands (rewrite COMMAND --help):
   diff      compare any two models: graphs, weights, outputs
   bench     measure how long models take beside the original
   passes    list the passes of the pipeline and their options
+  doctor    check versions, execution providers, memory and disk
 
 \b
 Exit status:
@@ -96,11 +98,18 @@ def convert(
 ) -> int:
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
 
-    MODEL is an ONNX file, or - for standard input. The result appears at OUT (-: standard output) only if it computes
+    MODEL is an ONNX file, - for standard input, or a folder such as optimum writes: then OUT is a new folder with all
+    models converted, and the other files copied. The result appears at OUT (-: standard output) only if it computes
     what MODEL does, as tested with onnxruntime on inputs made for the model; otherwise no file is written.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
+    if model.is_dir():
+        refused = {"--html": html, "--save-after": options.pop("save_after"), "--force": options.pop("force")}
+        return convert_folder(
+            model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
+            refused={**refused, "--time-passes": time_passes}, **options,
+        )  # fmt: skip
     check_suffix(output)
     if report is not None:
         check_report(report, (model, output), suffix=".json", force=options["force"])

@@ -82,6 +82,25 @@ class Console:
         else:
             self._done(report, proved=proved)
 
+    def show_model(self, name: str, report: Report) -> None:
+        """Print what became of one model of a folder, without a verdict."""
+        if self._quiet:
+            return
+        self._line(plain(name, "bold"))
+        if self._verbose:
+            self.blocks(report)
+            self._proof(report)
+        elif report.converted:
+            self._summary(report)
+        else:
+            self._line(plain("copied    as it is: there is no MLP block to convert"))
+        self._failures(report)
+
+    def line(self, text: str, style: str = "", *, always: bool = False) -> None:
+        """Print one line, with `always` also if only the last line was asked for."""
+        if always or not self._quiet:
+            self._line(plain(text, style))
+
     # -- parts ---------------------------------------------------------------------------------------------
 
     def blocks(self, report: Report) -> None:
@@ -127,13 +146,16 @@ class Console:
         self._line(plain(f"NOTHING TO CONVERT  in {report.model}: {why}", "yellow"))
 
     def _failed(self, report: Report) -> None:
+        self._failures(report)
+        self._line(plain(f"FAILED  {report.what}: the proof failed, nothing was written", "bold red"))
+
+    def _failures(self, report: Report) -> None:
         failures = report.validation.failures if report.validation is not None else ()
         shown = failures if self._verbose else failures[:_FEW_FAILURES]
         for failure in shown:
             self._line(plain(failure, "red"))
         if len(failures) > len(shown):
             self._line(plain(f"and {len(failures) - len(shown)} more, -v shows them", "red"))
-        self._line(plain(f"FAILED  {report.what}: the proof failed, nothing was written", "bold red"))
 
     def _done(self, report: Report, *, proved: bool) -> None:
         seconds = report.seconds.get("total", 0.0)

@@ -1,0 +1,76 @@
+"""The rewriting as a pass of onnx-ir: `onnx_ir.passes.Sequential(AttentionOnly(), ...)`; needs the extra `ir`."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from rewriter.api import rewrite
+from rewriter.api.keywords import RewriteKeywords
+from rewriter.errors import ExitStatus, RewriteError, UsageError
+from rewriter.report.report import Report
+
+try:
+    import onnx_ir as ir
+    from onnx_ir.passes import FunctionalPass, PassResult, PostconditionError, PreconditionError
+except ImportError as error:
+    raise UsageError("the pass for onnx-ir needs the package onnx-ir: pip install 'attnonly[ir]'") from error
+
+
+class AttentionOnly(FunctionalPass):
+    """Replace the MLP blocks of a model by attention heads, and prove it.
+
+    The model that comes in is not changed. `ensures` is the proof: a pass whose result is not proved raises
+    PostconditionError, so no later pass sees it.
+
+    Attributes:
+        report: the `Report` of the last call, None before the first one.
+    """
+
+    def __init__(self, *, needed: bool = False, **options: Unpack[RewriteKeywords]) -> None:
+        """Keep the options of `rewriter.rewrite`.
+
+        Args:
+            needed: a model without a block that can be converted breaks the precondition. By default it passes
+                through as it is.
+            **options: those of `rewriter.rewrite`.
+        """
+        self._needed = needed
+        self._options = options
+        self._result: ir.Model | None = None
+        self.report: Report | None = None
+
+    def requires(self, model: ir.Model) -> None:
+        """Check that the model is sound, and has a block that can be converted where one is needed.
+
+        Raises:
+            PreconditionError: it is unsound, an option is wrong, or there is no such block.
+        """
+        try:
+            plan = rewrite(model, dry_run=True, **self._options)
+        except RewriteError as error:
+            raise PreconditionError(str(error)) from error
+        if self._needed and not plan.converted:
+            raise PreconditionError(plan.summary)
+
+    def call(self, model: ir.Model) -> PassResult:
+        """The rewritten model; a copy of the model where nothing was converted or the proof failed."""
+        self._result, self.report = None, None
+        try:
+            self.report = rewrite(model, **self._options)
+        except RewriteError as error:
+            raise PostconditionError(f"the proof could not be carried out: {error}") from error
+        made = self.report.rewritten
+        # `rewritten` is of the kind that was given, which its type cannot say.
+        self._result = made if isinstance(made, ir.Model) else model.clone()
+        return PassResult(self._result, modified=made is not None)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Check that this very model was proved to compute what the one that came in computes.
+
+        Raises:
+            PostconditionError: the proof failed, or judged another model.
+        """
+        if self.report is None or model is not self._result:
+            raise PostconditionError("this model is not the one that the pass made and proved")
+        if self.report.exit_status is ExitStatus.VALIDATION_FAILED:
+            raise PostconditionError("; ".join((self.report.summary, *self.report.problems[:3])))

@@ -1,0 +1,79 @@
+"""`rewrite doctor [MODEL]`: what is installed, what works, and what to do where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.streams import STANDARD
+
+if TYPE_CHECKING:
+    from rewriter.health.findings import Diagnosis
+
+_HELP_STATUS = """\b
+Exit status:
+  0  nothing is wrong
+  1  something is; each problem is a line that says what to do
+  2  usage error
+  4  the model is unreadable, malformed or unsafe
+"""
+_LABEL = 10
+
+
+@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@report_options("what was found")
+def doctor(model: Path | None, *, report: Path | None, quiet: bool) -> int:
+    """Look at versions, execution providers, CUDA libraries, memory and disk, and say how to mend what is wrong.
+
+    Every execution provider is started in a process of its own. With MODEL, memory and disk are compared with what its
+    proof needs.
+    """
+    if report is not None:
+        check_report(report, (model,))
+    from rewriter.health.diagnosing import doctor as look
+    from rewriter.report.terminal.console import Console
+
+    console = Console(quiet=quiet, error=report == STANDARD)
+    with console.progress() as progress:
+        found = look(model, progress=progress)
+    write_report(report, found.to_json)
+    for label, text in _lines(found):
+        console.line(f"{label:{_LABEL}}{text}")
+    for problem in found.problems:
+        console.line(f"{'problem':{_LABEL}}{problem}", "red", always=True)
+    count = len(found.problems)
+    verdict = f"{count} problem{'s' if count > 1 else ''}: see above" if count else "FINE  nothing is wrong"
+    console.line(verdict, "bold red" if count else "bold green", always=True)
+    return found.exit_status
+
+
+def _lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    from rewriter.report.terminal.layout import size
+
+    yield "packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in found.packages.items())
+    runtimes = ", ".join(f"{name} {version}" for name, version in found.onnxruntimes.items())
+    yield "runtime", (runtimes or "none") + (f"; not used here: {', '.join(found.others)}" if found.others else "")
+    for number, each in enumerate(found.providers):
+        state = f"not in this onnxruntime; {each.reason}"
+        if each.built:
+            state = f"works, {'float64 too' if each.float64 else 'no float64'}" if each.works else each.reason
+        yield "" if number else "providers", f"{each.name}: {state}"
+    if found.libraries:
+        yield (
+            "libraries",
+            ", ".join(f"{name} {'found' if here else 'MISSING'}" for name, here in found.libraries.items()),
+        )
+    machine = found.machine
+    if machine.memory is not None and machine.available is not None:
+        yield "memory", f"{size(machine.available)} available of {size(machine.memory)}"
+    if machine.disk is not None:
+        yield "disk", f"{size(machine.disk)} free in {machine.folder}"
+    if found.model is not None:
+        how = "block by block" if found.model.by_blocks else "whole"
+        yield "model", f"{found.model.path}: {size(found.model.bytes)}, proved {how}"
+        yield "", f"about {size(found.model.memory)} of memory, {size(found.model.disk)} on disk beside it"

@@ -1,0 +1,93 @@
+"""Memory and disk of this machine, and what a model needs of both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rewriter.files.load import LoadedModel
+from rewriter.files.walk import iter_tensors
+from rewriter.health.findings import Machine, ModelNeeds, Problem
+from rewriter.proof.settings import LARGE
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+WHOLE, SEGMENT, BASE = 2, 2, 200 * 10**6
+"""Bytes of memory per byte of the model where whole models are loaded, per byte of the largest weight where one segment
+is loaded at a time, and for Python and its packages. Rounded up from measured peaks: 282 MB for a decoder of 82 MB, 536
+MB for one of 309 MB, 1.2 GB for one of 10.2 GB whose largest weight has 524 MB."""
+
+
+def machine_at(folder: Path) -> Machine:
+    """Memory, and the disk of a folder."""
+    memory, available = _memory()
+    try:
+        disk: int | None = shutil.disk_usage(folder).free
+    except OSError:
+        disk = None
+    return Machine(memory, available, disk, str(folder), os.access(folder, os.W_OK | os.X_OK))
+
+
+def _memory() -> tuple[int | None, int | None]:
+    """Physical and available memory, both bounded by the container's limit."""
+    entries = _numbers(MEMINFO)
+    total, free = (entries.get(name) for name in ("MemTotal", "MemAvailable"))
+    limit, used = (_number(CGROUP / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and (total is None or limit < total):
+        total = limit
+        free = min(each for each in (free, limit - (used or 0)) if each is not None)
+    return total, None if free is None else max(free, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The entries of /proc/meminfo in bytes."""
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    parts = [line.replace(":", "").split() for line in lines]
+    return {part[0]: int(part[1]) * 1024 for part in parts if len(part) == 3 and part[1].isdigit()}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def needs_of(model: LoadedModel, path: Path) -> ModelNeeds:
+    """An estimate of what the rewriting and the proof of a model need."""
+    by_blocks = model.size > LARGE
+    largest = max((ref.length for ref in model.external), default=0)
+    largest = max(largest, max((tensor.ByteSize() for tensor in iter_tensors(model.proto)), default=0))
+    memory = BASE + (SEGMENT * largest + 2 * model.file_size if by_blocks else WHOLE * model.size)
+    return ModelNeeds(str(path), model.size, by_blocks, memory, model.file_size)
+
+
+def machine_problems(machine: Machine, model: ModelNeeds | None) -> Iterator[Problem]:
+    """Where memory or disk will not do."""
+    if model is None:
+        return
+    if machine.available is not None and machine.available < model.memory:
+        advice = "close other programs or take a larger machine" if model.by_blocks else "use --proof blocks"
+        yield Problem(
+            f"the proof of this model takes about {_gigabytes(model.memory)} of memory, and "
+            f"{_gigabytes(machine.available)} are available",
+            advice,
+        )
+    if machine.disk is not None and machine.disk < model.disk:
+        yield Problem(
+            f"a result beside the model takes {_gigabytes(model.disk)}, and {_gigabytes(machine.disk)} are free",
+            "free some space, or give -o a path on another disk",
+        )
+    if not machine.writable:
+        yield Problem("the model's folder is not writable", "give -o a path in another folder")
+
+
+def _gigabytes(number: int) -> str:
+    return f"{number / 1e9:.1f} GB"

@@ -1,0 +1,154 @@
+"""The result for a folder of models, as data, as JSON, and as the model card that goes into the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rewriter.errors import ExitStatus
+from rewriter.proof.distance import FACTOR
+from rewriter.report.environment import environment
+from rewriter.report.report import Report, plain_data
+from rewriter.report.result import Result
+from rewriter.text import counted, one_line
+
+SCHEMA_VERSION = 1
+"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
+
+_LONGEST = 160
+
+
+@dataclass(frozen=True, repr=False)
+class FolderReport(Result):
+    """What became of a folder.
+
+    Attributes:
+        folder: path of the folder that was converted.
+        output: path of the folder that was written, None if none was.
+        models: ONNX file, relative to the folder, to its report; without those that come after a failed proof.
+        copied: the other files, which were copied as they are.
+        exit_status: the exit status of the command line.
+    """
+
+    folder: str
+    output: str | None
+    models: Mapping[str, Report]
+    copied: tuple[str, ...]
+    exit_status: ExitStatus
+
+    @property
+    def converted(self) -> Mapping[str, Report]:
+        """The models with converted blocks."""
+        return {name: each for name, each in self.models.items() if each.converted}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The checks of the proofs that failed."""
+        return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
+            return f"NOTHING TO CONVERT in {self.folder}"
+        made = tuple(self.converted.values())
+        blocks = counted(sum(len(each.converted) for each in made), "block")
+        heads = sum(row.heads or 0 for each in made for row in each.converted)
+        what = f"{counted(len(made), 'model')}, {blocks}, {heads:,} attention heads"
+        if self.exit_status is ExitStatus.VALIDATION_FAILED:
+            return f"FAILED {what}: the proof failed, nothing was written"
+        if self.output is None:
+            return f"PLANNED {what} in {self.folder}; nothing was written"
+        proved = all(each.validation is not None for each in made)
+        return f"{'PASSED' if proved else 'NOT PROVED'} {what}, written to {self.output}"
+
+    @property
+    def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """The models, for a notebook."""
+        return ("file", "result"), tuple((name, each.summary) for name, each in self.models.items())
+
+    def copied_lines(self) -> tuple[str, ...]:
+        """What was copied, for the terminal."""
+        return (f"copied    {', '.join(self.copied)}",) if self.copied else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The reports as JSON-ready data."""
+        return {
+            "version": SCHEMA_VERSION,
+            "folder": self.folder,
+            "output": self.output,
+            "exit_status": int(self.exit_status),
+            "models": {name: each.to_json() for name, each in self.models.items()},
+            "copied": list(self.copied),
+            "environment": plain_data(environment()),
+        }
+
+
+def certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> str:
+    """The part of the model card that says what was converted and what the proof found, in Markdown."""
+    return "\n".join(_certificate(models, options)) + "\n"
+
+
+def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> Iterator[str]:
+    yield from (
+        "## Attention-only conversion",
+        "",
+        "The MLP blocks of these ONNX models are attention heads (Huben and Morris, 2023, arXiv 2309.08593). Inputs,",
+        "outputs, tokenizer and configuration are those of the original; nothing was trained.",
+        "",
+        "| file | blocks | activation | attention heads | certified error | off by at most | error ratio | result |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(f"| {' | '.join(map(_cell, _row(name, each)))} |" for name, each in models.items()),
+        "",
+        "- *certified error*: bound on the distance of a neuron's heads from its activation f, over max(1, |f|).",
+        "- *off by at most*: the largest difference from the original's outputs, on the inputs of the proof. *top-1*:",
+        "  the share of rows with the same largest entry.",
+        "- *error ratio*: the error against a float64 evaluation of the original, over the original's own; up to",
+        f"  {FACTOR:g} passes.",
+        "",
+        "The proof runs both models with onnxruntime on generated inputs, and every block on adversarial ones. It is a",
+        "test with a strict rule, not a formal proof. `attnonly-report.json` has all figures.",
+        "",
+    )
+    left = [f"{name}, {row.name}: {row.reason}" for name, each in models.items() if each.converted for row in each.left]
+    if left:
+        yield "Blocks that stayed as they were:"
+        yield ""
+        yield from (f"- {_cell(text)}" for text in left)
+        yield ""
+    versions = ", ".join(f"{name} {value}" for name, value in environment().items() if name in _VERSIONS)
+    given = " ".join(f"{name}={_value(value)}" for name, value in options.items())
+    yield f"Made with {versions}" + (f"; options {_cell(given)}." if given else ".")
+
+
+_VERSIONS = ("attnonly", "onnx", "onnxruntime", "numpy", "Python")
+
+
+def _row(name: str, report: Report) -> Sequence[str]:
+    if not report.converted:
+        return (name, "0", "", "", "", "", "", "copied as it is: no MLP block to convert")
+    rows, validation = report.converted, report.validation
+    activations = ", ".join(dict.fromkeys(row.activation for row in rows))
+    error = max(row.max_error or 0.0 for row in rows)
+    heads = f"{sum(row.heads or 0 for row in rows):,}"
+    sure = "exact" if all(row.exact for row in rows) else f"{error:.1e}"
+    if validation is None:
+        return (name, str(len(rows)), activations, heads, sure, "", "", "NOT PROVED")
+    outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]
+    ratios = [each.error_ratio for each in validation.providers.values() if each.error_ratio is not None]
+    top = [each.top1 for each in outputs if each.top1 is not None]
+    far = f"{max(each.max_abs for each in outputs):.1e}" + (f", top-1 {100 * min(top):.2f} %" if top else "")
+    how = f"proved on {', '.join(validation.providers)}, {counted(len(validation.cases), 'input')}"
+    ratio = f"{max(ratios):.2f}" if ratios else "no reference"
+    return (name, str(len(rows)), activations, heads, sure, far, ratio, how + (", quick" if validation.quick else ""))
+
+
+def _value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _cell(text: str) -> str:
+    """Names from files cannot break out of their cell, nor become links or HTML."""
+    line = one_line(text, _LONGEST)
+    return "".join(f"\\{char}" if char in "|<>[]`*_\\" else char for char in line)

@@ -1,0 +1,105 @@
+"""The pass for Olive, in a workflow that Olive runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("olive", reason="needs olive-ai, which wants an environment of its own")
+
+from olive.workflows import run
+
+from rewriter.adapters.olive_pass import REPORT, package_config
+from rewriter.api import rewriting
+from tests.oracle import evaluate
+from tests.textmodels import SILU, mlp, text_model
+
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+
+
+def workflow(model: onnx.ModelProto, folder: Path, **options: Any) -> Any:
+    onnx.save(model, folder / "model.onnx")
+    config = {
+        "input_model": {"type": "ONNXModel", "model_path": str(folder / "model.onnx")},
+        "systems": {
+            "here": {
+                "type": "LocalSystem",
+                "accelerators": [{"device": "cpu", "execution_providers": ["CPUExecutionProvider"]}],
+            }
+        },
+        "target": "here",
+        "passes": {"heads": {"type": "AttentionOnly", **options}},
+        "output_dir": str(folder / "out"),
+        "cache_dir": str(folder / "cache"),
+    }
+    return run(config, package_config=package_config())
+
+
+def test_a_workflow(tmp_path: Path) -> None:
+    original = mlp(SILU)
+    workflow(original, tmp_path)
+    (path,) = (tmp_path / "out").rglob("*.onnx")
+    made = onnx.load(path)
+    assert "NeuronAttention" in {node.op_type for node in made.graph.node}
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    assert np.abs(evaluate(made, {"x": x})["out"] - evaluate(original, {"x": x})["out"]).max() < 1e-12
+    (report,) = (tmp_path / "out").rglob(REPORT)
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert found["exit_status"] == 0
+    assert list(found["validation"]["providers"]) == ["cpu"]
+
+
+def test_options_reach_the_rewriting(tmp_path: Path) -> None:
+    workflow(mlp(SILU), tmp_path, form="masked")
+    (report,) = (tmp_path / "out").rglob(REPORT)
+    assert json.loads(report.read_text(encoding="utf-8"))["form"] == "masked"
+
+
+def test_nothing_to_convert_passes_through(tmp_path: Path) -> None:
+    workflow(text_model("out = Relu(x)"), tmp_path)
+    (path,) = (tmp_path / "out").rglob("*.onnx")
+    assert [node.op_type for node in onnx.load(path).graph.node] == ["Relu"]
+
+
+def test_a_wrong_option_is_an_error_and_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workflow(mlp(SILU), tmp_path, form="round")
+    assert "unknown form 'round'" in caplog.text
+    assert not list((tmp_path / "out").rglob("*.onnx"))
+
+
+def test_a_failed_proof_is_an_error_and_no_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = rewriting.made
+
+    def wrong(unit: Any) -> onnx.ModelProto:
+        model = onnx.ModelProto()
+        model.CopyFrom(right(unit))
+        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
+        return model
+
+    monkeypatch.setattr(rewriting, "made", wrong)
+    workflow(mlp(SILU), tmp_path)
+    assert "FAILED 1 block" in caplog.text
+    assert not list((tmp_path / "out").rglob("*.onnx"))
+
+
+def test_the_package_configuration_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "package.json"
+    subprocess.run([sys.executable, "-m", "rewriter.adapters.olive_pass", path], check=True)
+    found = json.loads(path.read_text(encoding="utf-8"))["passes"]
+    assert found["AttentionOnly"]["module_path"] == "rewriter.adapters.olive_pass.AttentionOnly"
+    assert "OnnxDynamicQuantization" in found

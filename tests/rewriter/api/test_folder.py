@@ -1,0 +1,196 @@
+"""`rewrite_folder`: everything or nothing, what is copied, and the certificate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import ExitStatus, ModelError, UsageError, rewrite_folder
+from rewriter.api import rewriting
+from rewriter.cli import run
+from tests.conftest import slow
+from tests.oracle import evaluate
+from tests.textmodels import SILU, mlp, text_model
+
+FAST: dict[str, Any] = {"providers": "cpu", "quick": True}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """model.onnx with a block, onnx/plain.onnx without one and with external data, config.json, tokenizer/vocab.txt."""
+    made = tmp_path / "in"
+    (made / "onnx").mkdir(parents=True)
+    (made / "tokenizer").mkdir()
+    onnx.save(mlp(SILU), made / "model.onnx")
+    plain = text_model("out = MatMul(x, w)", constants={"w": np.eye(4)})
+    onnx.save(plain, made / "onnx" / "plain.onnx", save_as_external_data=True, location="plain.data", size_threshold=0)
+    (made / "config.json").write_text("{}", encoding="utf-8")
+    (made / "tokenizer" / "vocab.txt").write_text("a\n", encoding="utf-8")
+    return made
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder.with_name("out")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert run([str(folder), "-o", str(out), "--provider", "cpu", "--quick"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1] == f"PASSED 1 model, 1 block, 8 attention heads, written to {out}"
+    assert "onnx/plain.onnx\ncopied    as it is" in text
+    assert ".rewrite-" not in text
+    assert files(out) == files(folder) | {"README.md", "attnonly-report.json"}
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert (out / "onnx" / "plain.data").read_bytes() == (folder / "onnx" / "plain.data").read_bytes()
+    made = onnx.load(out / "model.onnx")
+    assert "NeuronAttention" in {node.op_type for node in made.graph.node}
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    wanted = evaluate(onnx.load(folder / "model.onnx"), {"x": x})["out"]
+    assert np.abs(evaluate(made, {"x": x})["out"] - wanted).max() < 1e-12
+    card = (out / "README.md").read_text(encoding="utf-8")
+    (row,) = (line for line in card.splitlines() if line.startswith("| model.onnx"))
+    assert row.startswith("| model.onnx | 1 | silu | 8 | exact | ")
+    assert row.endswith(" | proved on cpu, 1 input, quick |")
+    assert "| onnx/plain.onnx | 0 |  |  |  |  |  | copied as it is" in card
+    assert "; options providers=cpu quick=True." in card
+    report = json.loads((out / "attnonly-report.json").read_text(encoding="utf-8"))
+    assert (report["exit_status"], report["copied"]) == (0, ["config.json", "onnx/plain.data", "tokenizer/vocab.txt"])
+    assert report["models"]["model.onnx"]["output"] == str(out / "model.onnx")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def wrong(right: Any) -> Any:
+    def made(unit: Any) -> onnx.ModelProto:
+        model = onnx.ModelProto()
+        model.CopyFrom(right(unit))
+        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
+        return model
+
+    return made
+
+
+def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewriting, "made", wrong(rewriting.made))
+    out = folder.with_name("out")
+    report = rewrite_folder(folder, out, **FAST)
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.problems
+    assert report.problems[0].startswith("model.onnx: ")
+    assert names(folder.parent) == ["in"]
+
+
+def test_an_unreadable_model_leaves_nothing_and_is_named(folder: Path) -> None:
+    (folder / "zz.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"'zz\.onnx': "):
+        rewrite_folder(folder, folder.with_name("out"), validate=False)
+    assert names(folder.parent) == ["in"]
+
+
+def test_nothing_to_convert(folder: Path) -> None:
+    (folder / "model.onnx").unlink()
+    report = rewrite_folder(folder, folder.with_name("out"), **FAST)
+    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
+    assert names(folder.parent) == ["in"]
+
+
+def test_data_of_converted_models_is_not_copied_twice(folder: Path) -> None:
+    model = mlp(SILU)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    out = folder.with_name("out")
+    rewrite_folder(folder, out, validate=False)
+    assert "model.onnx_data" not in files(out)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    made = evaluate(onnx.load(out / "model.onnx"), {"x": x})["out"]
+    assert np.abs(made - evaluate(mlp(SILU), {"x": x})["out"]).max() < 1e-12
+
+
+def test_a_card_that_is_there_stays_and_the_certificate_is_not_repeated(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n", encoding="utf-8")
+    first, second = folder.with_name("first"), folder.with_name("second")
+    rewrite_folder(folder, first, validate=False)
+    card = (first / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlicense: mit\n---\n# Mine\n\n## Attention-only conversion\n")
+    assert "NOT PROVED" in card
+    onnx.save(mlp(SILU), first / "model.onnx")
+    rewrite_folder(first, second, validate=False)
+    assert (second / "README.md").read_text(encoding="utf-8").count("## Attention-only") == 1
+
+
+def test_names_cannot_break_the_card(folder: Path) -> None:
+    (folder / "model.onnx").rename(folder / "a|b[c](javascript:x)<i>.onnx")
+    out = folder.with_name("out")
+    rewrite_folder(folder, out, validate=False)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert r"| a\|b\[c\](javascript:x)\<i\>.onnx |" in card
+
+
+def test_a_link_is_refused(folder: Path) -> None:
+    (folder / "key").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match="is a link"):
+        rewrite_folder(folder, folder.with_name("out"), validate=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "in"], "exists; a folder is never replaced"),
+        (["-o", "in/out"], "would lie in the folder that is converted"),
+        (["-o", "nowhere/out"], "does not exist; create it first"),
+        (["-o", "-"], "cannot go to standard output"),
+        (["-o", "out", "--inputs", "x.npz"], "inputs is for one model"),
+        (["-o", "out", "--html", "x.html"], "--html is for one model"),
+        (["-o", "out", "--force"], "--force is for one model"),
+        ([], "where should the result go"),
+    ],
+)
+def test_usage(
+    folder: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    np.savez("x.npz", x=np.zeros((1, 1, 4), np.float32))
+    assert run(["in", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (folder.parent / "out").exists()
+
+
+def test_a_folder_without_models(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(UsageError, match=r"no \.onnx file"):
+        rewrite_folder(tmp_path / "in", tmp_path / "out")
+
+
+def test_dry_run_writes_nothing(folder: Path) -> None:
+    report = rewrite_folder(folder, dry_run=True)
+    assert report.summary.startswith("PLANNED 1 model, 1 block")
+    assert names(folder.parent) == ["in"]
+
+
+@slow
+def test_a_folder_that_appears_meanwhile_is_not_replaced(folder: Path) -> None:
+    out = folder.with_name("out")
+
+    def progress(what: str, _done: int, _total: int) -> None:
+        if "proving" in what:
+            out.mkdir(exist_ok=True)
+
+    with pytest.raises(UsageError, match="exists by now"):
+        rewrite_folder(folder, out, progress=progress, **FAST)
+    assert names(folder.parent) == ["in", "out"]
+    assert not list(out.iterdir())

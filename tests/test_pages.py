@@ -1,0 +1,132 @@
+"""The commands and examples of the README and of the pages run as they are printed, in order, in a fresh folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from benchmarks.performance.readme import made
+from rewriter.cli import COMMANDS
+from rewriter.cli.convert import convert
+from tests.conftest import slow
+from tests.pages import ROOT, commands, difference, examples, examples_in, run_python, run_shell, workplace
+
+PAGES = (
+    "README.md",
+    "SECURITY.md",
+    "docs/comparing.md",
+    "docs/forms.md",
+    "docs/heads.md",
+    "docs/pipelines.md",
+    "docs/python.md",
+    "docs/reports.md",
+)
+
+OTHER_PAGES = tuple(
+    path.relative_to(ROOT).as_posix()
+    for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md")
+    if path.relative_to(ROOT).as_posix() not in PAGES
+)
+"""Pages whose examples need more than the package, or take long; none has a block that would run."""
+
+TESTS = "-m pytest"
+"""The README's second command runs this suite; .ci/run carries it out, and it cannot be part of itself."""
+
+
+@slow
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run_as_printed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/pipelines.md":
+        pytest.importorskip("onnx_ir", reason="needs the extra ir")
+    environment, names = workplace(tmp_path), dict[str, Any](__name__="__main__")
+    monkeypatch.chdir(tmp_path)
+    for example in examples(page):
+        if TESTS in example.code:
+            continue
+        if example.language == "sh":
+            printed = run_shell(example.code, tmp_path, environment)
+        else:
+            printed = run_python(example.code, names)
+        if example.wanted is not None:
+            assert difference(printed, example.wanted) is None, f"{example.code}\n{difference(printed, example.wanted)}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_of_printed_commands_exist(page: str) -> None:
+    for arguments in commands(page, "rewrite"):
+        command = COMMANDS.get(arguments[0], convert)
+        rest = arguments[1:] if arguments[0] in COMMANDS else arguments
+        with command.make_context("rewrite", list(rest)) as context:
+            assert isinstance(context, click.Context)
+
+
+def test_every_page_has_examples() -> None:
+    assert {page: len(examples(page)) for page in PAGES if not examples(page)} == {}
+    assert len(commands("README.md", "rewrite")) == 10
+
+
+@pytest.mark.parametrize("page", OTHER_PAGES)
+def test_blocks_that_run_stand_on_tested_pages(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "```sh" not in text
+    assert "```python" not in text or page == "CONTRIBUTING.md", "tests/test_contributing.py runs that page's example"
+
+
+def test_commands_of_the_action_are_accepted() -> None:
+    text = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"- run: rewrite (.*)", text)
+    with convert.make_context("rewrite", shlex.split(line)) as context:
+        assert context.params["time_limit"] == 1200
+
+
+def test_the_set_up_commands_are_those_of_ci() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "readme_commands.py", ROOT / "README.md"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    blocks = [each.code.strip() for each in examples("README.md")]
+    assert done.stdout.splitlines() == blocks[:2]
+    assert TESTS in blocks[1]
+
+
+def test_the_table_of_times_is_that_of_the_measurement() -> None:
+    """`python -m benchmarks.performance.readme` writes it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    content = json.loads((ROOT / "benchmarks" / "results" / "performance.json").read_text(encoding="utf-8"))
+    assert made(text, content) == text
+
+
+@pytest.mark.parametrize(
+    ("printed", "wanted", "alike"),
+    [
+        ("off by at most 4.8e-06, top-1 100.00 %", "off by at most 6.1e-06, top-1 100.00 %", True),
+        ("off by at most 4.8e-04", "off by at most 6.1e-06", False),
+        ("the sum is off by -2.2e-15", "the sum is off by 1.0e-16", True),
+        ("2 blocks, 256 attention heads", "2 blocks, 257 attention heads", False),
+        ("221.9 kB", "222.1 kB", True),
+        ("221.9 kB", "261.7 kB", False),
+        ("1.26 times the original's", "0.9 times the original's", True),
+        ("written in 1.1 s", "written in 12.3 s", True),
+        ("logit 3.05182", "logit 3.15182", False),
+        ("seconds   load 0.0", "seconds   load 1.0, plan 2.0", True),
+        ("a b\nc", "a b", False),
+        ("model.layer", "model.player", False),
+    ],
+)
+def test_what_counts_as_the_same_output(printed: str, wanted: str, *, alike: bool) -> None:
+    assert (difference(printed, wanted) is None) is alike
+
+
+def test_what_an_example_is() -> None:
+    text = "```sh\na\n```\n\n```\nout\n```\n```text\ndrawing\n```\n```python\nb\n```\n"
+    first, second = examples_in(text)
+    assert (first.language, first.code, first.wanted) == ("sh", "a\n", "out\n")
+    assert (second.language, second.wanted) == ("python", None)
