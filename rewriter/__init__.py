@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         attribute,
         attribution_graph,
         bench,
+        compositions,
         diff,
         freeze,
         heads,
@@ -55,6 +56,7 @@ __all__ = [
     "attribute",
     "attribution_graph",
     "bench",
+    "compositions",
     "diff",
     "freeze",
     "heads",
@@ -68,8 +70,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         (
-            *("ablate", "attribute", "attribution_graph", "bench", "diff", "freeze", "heads", "inspect", "patch"),
-            *("rewrite", "run_with_cache", "validate"),
+            *("ablate", "attribute", "attribution_graph", "bench", "compositions", "diff", "freeze"),
+            *("heads", "inspect", "patch", "rewrite", "run_with_cache", "validate"),
         ),
         "rewriter.api",
     ),

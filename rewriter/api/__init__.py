@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.graph.tracing import attribution_graph
     from rewriter.api.interpret.index import heads
     from rewriter.api.interpret.interventions import ablate, freeze, patch
+    from rewriter.api.interpret.ranking.composition import compositions
     from rewriter.api.rewriting import rewrite
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "attribute",
     "attribution_graph",
     "bench",
+    "compositions",
     "diff",
     "freeze",
     "heads",
@@ -40,6 +42,7 @@ _HOMES = {
     "attribute": "interpret.attribution",
     "attribution_graph": "interpret.graph.tracing",
     "bench": "benching",
+    "compositions": "interpret.ranking.composition",
     **dict.fromkeys(("diff", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
     "heads": "interpret.index",
