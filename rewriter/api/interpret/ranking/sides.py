@@ -93,14 +93,28 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def triangle() -> Array:
-        outer = _tall(_checked(index[f"{named.name}.{first}"], named), first)
-        return np.asarray(np.linalg.qr(outer, mode="r"))
+        return triangles(_tall(_checked(index[f"{named.name}.{first}"], named), first))
 
     def make() -> Array:
         inner = _tall(_checked(index[f"{named.name}.{second}"], named), second)
         return _unit(triangle() @ np.swapaxes(inner, -1, -2), named)
 
     return make
+
+
+def triangles(tall: Array) -> Array:
+    """R of the QR decompositions of [heads, d_model, d_head].
+
+    By blocks of rows whose R are decomposed again (Demmel et al., 2012): as accurate, and small enough for LAPACK not
+    to share the work among threads, which on a busy machine wait for each other hundreds of times as long.
+    """
+    count, _, width = tall.shape
+    while tall.shape[1] > 2 * width:
+        lacking = -tall.shape[1] % (2 * width)
+        if lacking:
+            tall = np.concatenate([tall, np.zeros((count, lacking, width), tall.dtype)], axis=1)
+        tall = np.linalg.qr(tall.reshape(count, -1, 2 * width, width), mode="r").reshape(count, -1, width)
+    return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
 def _tall(array: Array, name: str) -> Array:
