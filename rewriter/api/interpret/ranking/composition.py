@@ -17,7 +17,7 @@ before an MLP. Rotary heads are compared without the rotation, and means that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,32 +211,29 @@ def _compare(numbering: Members, reader: Side, writers: list[Side], reads: list[
                 f"{reader.named.name} reads {rows.shape[-1]} channels and {writer.named.name} writes "
                 f"{columns.shape[-1]}: they cannot be compared"
             )
-        # Heads that were not asked for are compared with those that were, and not with each other.
-        theirs = columns if chosen.size else columns[asked - others[0]]
-        names = others if chosen.size else asked
-        ours = rows if asked.size else rows[chosen - everyone[0]]
-        own = everyone if asked.size else chosen
-        compared += len(ours) * len(theirs)
-        for start, stop in _blocks(len(ours), ours.shape[1] * theirs.shape[1] * len(theirs)):
-            block, at = block_scores(ours[start:stop], theirs), own[start:stop]
-            _keep(reads, at, block, names, chosen)
-            _keep(read_by, names, block.T, at, asked)
+        if len(chosen) == len(everyone) and len(asked) == len(others):
+            compared += _block_by_block(rows, columns, everyone, others, (reads, read_by))
+            continue
+        if chosen.size:
+            compared += _block_by_block(rows[chosen - everyone[0]], columns, chosen, others, (reads, []))
+        if asked.size:
+            compared += _block_by_block(rows, columns[asked - others[0]], everyone, asked, ([], read_by))
     return compared
 
 
-def _keep(into: list[Best], rows: Places, block: Array, columns: Places, asked: Places) -> None:
-    if not asked.size:
-        return
-    wanted = np.isin(rows, asked)
-    if not wanted.all():
-        rows, block = rows[wanted], block[wanted]
-    for best in into if rows.size else ():
-        best.add(rows, block, columns)
-
-
-def _blocks(rows: int, width: int) -> Iterator[tuple[int, int]]:
+def _block_by_block(
+    ours: Array, theirs: Array, own: Places, others: Places, into: tuple[Sequence[Best], Sequence[Best]]
+) -> int:
+    """Add the scores of readers `own` with writers `others`, by reader and by writer; how many there were."""
+    width = ours.shape[1] * theirs.shape[1] * len(theirs)
     step = max(1, _ENTRIES // max(width, 1))
-    return ((start, min(start + step, rows)) for start in range(0, rows, step))
+    for start in range(0, len(ours), step):
+        block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
+        for best in into[0]:
+            best.add(at, block, others)
+        for best in into[1]:
+            best.add(others, block.T, at)
+    return len(ours) * len(theirs)
 
 
 def block_scores(ours: Array, theirs: Array) -> Array:

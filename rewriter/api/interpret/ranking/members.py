@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,19 +42,23 @@ class Members:
         found = chosen_heads(index, names) if index.sublayers else []
         return cls(starts, {each.name: np.array(numbers) for each, numbers in found}, int(ends[-1]))
 
+    @cached_property
+    def _sublayers(self) -> tuple[list[str], list[int]]:
+        """The sublayers, and where each begins, with the end."""
+        return list(self.starts), [*self.starts.values(), self.count]
+
     def name(self, place: int) -> str:
         """`blocks.1.attn.3`, as `ablate` takes it."""
-        starts = list(self.starts.values())
-        sublayer = int(np.searchsorted(starts, place, side="right")) - 1
-        return f"{list(self.starts)[sublayer]}.{place - starts[sublayer]}"
+        names, starts = self._sublayers
+        sublayer = bisect_right(starts, place) - 1
+        return f"{names[sublayer]}.{place - starts[sublayer]}"
 
     def place(self, name: str) -> int:
         """The number of a head. Raises KeyError if there is none of this name."""
+        names, starts = self._sublayers
         sublayer, _, number = name.rpartition(".")
         start = self.starts[sublayer]
-        ends = [*list(self.starts.values())[1:], self.count]
-        end = ends[list(self.starts).index(sublayer)]
-        if not number.isdecimal() or start + int(number) >= end:
+        if not number.isdecimal() or start + int(number) >= starts[names.index(sublayer) + 1]:
             raise KeyError(name)
         return start + int(number)
 

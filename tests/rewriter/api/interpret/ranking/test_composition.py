@@ -98,11 +98,15 @@ def test_both_directions_and_the_strongest_agree() -> None:
         for each in everything.of(name, kind)[0]
     }
     assert len(scores) == everything.compared + 128 * 4 + 128 * 136  # Q of neurons is V of neurons
+    by_writer: dict[tuple[str, str], list[float]] = {}
+    for (kind, _, writer), value in scores.items():
+        by_writer.setdefault((kind, writer), []).append(value)
     for name in names:
         for kind in "QKV":
-            _, read_by = found.of(name, kind)
-            wanted = sorted((value for (k, _, w), value in scores.items() if (k, w) == (kind, name)), reverse=True)
-            assert [each.score for each in read_by] == pytest.approx(wanted[:5], abs=1e-6)
+            read_by = [each.score for each in found.of(name, kind)[1]]
+            wanted = sorted(by_writer.get((kind, name), []), reverse=True)[:5]
+            assert np.allclose(read_by, wanted, rtol=0.0, atol=1e-6)
+            assert len(read_by) == len(wanted)
     top = found.strongest(5)
     assert [each.score for each in top] == pytest.approx(sorted(scores.values(), reverse=True)[:5], abs=1e-6)
     assert all(scores[each.kind, each.reader, each.writer] == pytest.approx(each.score, abs=1e-6) for each in top)
