@@ -90,19 +90,21 @@ class Compositions:
         return reads, [Composition(kind, other, head, score) for other, score in self._row(self.read_by[kind], place)]
 
     def strongest(self, count: int) -> list[Composition]:
-        """The strongest of all; `count` up to the `top` of the call."""
-        found: dict[tuple[str, int, int], float] = {}
+        """The strongest of all, `count` up to the `top` of the call; equal kinds of a pair are one, such as `QV`."""
+        found: dict[tuple[int, int, float], str] = {}
         for kind in self.kinds:
+            own: dict[tuple[int, int], float] = {}
             for best, turned in ((self.reads[kind], False), (self.read_by[kind], True)):
                 rows, columns = np.nonzero(best.places >= 0)
-                scores = best.scores[rows, columns]
-                largest = np.argsort(-scores, kind="stable")[:count]
-                for row, column in zip(rows[largest], columns[largest], strict=True):
-                    pair = (int(row), int(best.places[row, column]))
-                    found[kind, *(pair[::-1] if turned else pair)] = float(best.scores[row, column])
-        rows_of = sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count]
+                largest = np.argsort(-best.scores[rows, columns], kind="stable")[:count]
+                for row, column in zip(rows[largest].tolist(), columns[largest].tolist(), strict=True):
+                    pair = (row, int(best.places[row, column]))
+                    own[pair[::-1] if turned else pair] = float(best.scores[row, column])
+            for (reader, writer), score in own.items():
+                found[reader, writer, score] = found.get((reader, writer, score), "") + kind
+        ordered = sorted(found.items(), key=lambda each: (-each[0][2], each[0]))[:count]
         name = self.members.name
-        return [Composition(kind, name(reader), name(writer), score) for (kind, reader, writer), score in rows_of]
+        return [Composition(kind, name(reader), name(writer), score) for (reader, writer, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: per kind and head what it reads and what reads it, as [name, score]."""
@@ -241,7 +243,7 @@ def block_scores(ours: Array, theirs: Array) -> Array:
     (a, r, d), (b, s, _) = ours.shape, theirs.shape
     product = ours.reshape(a * r, d) @ theirs.reshape(b * s, d).T
     if r == s == 1:
-        return np.abs(product, out=product)
+        return np.asarray(np.abs(product, out=product))
     np.square(product, out=product)
     if s > 1:
         product = product.reshape(a * r, b, s).sum(axis=2)

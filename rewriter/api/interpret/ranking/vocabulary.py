@@ -106,9 +106,9 @@ def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> Told:
         raise UsageError(f"{quoted(path)} is not a tokenizer.json: {one_line(error, 100)}") from error
 
     def told(token: int) -> str:
-        text = read.decode([token], skip_special_tokens=False)
-        if not text or "\N{REPLACEMENT CHARACTER}" in text:  # part of a character
-            text = read.id_to_token(token) or str(token)
-        return repr(text[:_LONGEST])
+        text: str | None = read.decode([token], skip_special_tokens=False)
+        if not text or "\N{REPLACEMENT CHARACTER}" in text:  # part of a character, or no token
+            text = read.id_to_token(token)
+        return str(token) if text is None else repr(text[:_LONGEST])
 
     return told
