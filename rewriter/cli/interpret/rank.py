@@ -99,9 +99,8 @@ def rank(
     found = dict(_rankings(index, asked, inputs, how))
     write_report(report, lambda: {"model": str(model), **{name: each.to_json() for name, (each, _) in found.items()}})
     lines = [line for each, told in found.values() for line in ("", *told(each))]
-    last = (
-        f"{counted(sum(each.sublayer.heads for each in index.sublayers), 'head')} in {len(index.sublayers)} sublayers"
-    )
+    count = sum(each.sublayer.heads for each in index.sublayers)
+    last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
     for line in (*([] if quiet else lines[1:]), last):
         click.echo(line, err=report == STANDARD)
     return 0
@@ -163,7 +162,7 @@ def _activity(found: Activity, top: int) -> Iterator[str]:
     yield f"{what} at {counted(found.tokens, 'token')}, of the heads with the highest peaks"
     for row in found.peaks(top):
         peak = (row.top[0].value - row.mean) / row.deviation
-        yield f"  {_name(row.head)} mean {row.mean:+.3g}, peak {peak:.1f} standard deviations above"
+        yield f"  {_name(row.head)} mean {row.mean:+.3g}, peak {peak:.1f} deviations above"
         text = "  ".join(f"{_place(place, found)} {place.value:+.3g}" for place in row.top)
         yield from wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
     if found.dead:

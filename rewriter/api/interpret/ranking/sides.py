@@ -113,7 +113,8 @@ def triangles(tall: Array) -> Array:
         lacking = -tall.shape[1] % (2 * width)
         if lacking:
             tall = np.concatenate([tall, np.zeros((count, lacking, width), tall.dtype)], axis=1)
-        tall = np.linalg.qr(tall.reshape(count, -1, 2 * width, width), mode="r").reshape(count, -1, width)
+        blocks = np.asarray(np.linalg.qr(tall.reshape(count, -1, 2 * width, width), mode="r"))
+        tall = blocks.reshape(count, -1, width)
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
