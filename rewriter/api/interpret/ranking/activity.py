@@ -230,6 +230,17 @@ class _Places:
         return Place(case, sequence, position, token, value)
 
 
+def activations_of(named: Named, z: Array, rows: Array) -> Array:
+    """[batch, tokens, members] of z [batch, tokens, heads, d_head]; `rows` is W_O of original heads."""
+    z = z.astype(np.float64)
+    if isinstance(named.sublayer, NeuronHeads):
+        factors = np.array([group.factor for group in named.sublayer.groups])
+        return np.asarray(np.einsum("btgn,g->btn", z.reshape(*z.shape[:2], len(factors), -1), factors))
+    rows = rows.astype(np.float64)
+    squares = np.einsum("bthk,hkl,bthl->bth", z, rows @ np.swapaxes(rows, -1, -2), z, optimize=True)
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
 class _Tally:
     """What the chosen heads of a sublayer do, case after case."""
 
@@ -244,10 +255,7 @@ class _Tally:
         self._pattern: Array | None = None
         self._same = np.ones(count, np.bool_)
         self._sequences = 0
-        self._gram: Array = np.zeros((0, 0, 0))
-        if isinstance(self._own, Attention):
-            rows = index[f"{named.name}.W_O"].astype(np.float64)
-            self._gram = rows @ np.swapaxes(rows, -1, -2)
+        self._rows = index[f"{named.name}.W_O"] if isinstance(self._own, Attention) else np.zeros(0)
 
     @property
     def by_head(self) -> bool:
@@ -266,12 +274,7 @@ class _Tally:
                 self._take(array[:, :, self._chosen, 0], kept, start)
 
     def _activations(self, z: Array, kept: Array, start: int) -> None:
-        if isinstance(self._own, NeuronHeads):
-            factors = np.array([group.factor for group in self._own.groups])
-            values = np.einsum("btgn,g->btn", z.reshape(*z.shape[:2], len(factors), -1), factors)
-        else:
-            squares = np.einsum("bthk,hkl,bthl->bth", z, self._gram, z, optimize=True)
-            values = np.sqrt(np.maximum(squares, 0.0))
+        values = activations_of(self._named, z, self._rows)
         self._peak = max(self._peak, float(np.abs(values[kept]).max(initial=0.0)))
         values = values[:, :, self._chosen]
         self._largest = np.maximum(self._largest, np.abs(values[kept]).max(axis=0, initial=0.0))
