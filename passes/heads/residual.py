@@ -1,15 +1,23 @@
-"""Where sublayers write: the sums that are the residual stream."""
+"""Where sublayers write, the sums that are the residual stream; and what a tensor of the stream is a sum of."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from passes.heads.layers import Named
 from passes.heads.original import Attention
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
+
+_STREAM = {
+    *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
+    *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LayerNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LpNormalization"),
+    *("Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"),
+}
+"""Operators of normalisations, sums and layout: their results have the channels of what they read."""
 
 _PASSING = {"Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 
@@ -63,3 +71,21 @@ def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
             return None
         tensor = node.output[0]
     return None
+
+
+def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collection[str]) -> Iterator[str]:
+    """What a tensor of the stream is a sum of, up to normalisations: the tensors where the way back ends.
+
+    It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
+    out. Shapes and sizes that nodes read count as data, and end there too.
+    """
+    pending, seen = [tensor], {tensor}
+    while pending:
+        name = pending.pop()
+        node = view.made_by(name)
+        if name in ends or node is None or node.op_type not in _STREAM:
+            yield name
+            continue
+        fresh = [each for each in node.input if each and each not in seen and each not in constants]
+        seen.update(fresh)
+        pending += fresh

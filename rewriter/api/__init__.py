@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.graph.tracing import attribution_graph
     from rewriter.api.interpret.index import heads
     from rewriter.api.interpret.interventions import ablate, freeze, patch
+    from rewriter.api.interpret.ranking.activity import head_activity
+    from rewriter.api.interpret.ranking.composition import compositions
+    from rewriter.api.interpret.ranking.copies import idle_heads
+    from rewriter.api.interpret.ranking.tokens import head_tokens
     from rewriter.api.rewriting import rewrite
 
 __all__ = [
@@ -27,9 +31,13 @@ __all__ = [
     "attribute",
     "attribution_graph",
     "bench",
+    "compositions",
     "diff",
     "freeze",
+    "head_activity",
+    "head_tokens",
     "heads",
+    "idle_heads",
     "inspect",
     "patch",
     "rewrite",
@@ -42,6 +50,10 @@ _HOMES = {
     "attribute": "interpret.attribution",
     "attribution_graph": "interpret.graph.tracing",
     "bench": "benching",
+    "compositions": "interpret.ranking.composition",
+    "head_activity": "interpret.ranking.activity",
+    "head_tokens": "interpret.ranking.tokens",
+    "idle_heads": "interpret.ranking.copies",
     **dict.fromkeys(("diff", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
     "heads": "interpret.index",

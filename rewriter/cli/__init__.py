@@ -24,6 +24,7 @@ from rewriter.cli.inspect import inspect
 from rewriter.cli.interpret.attribute import attribute
 from rewriter.cli.interpret.graph import graph
 from rewriter.cli.interpret.heads import heads
+from rewriter.cli.interpret.rank import rank
 from rewriter.cli.interpret.run_cached import run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.passes import passes
@@ -43,6 +44,7 @@ COMMANDS: dict[str, click.Command] = {
     "run": run_cached,
     "attribute": attribute,
     "graph": graph,
+    "rank": rank,
 }
 """Subcommand name to command; the plain command is `convert`."""
 

@@ -90,6 +90,7 @@ class HeadIndex(Mapping[str, Array]):
         view: its main graph.
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph.
+        folded: the normalisation that is folded into what reads a tensor; None where there is none.
     """
 
     sublayers: tuple[Named, ...]
@@ -99,6 +100,7 @@ class HeadIndex(Mapping[str, Array]):
     view: GraphView
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf
+    folded: Callable[[str], Norm | None]
 
     def __getitem__(self, name: str) -> Array:
         """One tensor, computed from the model's weights.
@@ -216,7 +218,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
     missed = (*lost, *left, *bodies, *builder.missed)
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value)
+    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded)
 
 
 def _attends(view: GraphView) -> bool:
@@ -285,7 +287,7 @@ class _Builder:
             self.missed.append(Miss(f"{named.name} at {attention.where}: {projections.reason}", projections.node))
             return {}
         sides = {"Q": attention.query, "K": attention.key, "V": attention.value}
-        norms = {side: self._folded(heads.operator.data) for side, heads in sides.items()}
+        norms = {side: self.folded(heads.operator.data) for side, heads in sides.items()}
         after = bias_after(self._view, self._tracer.constants, attention.output)
         dtype = self._dtype(projections["Q"].weight)
         made = AttentionTensors(attention, projections, after, norms, self.value, dtype)
@@ -293,9 +295,10 @@ class _Builder:
 
     def _neurons(self, neurons: NeuronHeads) -> dict[str, HeadTensor]:
         dtype = self._dtype(neurons.data)
-        return dict(NeuronTensors(neurons, self._folded(neurons.data), self.value, dtype).tensors())
+        return dict(NeuronTensors(neurons, self.folded(neurons.data), self.value, dtype).tensors())
 
-    def _folded(self, data: str) -> Norm | None:
+    def folded(self, data: str) -> Norm | None:
+        """The normalisation that is folded into what reads `data`."""
         return self._norm(data) if self._fold else None
 
     def _norm(self, data: str) -> Norm | None:

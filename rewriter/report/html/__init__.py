@@ -4,7 +4,8 @@
 the extra `report`, is imported only when a page is made.
 """
 
-from rewriter.report.html.page import render, require_jinja, write_page
+from rewriter.report.html.page import render, write_page
+from rewriter.report.html.rendering import require_jinja
 from rewriter.report.html.verdict import Verdict
 
 __all__ = ["Verdict", "render", "require_jinja", "write_page"]

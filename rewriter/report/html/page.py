@@ -6,32 +6,18 @@ can neither load nor send anything, whatever names the model contains.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rewriter.errors import UsageError
 from rewriter.report.html import numbers, sections, tables
+from rewriter.report.html.rendering import filled, policy, resource
 from rewriter.report.html.verdict import Verdict, verdict_of
 from rewriter.report.html.words import short
 from rewriter.report.report import Report
 from rewriter.report.tables import account_table, converted_table, operator_table
 
-if TYPE_CHECKING:
-    import jinja2
-
 _MOST_FAILURES = 200
 _LONGEST_SENTENCE = 600
-
-
-def require_jinja() -> None:
-    """Raise UsageError if jinja2 is missing; called early, so that nobody waits for a page that cannot be made."""
-    try:
-        import jinja2  # noqa: F401
-    except ImportError as error:
-        raise UsageError("a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'") from error
 
 
 def write_page(report: Report, path: Path, *, verdict: Verdict | None = None) -> None:
@@ -51,37 +37,16 @@ def render(report: Report, *, verdict: Verdict | None = None) -> str:
     Raises:
         UsageError: jinja2 is missing.
     """
-    require_jinja()
-    template = _templates().get_template("page.html.j2")
-    return template.render(**_context(report, verdict or verdict_of(report))) + "\n"
-
-
-def _templates() -> jinja2.Environment:
-    import jinja2
-
-    made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_resource),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters["shown"] = tables.shown
-    return made
-
-
-def _resource(name: str) -> str:
-    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8")
+    return filled("page.html.j2", _context(report, verdict or verdict_of(report)), {"shown": tables.shown})
 
 
 def _context(report: Report, verdict: Verdict) -> dict[str, Any]:
     """All variables of the template."""
-    style, script = _resource("style.css").strip(), _resource("script.js").strip()
+    style, script = resource("style.css"), resource("script.js")
     return {
         "style": style,
         "script": script,
-        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+        "policy": policy(style, script),
         "verdict": verdict,
         "model": tables.name(report.model),
         "output": None if report.output is None else tables.name(report.output),
@@ -144,7 +109,3 @@ def _details(report: Report) -> dict[str, Any]:
         "more_programs": len(details.drawings) - len(programs),
         "account": account if details.counts else None,
     }
-
-
-def _hash(content: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewriter.cli import run
-from rewriter.report.html import page
+from rewriter.report.html.rendering import resource
 
 ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "docs" / "example-report.html"
@@ -24,8 +24,8 @@ def documented() -> list[str]:
 def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should it fail: run the command of docs/reports.md again."""
     committed = EXAMPLE.read_text(encoding="utf-8")
-    assert f"<style>{page._resource('style.css').strip()}</style>" in committed
-    assert f"<script>{page._resource('script.js').strip()}</script>" in committed
+    assert f"<style>{resource('style.css')}</style>" in committed
+    assert f"<script>{resource('script.js')}</script>" in committed
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "docs").mkdir()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rewriter import Report, UsageError
-from rewriter.report.html import Verdict, page, render, write_page
+from rewriter.report.html import Verdict, render, rendering, write_page
+from rewriter.report.html.rendering import resource
 from tests.rewriter.report.html.samples import HOSTILE, REPORTS, large, passed
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -84,7 +85,7 @@ def test_policy_allows_the_page_itself_and_nothing_else(name: str, pages: dict[s
     policies = [meta["content"] for meta in taken.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     (styles,) = [text for around, text in taken.text if around[-1:] == ("style",)]
     (scripts,) = [text for around, text in taken.text if around[-1:] == ("script",)]
-    hashes = f"style-src '{page._hash(styles)}'; script-src '{page._hash(scripts)}'"
+    hashes = f"style-src '{rendering._hash(styles)}'; script-src '{rendering._hash(scripts)}'"
     assert policies == [f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"]
 
 
@@ -281,7 +282,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def themes() -> dict[str, dict[str, str]]:
-    style = page._resource("style.css")
+    style = resource("style.css")
     blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     light, dark = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks[:2])
     assert light.keys() == dark.keys()

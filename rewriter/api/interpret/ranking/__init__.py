@@ -1,0 +1,1 @@
+"""Heads compared with each other and with the vocabulary: composition, tokens, activity, copies."""

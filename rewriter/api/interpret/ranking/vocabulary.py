@@ -1,0 +1,114 @@
+"""A model's vocabulary: its embedding and unembedding matrices, found in the graph, and tokens as text.
+
+The embedding is the constant that a Gather reads at the token ids; the unembedding is the linear operator between the
+last normalisation and the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from passes.heads.residual import parts_of
+from passes.heads.tensors import Affine
+from rewriter.api.interpret.chain import chain_to
+from rewriter.api.interpret.index import HeadIndex
+from rewriter.errors import UsageError
+from rewriter.graph.constants import Constants
+from rewriter.proof.inputs.roles import Role, input_specs
+from rewriter.text import one_line, quoted
+
+Array = NDArray[Any]
+Told = Callable[[int], str]
+"""A token id in words."""
+
+_LAYOUT = ("Cast", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Flatten")
+_LONGEST = 40
+
+
+def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
+    """The name of the constant [tokens, width] whose rows the stream begins with that `tensor` is part of.
+
+    Raises:
+        UsageError: there is none; the message says why.
+    """
+    view, constants = index.view, Constants(index.view)
+    ids = {spec.name for spec in input_specs(index.proto, view) if spec.role in (Role.IDS, Role.INTEGERS)}
+    found: list[str] = []
+    for part in parts_of(view, constants, tensor, ()):
+        node = view.made_by(part)
+        if node is None or node.op_type != "Gather" or node.input[0] not in constants:
+            continue
+        source = node.input[1]
+        while source not in ids and (maker := view.made_by(source)) is not None and maker.op_type in _LAYOUT:
+            source = maker.input[0]
+        if source in ids:
+            found.append(node.input[0])
+    if len(set(found)) != 1:
+        many = (
+            "several tables of embeddings begin the stream" if found else "no table of embeddings is read at token ids"
+        )
+        raise UsageError(many)
+    shape = constants.shape(found[0])
+    if shape is None or len(shape) != 2 or shape[1] != width:
+        raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
+    return found[0]
+
+
+def embedding(index: HeadIndex, table: str) -> Array:
+    """[tokens, d_model]."""
+    return np.asarray(_wide(index.constant(table)))
+
+
+def unembedding(index: HeadIndex, output: str | None = None) -> Array:
+    """[d_model, tokens], with the last normalisation's scale where the index has normalisations folded.
+
+    Raises:
+        UsageError: the output is not a linear map of the normalised stream; the message says why.
+    """
+    name = index.view.outputs[0] if output is None else output
+    if name not in index.view.outputs:
+        raise UsageError(f"the model has no output {quoted(name)}")
+    chain = chain_to(index, name)
+    if chain.unembedding is None:
+        raise UsageError(f"output {name} is the normalised stream itself: there is no unembedding")
+    norm = index.folded(chain.norm.output)
+    return np.asarray(_wide(Affine(chain.unembedding, index.value_of, norm).weight()))
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.result_type(array.dtype, np.float32), copy=False)
+
+
+def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> Told:
+    """Token ids in words: by a `tokenizer.json`, or as numbers without one.
+
+    Raises:
+        UsageError: the package tokenizers is missing, or it does not read the file.
+    """
+    if tokenizer is None:
+        return str
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError("--tokenizer needs tokenizers; run: pip install 'attnonly[text]'") from error
+    path = Path(tokenizer)
+    if not path.is_file():
+        raise UsageError(f"{quoted(path)}: no such file; --tokenizer takes a tokenizer.json")
+    try:
+        read = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise UsageError(f"{quoted(path)} is not a tokenizer.json: {one_line(error, 100)}") from error
+
+    def told(token: int) -> str:
+        text: str | None = read.decode([token], skip_special_tokens=False)
+        if not text or "\N{REPLACEMENT CHARACTER}" in text:  # part of a character, or no token
+            text = read.id_to_token(token)
+        return str(token) if text is None else repr(text[:_LONGEST])
+
+    return told

@@ -1,0 +1,302 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+const SIDES = { Q: "Queries read", K: "Keys read", V: "Values read", O: "Writes" };
+const heads = new Map(data.heads.map((head) => [head.name, head]));
+const attributed = data.heads.some((head) => head.effect !== null);
+let measure = attributed ? "effects" : "activation";
+let shown = null;
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+function draw(tag, attributes = {}, text = "") {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text) made.textContent = text;
+  return made;
+}
+const number = (value) => (value === 0 ? "0" : Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? value.toExponential(2) : value.toPrecision(3));
+const largest = (values) => Math.max(...values.map(Math.abs), 0) || 1;
+
+// What is coloured: red is negative, blue is positive, both relative to the largest value in sight.
+function coloured(made, value, scale) {
+  made.style.setProperty("--v", Math.min(Math.abs(value) / scale, 1).toFixed(3));
+  made.classList.toggle("minus", value < 0);
+  return made;
+}
+
+function choose(name, focus = false) {
+  const head = heads.get(name);
+  if (!head) return;
+  shown = head;
+  if (at("sublayer").value !== head.sublayer) {
+    at("sublayer").value = head.sublayer;
+    numbers();
+  }
+  at("number").value = head.name;
+  at("head").textContent = head.name;
+  const facts = [head.kind === "neuron" ? "A neuron: attends from a token to itself and to bias tokens." : "An original head."];
+  facts.push(`Largest activation ${number(largest(head.activation))}.`);
+  if (head.effect !== null) facts.push(`It adds ${number(head.effect)} to the logit along all paths.`);
+  at("facts").textContent = facts.join(" ");
+  strip();
+  at("patterns").replaceChildren(...patterns(head));
+  at("vocabulary").replaceChildren(...vocabulary(head));
+  history.replaceState(null, "", `#${encodeURIComponent(head.name)}`);
+  if (focus) at("head").focus();
+}
+
+function numbers() {
+  const own = data.heads.filter((head) => head.sublayer === at("sublayer").value);
+  at("number").replaceChildren(...own.map((head) => make("option", { value: head.name }, `${head.kind} ${head.number}`)));
+}
+
+function step(by) {
+  const place = data.heads.indexOf(shown) + by;
+  choose(data.heads[(place + data.heads.length) % data.heads.length].name);
+}
+
+// -- tokens ---------------------------------------------------------------------------------------------------------
+
+function strip() {
+  const values = shown[measure] ?? shown.activation;
+  const scale = measure === "effects" && shown.effects ? largest(shown.effects) : largest(shown.activation);
+  at("strip").replaceChildren(...data.tokens.map((token, place) => {
+    const value = values[place];
+    if (value === undefined) return make("span", {}, token.text);
+    return coloured(make("span", { title: `${token.place}: ${number(value)}` }, token.text), value, scale);
+  }));
+  const names = attributed ? { effects: "attribution to the logit", activation: "activation" } : { activation: "activation" };
+  at("measures").replaceChildren(...Object.entries(names).map(([key, text]) => {
+    const button = make("button", { type: "button", "aria-pressed": String(key === measure) }, text);
+    button.addEventListener("click", () => {
+      measure = key;
+      strip();
+      at("measures").querySelector("[aria-pressed=true]").focus();
+    });
+    return button;
+  }));
+}
+
+function vocabulary(head) {
+  const parts = [];
+  const sides = Object.entries(data.missing).map(([what, reason]) => `The tokens that heads ${what === "reads" ? "read" : "write"} cannot be shown: ${reason}.`);
+  if (head.tokens.length) parts.push(make("h3", {}, "Tokens it reads and writes"));
+  const seen = new Map();
+  for (const side of head.tokens) {
+    const key = JSON.stringify(side.top);
+    seen.set(key, [...(seen.get(key) ?? []), side]);
+  }
+  for (const same of seen.values()) {
+    const names = same.map((side, place) => (place ? SIDES[side.side].toLowerCase() : SIDES[side.side])).join(", ");
+    const share = same[0].share < 0.999 ? `: first singular direction, ${Math.round(same[0].share * 100)} % of the squared weights` : "";
+    parts.push(make("p", { class: "side" }, names + share));
+    const scale = largest([...same[0].top, ...same[0].bottom].map(([, score]) => score));
+    for (const end of [same[0].top, same[0].bottom]) {
+      parts.push(make("ul", { class: "chips" }, ...end.map(([text, score]) =>
+        make("li", {}, coloured(make("span", { title: String(score) }, text), score, scale), make("small", {}, number(score))))));
+    }
+  }
+  return [...parts, ...sides.map((text) => make("p", { class: "side" }, text))];
+}
+
+// -- patterns -------------------------------------------------------------------------------------------------------
+
+function patterns(head) {
+  if (head.pattern === null) return [make("p", {}, "An operator keeps this pattern to itself.")];
+  return head.pattern.flatMap((rows, place) => map(head, rows, head.pattern.length > 1 ? `head ${place + 1} of this neuron` : ""));
+}
+
+function map(head, rows, what) {
+  const neuron = head.kind === "neuron";
+  const width = rows[0]?.length ?? 0;
+  const size = neuron ? 22 : Math.max(8, Math.min(28, Math.floor(420 / Math.max(width, 1))));
+  const across = neuron ? 64 : size;
+  const left = 74, top = 20;
+  const keys = (column) => (neuron ? (column ? `bias token ${column}` : "itself") : head.cross ? `source ${column}` : data.tokens[column]?.text ?? column);
+  const token = (row) => data.tokens[row]?.text ?? String(row);
+  const height = top + rows.length * size + 4;
+  const svg = draw("svg", {
+    class: "map", viewBox: `0 0 ${left + width * across + 4} ${height}`, width: left + width * across + 4, height,
+    tabindex: "0", role: "img", "aria-label": `Pattern ${what}: rows are tokens, columns what they attend to. Arrow keys read values.`,
+  });
+  svg.append(draw("text", { x: left, y: 13 }, neuron ? "attends to itself and bias tokens 1, 2, …" : "from left to right: what is attended to"));
+  rows.forEach((row, place) => {
+    if (size >= 11 || place % 4 === 0) {
+      const label = draw("text", { x: left - 6, y: top + place * size + size / 2 + 4, "text-anchor": "end" }, token(place).slice(0, 10));
+      svg.append(label);
+    }
+    row.forEach((value, column) => {
+      const cell = draw("rect", { class: "cell", x: left + column * across, y: top + place * size, width: across, height: size, "data-row": place, "data-column": column });
+      cell.style.setProperty("--v", Math.min(Math.max(value, 0), 1).toFixed(3));
+      svg.append(cell);
+    });
+  });
+  svg.append(draw("rect", { class: "frame", x: left, y: top, width: width * across, height: rows.length * size }));
+  const cursor = draw("rect", { class: "cursor", x: left, y: top, width: across, height: size, visibility: "hidden" });
+  svg.append(cursor);
+  const reading = make("p", { class: "reading", role: "status" }, what || "Point at a cell, or focus the pattern and use the arrow keys.");
+  let here = [rows.length - 1, 0];
+  const show = (row, column) => {
+    here = [row, column];
+    cursor.setAttribute("visibility", "visible");
+    cursor.setAttribute("x", left + column * across);
+    cursor.setAttribute("y", top + row * size);
+    reading.textContent = `${what ? `${what}: ` : ""}${token(row)} attends to ${keys(column)}: ${rows[row][column]}`;
+  };
+  svg.addEventListener("pointermove", (event) => {
+    const { row, column } = event.target.dataset ?? {};
+    if (row !== undefined) show(Number(row), Number(column));
+  });
+  svg.addEventListener("click", (event) => {
+    const { row, column } = event.target.dataset ?? {};
+    if (row !== undefined) show(Number(row), Number(column));
+  });
+  svg.addEventListener("keydown", (event) => {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!move || !width) return;
+    event.preventDefault();
+    show(Math.min(Math.max(here[0] + move[0], 0), rows.length - 1), Math.min(Math.max(here[1] + move[1], 0), width - 1));
+  });
+  return [make("div", { class: "scroll" }, svg), reading];
+}
+
+// -- ranking --------------------------------------------------------------------------------------------------------
+
+function ranking() {
+  const size = (head) => (attributed ? head.effect ?? 0 : largest(head.activation));
+  const first = [...data.heads].sort((a, b) => Math.abs(size(b)) - Math.abs(size(a))).slice(0, 15);
+  at("largest").textContent = attributed ? "Heads with the largest attribution" : "Heads with the largest activation";
+  at("measured").textContent = attributed ? "Attribution" : "Activation";
+  at("ranking").replaceChildren(...first.map((head) => {
+    const values = attributed && head.effects ? head.effects : head.activation;
+    const place = values.reduce((best, value, index) => (Math.abs(value) > Math.abs(values[best]) ? index : best), 0);
+    const button = make("button", { type: "button" }, head.name);
+    button.addEventListener("click", () => choose(head.name, true));
+    return make("tr", {}, make("th", { scope: "row" }, button), make("td", { class: "n" }, number(size(head))), make("td", {}, data.tokens[place]?.text ?? ""));
+  }));
+}
+
+// -- graph ----------------------------------------------------------------------------------------------------------
+
+const ACROSS = 24, PER = 5;
+
+function layout(graph) {
+  const columns = data.tokens.map((_, column) => Math.max(1, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
+  const rows = graph.rows.map((_, row) => Math.max(1, ...graph.nodes.filter((node) => node.row === row).map((node) => Math.floor(node.lane / PER) + 1)));
+  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + Math.max(width * ACROSS, 34) + 18], [76]);
+  const bottoms = rows.reduce((sums, height) => [...sums, sums.at(-1) - height * ACROSS - 44], [0]);
+  const height = 40 - bottoms.at(-1);
+  const places = new Map(graph.nodes.map((node) => [node.id, [
+    lefts[node.column] + (node.lane % PER) * ACROSS + 12,
+    height - 30 + bottoms[node.row] - Math.floor(node.lane / PER) * ACROSS,
+  ]]));
+  return { places, lefts, bottoms, width: lefts.at(-1) + 8, height };
+}
+
+function graph() {
+  const own = data.graph;
+  at("graph-section").hidden = false;
+  const [nodes, links] = own.left_out;
+  at("graph-about").textContent = `Direct effects that make the logit: blue edges add to what is above them, red ones take away. ${own.nodes.length} nodes and ${own.links.length} edges of the pruned graph are drawn${nodes || links ? `, ${nodes} and ${links} weaker ones are not` : ""}.`;
+  const { places, lefts, bottoms, width, height } = layout(own);
+  const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Attribution graph" });
+  own.rows.forEach((text, row) => svg.append(draw("text", { x: 4, y: height - 26 + bottoms[row] }, text)));
+  data.tokens.forEach((token, column) => svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
+  const scale = largest(own.links.map(([, , weight]) => weight));
+  const edges = own.links.map(([source, target, weight]) => {
+    const [[a, b], [c, d]] = [places.get(source), places.get(target)];
+    const middle = (b + d) / 2;
+    const line = draw("path", { class: weight < 0 ? "edge minus" : "edge", d: `M${a} ${b}C${a} ${middle} ${c} ${middle} ${c} ${d}`, "stroke-width": (0.6 + 4 * Math.abs(weight) / scale).toFixed(2) });
+    svg.append(line);
+    return { source, target, weight, line };
+  });
+  const kinds = { embedding: "embedding", "attention head": "head", neuron: "neuron", logit: "logit" };
+  const marks = new Map();
+  for (const node of own.nodes) {
+    const [x, y] = places.get(node.id);
+    const label = `${node.label} at ${data.tokens[node.column].text}`;
+    const mark = draw("g", { class: `node ${kinds[node.kind] ?? "other"}`, tabindex: marks.size ? "-1" : "0", role: "button", "aria-label": label, "aria-pressed": "false", transform: `translate(${x} ${y})` });
+    mark.append(draw("title", {}, label), draw("circle", { r: 8 }));
+    mark.addEventListener("click", () => select(node));
+    mark.addEventListener("keydown", (event) => keys(event, node));
+    marks.set(node.id, mark);
+    svg.append(mark);
+  }
+  const byId = new Map(own.nodes.map((node) => [node.id, node]));
+  at("drawing").replaceChildren(svg);
+
+  function select(node) {
+    const near = edges.filter((edge) => edge.source === node.id || edge.target === node.id);
+    const ends = new Set(near.flatMap((edge) => [edge.source, edge.target]));
+    at("drawing").classList.add("chosen");
+    for (const edge of edges) edge.line.classList.toggle("near", near.includes(edge));
+    for (const [id, mark] of marks) {
+      mark.setAttribute("aria-pressed", String(id === node.id));
+      mark.setAttribute("tabindex", id === node.id ? "0" : "-1");
+      mark.classList.toggle("near", ends.has(id) && id !== node.id);
+    }
+    marks.get(node.id).focus();
+    const activation = node.activation === null ? "" : `, activation ${number(node.activation)}`;
+    at("node").textContent = `${node.label} at ${data.tokens[node.column].text}${activation}`;
+    at("edges").replaceChildren(...near.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).map((edge) => {
+      const from = edge.target === node.id;
+      const other = byId.get(from ? edge.source : edge.target);
+      const button = make("button", { type: "button" }, `${from ? "from" : "to"} ${other.label} at ${data.tokens[other.column].text}`);
+      button.addEventListener("click", () => select(other));
+      return make("li", {}, make("b", { class: edge.weight < 0 ? "minus" : "" }, `${edge.weight > 0 ? "+" : ""}${number(edge.weight)} `), button);
+    }));
+    if (node.head && heads.has(node.head)) choose(node.head);
+  }
+
+  // Arrow keys go to the nearest node in that direction; enter shows the head.
+  function keys(event, node) {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      select(node);
+      if (event.key === "Enter" && node.head && heads.has(node.head)) at("head").focus();
+      return;
+    }
+    const move = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const [x, y] = places.get(node.id);
+    let best = null, distance = Infinity;
+    for (const other of own.nodes) {
+      const [dx, dy] = [places.get(other.id)[0] - x, places.get(other.id)[1] - y];
+      const along = dx * move[0] + dy * move[1], aside = Math.abs(dx * move[1]) + Math.abs(dy * move[0]);
+      if (along > 1 && along + 3 * aside < distance) [best, distance] = [other, along + 3 * aside];
+    }
+    if (best) select(best);
+  }
+}
+
+// -- the page -------------------------------------------------------------------------------------------------------
+
+at("sublayer").replaceChildren(...data.sublayers.filter((each) => each.shown).map((each) =>
+  make("option", { value: each.name }, each.shown < each.count ? `${each.name} (${each.shown} of ${each.count})` : each.name)));
+at("sublayer").addEventListener("change", () => {
+  numbers();
+  choose(at("number").value);
+});
+at("number").addEventListener("change", () => choose(at("number").value));
+at("previous").addEventListener("click", () => step(-1));
+at("next").addEventListener("click", () => step(1));
+const wanted = data.logit;
+at("about").textContent = wanted
+  ? `Logit ${wanted.logit}${wanted.minus === null ? "" : ` minus logit ${wanted.minus}`} is ${number(wanted.value)}; ${data.tokens.length} tokens, ${data.heads.length} heads.`
+  : `${data.tokens.length} tokens, ${data.heads.length} heads.`;
+if (data.heads.length) {
+  at("main").hidden = false;
+  numbers();
+  ranking();
+  const asked = (() => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } })();
+  const best = data.heads.reduce((a, b) => (Math.abs(b.effect ?? 0) > Math.abs(a.effect ?? 0) ? b : a));
+  choose(heads.has(asked) ? asked : best.name);
+  if (data.graph) graph();
+}

@@ -1,0 +1,105 @@
+"""`rewrite rank`: tables of 80 columns that agree with the functions, JSON, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import compositions, head_tokens
+from rewriter.cli import run
+from tests.committed import FOLDER, feeds
+from tests.textmodels import SILU, mlp
+
+MODEL = FOLDER / "silu-decoder.onnx"
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    path = tmp_path / "x.npz"
+    arrays: dict[str, Any] = dict(feeds(onnx.load(MODEL), tokens=6))
+    np.savez(path, **arrays)
+    return path
+
+
+def test_tables(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--composition", "--tokens", "--idle", "--inputs", str(given), "--top", "3"]
+    assert run(["rank", str(MODEL), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "composition, without the scales of normalisations; unrelated weights: 0.177"
+    assert [line.split() for line in lines[2:5]] == [
+        [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
+    ]
+    row = head_tokens(MODEL, top=3).selective(1)[0]
+    place = next(number for number, line in enumerate(lines) if line.startswith("tokens"))
+    assert lines[place + 1].split() == [row.head, "writes"]
+    assert lines[place + 2].split()[:2] == [str(row.top[0][0]), f"{row.top[0][1]:+.3g}"]
+    assert any(line.startswith("activations at 13 tokens") for line in lines)
+    assert "idle by their weights: 0 heads" in lines
+    assert lines[-1] == "264 heads in 4 sublayers"
+
+
+def test_composition_is_the_default_and_scales_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rank", str(MODEL), "--fold-ln", "--names", "blocks.1.attn.*", "--kinds", "K", "--top", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("composition, with the scales of normalisations")
+    assert len(lines) == 5
+    assert all(line.split()[0] == "K" and line.split()[1].startswith("blocks.1.attn.") for line in lines[2:4])
+
+
+def test_json(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--composition", "--tokens", "--idle", "--inputs", str(given), "--by", "self", "--names", "*.attn.0"]
+    out = tmp_path / "rank.json"
+    assert run(["rank", str(MODEL), *options, "-o", str(out), "-q"]) == 0
+    assert capsys.readouterr().out == "264 heads in 4 sublayers\n"
+    data = json.loads(out.read_text(encoding="utf-8"))
+    assert {*data} == {"model", "composition", "tokens", "activity", "idle"}
+    found = compositions(MODEL, names="*.attn.0")
+    writer, score = data["composition"]["kinds"]["Q"]["reads"]["blocks.1.attn.0"][0]
+    assert (writer, score) == (
+        found.of("blocks.1.attn.0", "Q")[0][0].writer,
+        found.of("blocks.1.attn.0", "Q")[0][0].score,
+    )
+    assert [row["head"] for row in data["activity"]["heads"]] == ["blocks.0.attn.0", "blocks.1.attn.0"]
+    assert len(data["tokens"]["rows"]) == 8
+    assert run(["rank", str(MODEL), "--idle", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["idle"] == {"similarity": 0.999, "idle": [], "duplicates": []}
+    assert captured.err.splitlines()[-1] == "264 heads in 4 sublayers"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--kinds", "X"], 2, "unknown kinds of composition 'X'"),
+        (["--names", "nothing"], 2, "no head matches 'nothing'"),
+        (["--top", "0"], 2, "0 is not in the range x>=1"),
+        (["--tokens", "--output", "x"], 0, ""),
+        (["--tokenizer", "t.json"], 2, "--tokenizer is for --tokens and --inputs"),
+        (["--inputs", "none.npz"], 2, "no such file"),
+        (["-o", "nowhere/x.json"], 2, "does not exist"),
+        (["-o", str(MODEL)], 2, "would replace a model"),
+    ],
+)
+def test_refusals(options: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rank", str(MODEL), *options]) == status
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == (status != 0)
+    if not status:
+        assert "writes nothing that can be shown: the model has no output 'x'" in captured.out
+
+
+def test_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none.onnx"
+    onnx.save(mlp("h = Softmax(y)"), path)
+    assert run(["rank", str(path)]) == 3
+    assert capsys.readouterr().out == "no heads were found\n"
+    onnx.save(mlp(SILU), path)
+    assert run(["rank", str(path)]) == 0  # one sublayer, which nothing reads
+    assert capsys.readouterr().out.splitlines()[-1] == "8 heads in 1 sublayer"
