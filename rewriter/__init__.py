@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
+    from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
     from rewriter.report.report import Report
@@ -48,6 +49,7 @@ __all__ = [
     "ProviderError",
     "Report",
     "RewriteError",
+    "Text",
     "TimeLimitError",
     "UsageError",
     "ValidationError",
@@ -76,6 +78,7 @@ _HOMES = {
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
     "Report": "rewriter.report.report",
+    "Text": "rewriter.proof.inputs.given",
 }
 
 

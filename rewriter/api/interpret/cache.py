@@ -23,11 +23,13 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.graph.extract import with_outputs
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Text
 from rewriter.proof.inputs.npz import load_cases
+from rewriter.proof.inputs.text import Tokens, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 Array = NDArray[Any]
-Inputs = str | os.PathLike[str] | Mapping[str, Array]
+Inputs = str | os.PathLike[str] | Mapping[str, Array] | Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +40,13 @@ class Cached:
         outputs: the model's outputs.
         cache: hook to what was recorded there.
         index: the heads of the model.
+        tokens: the tokens of each text; empty where inputs are arrays.
     """
 
     outputs: Mapping[str, Array]
     cache: Mapping[str, Array]
     index: HeadIndex
+    tokens: tuple[tuple[str, ...], ...] = ()
 
 
 def run_with_cache(
@@ -57,13 +61,14 @@ def run_with_cache(
 
     Args:
         model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
-        inputs: maps inputs to arrays; or an npz file, whose cases, if there are several, become prefixes: `case/hook`.
+        inputs: maps inputs to arrays; or an npz file or a `Text`, whose cases, if there are several, become prefixes:
+            `case/hook`.
         names: globs of the hooks to record.
         program: as for `heads`.
         provider: execution provider.
 
     Raises:
-        UsageError: no hook matches, or a file of inputs does not fit the model.
+        UsageError: no hook matches, or inputs do not fit the model.
         ModelError: the model is unreadable, malformed or unsafe.
         ProviderError: the execution provider is not available.
         ValidationError: onnxruntime does not run the model on these inputs.
@@ -72,7 +77,8 @@ def run_with_cache(
     wanted = (names,) if isinstance(names, str) else tuple(names)
     recording = Recording.of(index, inputs, wanted, provider)
     cache = dict(recording.arrays())
-    return Cached(recording.outputs, cache, index)
+    spelled = () if recording.tokens is None else recording.tokens.spelled
+    return Cached(recording.outputs, cache, index, spelled)
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -118,6 +124,7 @@ class Recording:
         hooks: what to record.
         provider: execution provider.
         outputs: the model's outputs, filled by `arrays`; with the case as a prefix if there are several.
+        tokens: the texts that the cases are made of; None where inputs are arrays.
         group_bytes: largest size of the recorded tensors of one run.
     """
 
@@ -126,21 +133,25 @@ class Recording:
     hooks: Mapping[str, Hook]
     provider: str
     outputs: dict[str, Array]
+    tokens: Tokens | None = None
     group_bytes: int = GROUP_BYTES
 
     @classmethod
     def of(cls, index: HeadIndex, inputs: Inputs, names: Sequence[str], provider: str) -> Recording:
         """Check the inputs and the names. Raises UsageError."""
-        if isinstance(inputs, Mapping):
-            cases: Sequence[Case] = (Case("", {name: np.asarray(array) for name, array in inputs.items()}),)
+        tokens = tokenized(inputs, index.proto, index.view) if isinstance(inputs, Text) else None
+        if tokens is not None:
+            cases: Sequence[Case] = tokens.cases
+        elif isinstance(inputs, Mapping):
+            cases = (Case("", {name: np.asarray(array) for name, array in inputs.items()}),)
         else:
-            cases = load_cases(Path(inputs), index.proto)
+            cases = load_cases(Path(inputs), index.proto)  # type: ignore[arg-type]  # a Text has gone the first way
         known = hooks_of(index)
         for glob in names:
             if not any(fnmatchcase(name, glob) for name in known):
                 raise UsageError(f"no hook matches '{glob}'; there are, for example, {', '.join(list(known)[:8])}")
         chosen = {name: hook for name, hook in known.items() if any(fnmatchcase(name, glob) for glob in names)}
-        return cls(index, cases, chosen, provider, {})
+        return cls(index, cases, chosen, provider, {}, tokens)
 
     def noted(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Array]]:
         """The same arrays, then the outputs as `outputs/NAME`; their shapes are noted in `shapes`."""
