@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -22,6 +24,7 @@ from models.training.data import docstrings, repeated_batches, text_batches, tra
 from models.training.table import TOKENIZER, Trained
 
 EXPORTER: Exporter = "dynamo"
+_KEPT = "pkg.torch.onnx.name_scopes"
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 """Tokens [batch, length], and which of them are predictable from those before."""
@@ -49,10 +52,23 @@ def train_and_export(
     module = Positional(model, trained.entry)
     module.eval()
     module.requires_grad_(requires_grad=False)
-    done = export_module(module, trained.entry, folder / trained.file, exporter=EXPORTER)
+    path = folder / trained.file
+    done = export_module(module, trained.entry, path, exporter=EXPORTER)
+    slim(path)
     if tokenizer is not None:
         tokenizer.save(str(folder / TOKENIZER))
-    return done
+    return replace(done, size_bytes=path.stat().st_size)
+
+
+def slim(path: Path) -> None:
+    """Remove the exporter's notes from a file, except the scopes by which layers are named: a fifth of a small file."""
+    model = onnx.load(path)
+    messages = (*model.graph.node, *model.graph.initializer, *model.graph.value_info, *model.graph.input)
+    for message in (*messages, *model.graph.output, model.graph, model):
+        kept = [prop for prop in message.metadata_props if prop.key == _KEPT]
+        del message.metadata_props[:]
+        message.metadata_props.extend(kept)
+    onnx.save(model, path)
 
 
 def train(model: Any, batches: Batches, trained: Trained, steps: int, told: Callable[[str], None]) -> float:
