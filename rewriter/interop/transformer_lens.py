@@ -39,7 +39,7 @@ def with_mlp_heads(bridge: Any, model: Model, *, program: str = "fast") -> Any:
     try:
         from rewriter.interop.neuron_heads import NeuronHeads
     except ImportError as error:
-        what = f"this needs TransformerLens ({error.name} is missing)"
+        what = f"this needs TransformerLens ({str(error.name).partition(".")[0]} is missing)"
         raise UsageError(f"{what}: pip install attnonly[transformerlens]") from None
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
