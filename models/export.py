@@ -145,4 +145,5 @@ def require_packages(*further: str) -> None:
     needed = ("torch", "transformers", "onnxscript", *further)
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"exporting needs {' and '.join(missing)}: pip install .[models]")
+        extras = ".[models,text]" if further else ".[models]"
+        raise UsageError(f"{'training' if further else 'exporting'} needs {' and '.join(missing)}: pip install {extras}")
