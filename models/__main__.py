@@ -1,4 +1,4 @@
-"""`python -m models`: list the table, export an entry, regenerate the committed files, measure coverage.
+"""`python -m models`: list the table, export an entry, train small decoders, regenerate files, measure coverage.
 
 The exit status is 0, or 2 after one line that says what is wrong (1 if an export does not compute what PyTorch does).
 Listing needs neither PyTorch nor transformers.
@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from models.entry import DEFAULT_OPSETS, DTYPES, EXPORTERS, SIZES, Dtype, Exporter
-from models.export import Exported, export_model, regenerate
+from models.export import Exported, export_model, regenerate, require_packages
 from models.registry import ENTRIES, get
-from rewriter.errors import ExitStatus, RewriteError, ValidationError
+from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
 
 
 @click.group(help="Example models for `rewrite`: known architectures, random or trained weights, both exporters.")
@@ -84,6 +84,34 @@ def export_command(
 def regenerate_command() -> None:
     """Regenerate the example files of this folder."""
     for done in regenerate(Path(__file__).parent):
+        click.echo(_line(done))
+
+
+@cli.command("train")
+@click.argument("names", nargs=-1)
+@click.option("--steps", type=click.IntRange(min=1), help="Batches to train on. Default: those of the table.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path(__file__).parent / "trained",
+    help="The folder to write to. Default: models/trained.",
+)
+def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: Path) -> None:
+    """Train small decoders (default: all of them) and export them; a few minutes each on two cores."""
+    from models.training.table import TRAINED
+
+    unknown = next((name for name in names if name not in TRAINED), None)
+    if unknown is not None:
+        raise UsageError(f"unknown decoder {unknown!r}; known: {', '.join(TRAINED)}")
+    if not output.is_dir():
+        raise UsageError(f"the folder {output} does not exist; create it first")
+    require_packages("tokenizers")
+    from models.training.train import train_and_export
+
+    for name in names or TRAINED:
+        done = train_and_export(TRAINED[name], output, seed=seed, steps=steps, told=click.echo)
         click.echo(_line(done))
 
 

@@ -47,13 +47,13 @@ def build(entry: Entry, size: str, dtype: Dtype = "fp32", seed: int = 0) -> Posi
     Raises:
         UsageError: The size does not exist, or the package with the trained weights is not installed.
     """
-    config = entry.config(size)
     if entry.package:
+        entry.config(size)
         model = _pretrained(entry)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _from_config(entry, config)
+            model = untrained(entry, size)
     module = Positional(model, entry)
     module.eval()
     if not entry.package:
@@ -86,8 +86,9 @@ def example_inputs(
     return tuple(fill(spec) for spec in entry.inputs)
 
 
-def _from_config(entry: Entry, config: dict[str, Any]) -> Any:
-    settings = _class(entry.config_class)(**config)
+def untrained(entry: Entry, size: str) -> Any:
+    """The model of an entry as its own constructor initialises it, from PyTorch's global generator."""
+    settings = _class(entry.config_class)(**entry.config(size))
     settings.use_cache = False
     settings._attn_implementation = "eager"  # noqa: SLF001 - classes without from_config have no public way
     return _class(entry.model_class)(settings)

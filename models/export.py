@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -48,20 +49,40 @@ def export_model(
     entry.config(size)
     if exporter in entry.refusals:
         raise UsageError(f"{exporter} cannot export {entry.name}: {entry.refusals[exporter]}")
-    output = output.absolute()
-    if not output.parent.is_dir():
-        raise UsageError(f"the folder {output.parent} does not exist; create it first")
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file")
-    _require_packages()
-    from models.build import build, example_inputs
-    from models.trace import quiet, trace
+    check_place(output)
+    require_packages()
+    from models.build import build
+    from models.trace import quiet
+
+    with quiet():
+        module = build(entry, size, dtype, seed)
+    return export_module(module, entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype)
+
+
+def export_module(
+    module: Any,
+    entry: Entry,
+    output: Path,
+    *,
+    size: str = "tiny",
+    exporter: Exporter = "torchscript",
+    opset: int | None = None,
+    dtype: Dtype = "fp32",
+) -> Exported:
+    """The same for a module of `models.build` that is there already, such as a trained one.
+
+    Raises:
+        UsageError: The file cannot be written there, or the exporter cannot export the module.
+        ValidationError: The exported file does not compute what PyTorch does; no file is left.
+    """
+    check_place(output)
+    from models.build import example_inputs
+    from models.trace import trace
     from models.verify import TRACED, verify
 
+    output = output.absolute()
     opset = opset or DEFAULT_OPSETS[exporter]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as scratch:
-        with quiet():
-            module = build(entry, size, dtype, seed)
         inputs = example_inputs(entry, size, TRACED, dtype)
         results = module(*inputs)
         shapes = [tuple(tensor.shape) for tensor in (results if isinstance(results, tuple) else (results,))]
@@ -79,6 +100,15 @@ def regenerate(folder: Path) -> list[Exported]:
         export_model(get(committed.entry), folder / committed.file, exporter=committed.exporter)
         for committed in COMMITTED
     ]
+
+
+def check_place(output: Path) -> None:
+    """Raises UsageError if no file can be written there."""
+    output = output.absolute()
+    if not output.parent.is_dir():
+        raise UsageError(f"the folder {output.parent} does not exist; create it first")
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file")
 
 
 def _rewrite(raw: Path, path: Path, entry: Entry, opset: int, shapes: list[tuple[int, ...]]) -> None:
@@ -108,9 +138,14 @@ def _install(scratch: Path, output: Path) -> int:
     return total
 
 
-def _require_packages() -> None:
+def require_packages(*further: str) -> None:
+    """Raises UsageError, with the extra, if PyTorch, transformers, onnxscript or a further package is missing."""
     import importlib.util
 
-    missing = [name for name in ("torch", "transformers", "onnxscript") if importlib.util.find_spec(name) is None]
+    needed = ("torch", "transformers", "onnxscript", *further)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"exporting needs {' and '.join(missing)}: pip install .[models]")
+        extras = ".[models,text]" if further else ".[models]"
+        raise UsageError(
+            f"{'training' if further else 'exporting'} needs {' and '.join(missing)}: pip install {extras}"
+        )

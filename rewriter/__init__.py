@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from rewriter.health.diagnosing import doctor
+    from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
     from rewriter.report.folder import FolderReport
@@ -56,6 +57,7 @@ __all__ = [
     "ProviderError",
     "Report",
     "RewriteError",
+    "Text",
     "TimeLimitError",
     "UsageError",
     "ValidationError",
@@ -82,7 +84,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         (
-            *("ablate", "attribute", "attribution_graph", "bench", "compositions", "diff", "doctor", "freeze"),
+            *("ablate", "attribute", "attribution_graph", "bench", "compositions", "diff", "freeze"),
             *("head_activity", "head_tokens", "heads", "idle_heads", "inspect", "patch"),
             *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
@@ -93,6 +95,7 @@ _HOMES = {
     "Comparison": "rewriter.report.comparison",
     "FolderReport": "rewriter.report.folder",
     "Report": "rewriter.report.report",
+    "Text": "rewriter.proof.inputs.given",
 }
 
 

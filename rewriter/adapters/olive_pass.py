@@ -15,7 +15,7 @@ from typing import Any
 from rewriter.api import rewrite
 from rewriter.api.keywords import RewriteKeywords
 from rewriter.errors import ExitStatus, UsageError
-from rewriter.files.durable import write_text
+from rewriter.files.atomic import write_text
 
 try:
     from olive.hardware import AcceleratorSpec

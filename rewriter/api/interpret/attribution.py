@@ -14,7 +14,7 @@ and the correlation of the changes with the attributions is reported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.patching import without
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.proof.inputs.given import Inputs
+from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
 
@@ -49,6 +49,8 @@ class Attribution:
         written: sublayer to [tokens]: the same for all that it writes, its bias included.
         patched: MLP to [tokens]: how much lower the logit is if it writes nothing there; empty without `patching`.
         index: the heads of the model.
+        tokens: the tokens of the text; empty where inputs are arrays.
+        entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
     """
 
     logit: float
@@ -58,6 +60,8 @@ class Attribution:
     written: Mapping[str, Array]
     patched: Mapping[str, Array]
     index: HeadIndex
+    tokens: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
 
     @property
     def correlation(self) -> float | None:
@@ -94,7 +98,7 @@ def total(parts: Mapping[str, Array]) -> float:
 
 def attribute(
     model: Source,
-    inputs: Inputs,
+    inputs: InputsOrText,
     logit: int,
     *,
     minus: int | None = None,
@@ -108,7 +112,7 @@ def attribute(
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; or an npz file with one case.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
         logit: which entry of the output's last axis.
         minus: attribute the difference from this entry instead.
         output: the output [batch, tokens, entries]; default: the first one.
@@ -130,7 +134,7 @@ class Reader:
     """One sequence of a run in float64."""
 
     @classmethod
-    def of(cls, model: Source, inputs: Inputs, *, output: str | None, sequence: int, program: str) -> Reader:
+    def of(cls, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int, program: str) -> Reader:
         """Run the model; arguments and errors are those of `attribute`."""
         index = heads(model, program=program, wide=True)
         recording = Recording.of(index, inputs, ("*",), "cpu")
@@ -144,6 +148,7 @@ class Reader:
     def __init__(self, index: HeadIndex, chain: Chain, recording: Recording, output: str, sequence: int) -> None:
         self.index, self._chain, self._output, self.sequence = index, chain, output, sequence
         self.case = recording.cases[0]
+        self.tokens = recording.tokens
         self._hooks = hooks_of(index)
         self._norms = {
             named.name: norm_of(index, named, stage) for stage in chain.stages for named, _ in stage.sublayers
@@ -188,7 +193,15 @@ class Reader:
         order = [name for link in linear.links for name in link.steps]
         effects, written = ({name: each[name] for name in order} for each in (effects, written))
         patched = self._patched(linear.value, self._chosen(logit, minus), position) if patching else {}
-        return Attribution(linear.value, direct, paths, effects, written, patched, self.index)
+        spelled = () if self.tokens is None else self.tokens.spelled[0]
+        entries = self.spelled((logit,) if minus is None else (logit, minus))
+        return Attribution(linear.value, direct, paths, effects, written, patched, self.index, spelled, entries)
+
+    def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
+        """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
+        count = self.values[self._output].shape[-1]
+        words = () if self.tokens is None else tuple(self.tokens.entry(number, count) for number in numbers)
+        return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
         """The output's entries at a token."""

@@ -22,8 +22,9 @@ from rewriter.files.load import Source
 from rewriter.graph.extract import with_outputs
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Inputs, as_given
+from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.npz import load_cases
+from rewriter.proof.inputs.text import Tokens, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 Array = NDArray[Any]
@@ -37,16 +38,18 @@ class Cached:
         outputs: the model's outputs.
         cache: hook to what was recorded there.
         index: the heads of the model.
+        tokens: the tokens of each text; empty where inputs are arrays.
     """
 
     outputs: Mapping[str, Array]
     cache: Mapping[str, Array]
     index: HeadIndex
+    tokens: tuple[tuple[str, ...], ...] = ()
 
 
 def run_with_cache(
     model: Source | HeadIndex,
-    inputs: Inputs,
+    inputs: InputsOrText,
     *,
     names: str | Sequence[str] = "*",
     program: str = "fewest",
@@ -56,8 +59,8 @@ def run_with_cache(
 
     Args:
         model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
-        inputs: an npz file, arrays by input name, or a list of those; the names or numbers of several cases become
-            prefixes, as in `case/hook`.
+        inputs: an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
+            become prefixes, as in `case/hook`.
         names: globs of the hooks to record.
         program: as for `heads`.
         provider: execution provider.
@@ -72,7 +75,8 @@ def run_with_cache(
     wanted = (names,) if isinstance(names, str) else tuple(names)
     recording = Recording.of(index, inputs, wanted, provider)
     cache = dict(recording.arrays())
-    return Cached(recording.outputs, cache, index)
+    spelled = () if recording.tokens is None else recording.tokens.spelled
+    return Cached(recording.outputs, cache, index, spelled)
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -118,6 +122,7 @@ class Recording:
         hooks: what to record.
         provider: execution provider.
         outputs: the model's outputs, filled by `arrays`; with the case as a prefix if there are several.
+        tokens: the texts that the cases are made of; None where inputs are arrays.
         group_bytes: largest size of the recorded tensors of one run.
     """
 
@@ -126,18 +131,24 @@ class Recording:
     hooks: Mapping[str, Hook]
     provider: str
     outputs: dict[str, Array]
+    tokens: Tokens | None = None
     group_bytes: int = GROUP_BYTES
 
     @classmethod
-    def of(cls, index: HeadIndex, inputs: Inputs, names: Sequence[str], provider: str) -> Recording:
+    def of(cls, index: HeadIndex, inputs: InputsOrText, names: Sequence[str], provider: str) -> Recording:
         """Check the inputs and the names. Raises UsageError."""
-        cases = load_cases(as_given(inputs), index.proto)
+        tokens: Tokens | None = None
+        if isinstance(inputs, Text):
+            tokens = tokenized(inputs, index.proto, index.view)
+            cases = tokens.cases
+        else:
+            cases = load_cases(as_given(inputs), index.proto)
         known = hooks_of(index)
         for glob in names:
             if not any(fnmatchcase(name, glob) for name in known):
                 raise UsageError(f"no hook matches '{glob}'; there are, for example, {', '.join(list(known)[:8])}")
         chosen = {name: hook for name, hook in known.items() if any(fnmatchcase(name, glob) for glob in names)}
-        return cls(index, cases, chosen, provider, {})
+        return cls(index, cases, chosen, provider, {}, tokens)
 
     def noted(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Array]]:
         """The same arrays, then the outputs as `outputs/NAME`; their shapes are noted in `shapes`."""

@@ -18,12 +18,12 @@ from rewriter.api.interpret.selection import Names, chosen_heads
 from rewriter.api.interpret.targets import Target
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Inputs
+from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
 
 
-def patterns_on(target: Target, names: Names, inputs: Inputs) -> list[Edit]:
+def patterns_on(target: Target, names: Names, inputs: InputsOrText) -> list[Edit]:
     """Patterns as they are on the inputs. Raises UsageError."""
     case = target.case(inputs)
     return [
@@ -67,7 +67,7 @@ def _affine(target: Target, named: Named, own: NeuronHeads, numbers: list[int], 
     return Edit(tensor, Frozen(source, *(array.astype(dtype) for array in shaped)), where)
 
 
-def norms_on(target: Target, inputs: Inputs, output: str | None) -> list[Edit]:
+def norms_on(target: Target, inputs: InputsOrText, output: str | None) -> list[Edit]:
     """The normalisations on the stream with the denominators that they have on the inputs. Raises UsageError."""
     case = target.case(inputs)
     outputs = target.index.view.outputs

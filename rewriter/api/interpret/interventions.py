@@ -20,12 +20,12 @@ from rewriter.api.interpret.selection import Names
 from rewriter.api.interpret.targets import Array, Target
 from rewriter.errors import UsageError
 from rewriter.files.load import Source, like
-from rewriter.proof.inputs.given import Inputs
+from rewriter.proof.inputs.given import InputsOrText
 
 HOW = ("zero", "mean", "resample")
 
 
-def ablate(model: Source, names: Names, how: str = "zero", *, inputs: Inputs | None = None, seed: int = 0) -> Any:
+def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None, seed: int = 0) -> Any:
     """The model without what some heads write.
 
     Args:
@@ -59,7 +59,7 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: Inputs | N
     return like(model, target.changed(edits))
 
 
-def patch(model: Source, names: Names, inputs: Inputs) -> Any:
+def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
     """The model in which some heads write what they write on `inputs`.
 
     Args:
@@ -75,7 +75,7 @@ def patch(model: Source, names: Names, inputs: Inputs) -> Any:
     return like(model, target.changed(target.recorded(list(target.sites(names)), inputs, np.arange)))
 
 
-def freeze(model: Source, names: Names, inputs: Inputs, *, norms: bool = False, output: str | None = None) -> Any:
+def freeze(model: Source, names: Names, inputs: InputsOrText, *, norms: bool = False, output: str | None = None) -> Any:
     """The model in which some heads have the patterns that they have on `inputs`.
 
     A neuron whose pattern is frozen is affine in what its value reads. With all heads and `norms`, the model is the

@@ -22,7 +22,7 @@ from rewriter.api.interpret.selection import Names, chosen_heads
 from rewriter.errors import UsageError
 from rewriter.files.load import Source, load_model
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Inputs
+from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
 
@@ -110,7 +110,7 @@ class Target:
         known = self.index.view.type_of(tensor).elem_type or onnx.TensorProto.FLOAT
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(known))
 
-    def means(self, sites: Sequence[Site], inputs: Inputs) -> list[Edit]:
+    def means(self, sites: Sequence[Site], inputs: InputsOrText) -> list[Edit]:
         """The mean of every channel over the tokens of all cases."""
         totals: dict[str, Array] = {}
         counts: dict[str, int] = {}
@@ -138,7 +138,7 @@ class Target:
         tokens = pre.make(self.run(case, pre.tensors)).shape[1]
         return np.asarray(array[:, :, :tokens])
 
-    def recorded(self, sites: Sequence[Site], inputs: Inputs, order_of: Callable[[int], Array]) -> list[Edit]:
+    def recorded(self, sites: Sequence[Site], inputs: InputsOrText, order_of: Callable[[int], Array]) -> list[Edit]:
         """What the heads write on the inputs, with the sequences in some order."""
         case = self.case(inputs)
         values = self.run(case, [site.tensor for site in sites])
@@ -155,7 +155,7 @@ class Target:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def case(self, inputs: Inputs) -> Case:
+    def case(self, inputs: InputsOrText) -> Case:
         """The only case of the inputs. Raises UsageError."""
         cases = Recording.of(self.index, inputs, (), "cpu").cases
         if len(cases) != 1:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rewriter.cli.interpret.options import logit_options
+from rewriter.cli.interpret.options import files_of, logit_options
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
+from rewriter.proof.inputs.given import Text
 
 if TYPE_CHECKING:
     from rewriter.api.interpret.attribution import Attribution
@@ -33,7 +34,7 @@ Exit status:
 def attribute(
     model: Path,
     *,
-    inputs: Path,
+    inputs: Path | Text,
     logit: int,
     minus: int | None,
     output: str | None,
@@ -48,16 +49,16 @@ def attribute(
     printed.
     """
     if report is not None:
-        check_report(report, (model, inputs))
+        check_report(report, (model, *files_of(inputs)))
     from rewriter.api.interpret.attribution import attribute as attributed
 
     found = attributed(model, inputs, logit, minus=minus, output=output, **how)
     sums = {"direct": found.direct, "paths": found.paths}
     write_report(report, lambda: _facts(found))
-    lines = [f"logit {found.logit:.6g}"]
+    lines = [f"logit {found.logit:.6g}" + _between(found.entries)]
     for name, parts in () if quiet else sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
-        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(found.by_neuron(parts), top)]
+        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(found.by_neuron(parts), top, found.tokens)]
     if found.correlation is not None:
         lines += ["", f"correlation with patching, over MLPs and tokens: {found.correlation:.4f}"]
     click.echo("\n".join(lines), err=report == STANDARD)
@@ -74,16 +75,25 @@ def _facts(found: Attribution) -> dict[str, Any]:
     facts: dict[str, Any] = {
         name: {part: np.asarray(array).tolist() for part, array in parts.items()} for name, parts in sums.items()
     }
+    if found.tokens:
+        facts |= {"tokens": list(found.tokens), "entries": list(found.entries)}
     facts |= {"logit": found.logit, "residuals": dict(found.residuals), "correlation": found.correlation}
     return dict(plain_data(facts))
 
 
-def _largest(parts: Mapping[str, Any], top: int) -> list[tuple[str, float]]:
-    """The contributions of largest size; those of heads and tokens with their number."""
+def _between(entries: tuple[str, ...]) -> str:
+    """The tokens whose logits these are, where that is known."""
+    return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
+
+
+def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
+    """The contributions of largest size; those of heads and tokens with their number, of tokens with their text."""
     import numpy as np
 
     rows: list[tuple[str, float]] = []
     for name, part in parts.items():
         array = np.asarray(part)
-        rows += [(f"{name}[{place}]" if array.ndim else name, float(value)) for place, value in enumerate(array.flat)]
+        for place, value in enumerate(array.flat):
+            said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
+            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from rewriter.cli.interpret.options import logit_options
+from rewriter.cli.interpret.options import files_of, logit_options
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import UsageError
+from rewriter.proof.inputs.given import Text
 from rewriter.text import quoted
 
 _HELP_STATUS = """\b
@@ -57,7 +58,7 @@ Exit status:
 def graph(
     model: Path,
     *,
-    inputs: Path,
+    inputs: Path | Text,
     logit: int,
     out: Path | None,
     report: Path | None,
@@ -72,7 +73,7 @@ def graph(
     """
     for path in (out, report):
         if path is not None:
-            check_report(path, (model, inputs, out if path is report else None), force=force)
+            check_report(path, (model, *files_of(inputs), out if path is report else None), force=force)
     if out is not None and out.exists() and not force:
         raise UsageError(f"{quoted(out)} exists; pass --force to replace it, or choose another path")
     from rewriter.api.interpret.graph.tracing import attribution_graph

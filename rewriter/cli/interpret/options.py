@@ -1,13 +1,17 @@
-"""Options that the commands for heads share."""
+"""Options that the commands for heads share: the inputs, as arrays or as text, and what is taken apart."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from rewriter.cli.declared import declared_options
+from rewriter.errors import UsageError
+from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -18,6 +22,16 @@ program_option = click.option(
     default="fewest",
     show_default=True,
     help="Heads of neurons: those of the program with the fewest heads, or with the fewest operations.",
+)
+
+_TEXT = (
+    click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
+    click.option(
+        "--tokenizer",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The tokenizer of --text: a tokenizer.json, or a folder with one. Needs the extra text.",
+    ),
 )
 
 _LOGIT = (
@@ -34,6 +48,39 @@ def logit_options(command: Command) -> Command:
     """The options of commands that take a logit apart: the inputs, and which entry of which output."""
     for option in reversed(_LOGIT):
         command = option(command)
-    return declared_options(
-        Settings, only=("inputs",), inputs={"required": True, "metavar": "FILE.npz", "help": "The inputs: one case."}
-    )(command)  # type: ignore[return-value]
+    return input_options("The inputs: one case.")(command)
+
+
+def input_options(told: str, **instead: Any) -> Callable[[Command], Command]:
+    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
+
+    Args:
+        told: the help of `--inputs`.
+        **instead: further options of the proof, as for `declared_options`.
+    """
+
+    def decorated(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(*, inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None, **options: Any) -> Any:
+            return command(inputs=_given(inputs, text, tokenizer), **options)
+
+        result = called
+        for option in reversed(_TEXT):
+            result = option(result)
+        declared = declared_options(Settings, only=("inputs", *instead), inputs={"help": told}, **instead)
+        return declared(result)  # type: ignore[return-value]
+
+    return decorated
+
+
+def files_of(inputs: Path | Text) -> tuple[Path, ...]:
+    """The files that inputs are read from, which no output may replace."""
+    return (inputs,) if isinstance(inputs, Path) else (Path(inputs.tokenizer),)
+
+
+def _given(inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None) -> Path | Text:
+    if (inputs is None) == (not text):
+        raise UsageError("pass --inputs FILE.npz, or --text and --tokenizer" + (", not both" if text else ""))
+    if bool(text) != (tokenizer is not None):
+        raise UsageError("--text and --tokenizer belong together")
+    return Text(text, tokenizer) if inputs is None else inputs

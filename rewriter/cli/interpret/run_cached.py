@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from rewriter.cli.declared import declared_options
-from rewriter.cli.interpret.options import program_option
+from rewriter.cli.interpret.options import input_options, program_option
 from rewriter.errors import UsageError
-from rewriter.proof.settings import Settings
+from rewriter.proof.inputs.given import Text
 
 _HELP_STATUS = """\b
 Exit status:
@@ -23,12 +22,7 @@ Exit status:
 
 @click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", type=click.Path(path_type=Path))
-@declared_options(
-    Settings,
-    only=("providers", "inputs"),
-    inputs={"required": True, "metavar": "FILE.npz", "help": "The inputs; several cases as case/input."},
-    providers={"help": "Execution provider; default: cpu."},
-)
+@input_options("The inputs; several cases as case/input.", providers={"help": "Execution provider; default: cpu."})
 @click.option(
     "--cache",
     metavar="FILE.npz",
@@ -42,7 +36,7 @@ Exit status:
 def run_cached(
     model: Path,
     *,
-    inputs: Path,
+    inputs: Path | Text,
     cache: Path,
     names: tuple[str, ...],
     program: str,
@@ -51,7 +45,8 @@ def run_cached(
 ) -> int:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
-    Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern.
+    Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
+    a case.
     """
     if cache.suffix != ".npz":
         raise UsageError(f"'{cache}' must end in .npz")
@@ -67,7 +62,11 @@ def run_cached(
     recording = Recording.of(index, inputs, names, providers[0] if providers else "cpu")
     check_output(cache, source=index.source, force=force)
     shapes: dict[str, tuple[int, ...]] = {}
-    atomically(cache, lambda file: write_npz(file, recording.noted(shapes), index.to_json()))
+    spelled = () if recording.tokens is None else recording.tokens.spelled
+    facts = index.to_json() | ({"tokens": spelled} if spelled else {})
+    atomically(cache, lambda file: write_npz(file, recording.noted(shapes), facts))
+    for tokens in spelled:
+        click.echo(f"tokens: {' | '.join(tokens)}")
     for name, shape in shapes.items():
         click.echo(f"{name:<44} {list(shape)}")
     click.echo(f"{len(shapes)} arrays written to {cache}")

@@ -28,7 +28,7 @@ class Contents(Protocol):
 
 def write_heads_page(contents: Contents, path: Path) -> None:
     """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
-    from rewriter.files.durable import write_text
+    from rewriter.files.atomic import write_text
 
     write_text(path, render_heads(contents))
 

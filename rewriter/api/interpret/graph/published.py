@@ -32,12 +32,12 @@ class Target:
 
     Attributes:
         value: the logit, or the difference.
-        minus: the other entry; None if there is none.
+        entries: the entry, and the one that it is the difference from, as they are shown.
         probability: the softmax of all entries at this one.
     """
 
     value: float
-    minus: int | None
+    entries: tuple[str, ...]
     probability: float
 
 
@@ -52,6 +52,8 @@ class Traced:
         target: the logit.
         thresholds: the shares of influence that pruning keeps, of nodes and of edges.
         tokens: the sequence's token ids; places where the model reads no ids.
+        shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
+        prompt: the text, or what is shown.
         index: the heads of the model.
     """
 
@@ -61,6 +63,8 @@ class Traced:
     target: Target
     thresholds: tuple[float, float]
     tokens: tuple[int, ...]
+    shown: tuple[str, ...]
+    prompt: str
     index: HeadIndex
 
 
@@ -78,15 +82,14 @@ def document(graph: Traced, facts: Mapping[str, Any]) -> dict[str, Any]:
     ids = _Ids(graph)
     left = np.flatnonzero(graph.pruned.nodes)
     targets, sources = np.nonzero(graph.pruned.edges)
-    shown = [str(token) for token in graph.tokens]
     node_threshold, edge_threshold = graph.thresholds
     return {
         "metadata": {
             "slug": "graph",
             "scan": "attnonly",
             "transcoder_list": [],
-            "prompt_tokens": shown,
-            "prompt": " ".join(shown),
+            "prompt_tokens": list(graph.shown),
+            "prompt": graph.prompt,
             "node_threshold": node_threshold,
             "schema_version": 1,
             "edge_threshold": edge_threshold,
@@ -173,8 +176,8 @@ def _told(graph: Traced, node: Node) -> str:
     if node.kind == "embedding":
         return ""
     if node.kind == "logit":
-        other = "" if graph.target.minus is None else f' - "{graph.target.minus}"'
-        return f'Output "{node.index}"{other} (p={graph.target.probability:.3f})'
+        entries = " - ".join(f'"{entry}"' for entry in graph.target.entries)
+        return f"Output {entries} (p={graph.target.probability:.3f})"
     return f"{node.name}[{node.index}]" if node.kind in ("neuron", "head") else node.name
 
 

@@ -19,7 +19,7 @@ from rewriter.api.interpret.graph.prune import Scores, prune, scores
 from rewriter.api.interpret.graph.published import Target, Traced, document, vocabulary_of
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.proof.inputs.given import Inputs
+from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
 
@@ -78,7 +78,7 @@ class AttributionGraph(Traced):
 
 def attribution_graph(
     model: Source,
-    inputs: Inputs,
+    inputs: InputsOrText,
     logit: int,
     *,
     minus: int | None = None,
@@ -94,7 +94,7 @@ def attribution_graph(
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; or an npz file with one case.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`, whose tokens the graph then shows.
         logit: which entry of the output's last axis.
         minus: the graph of the difference from this entry instead.
         output: the output [batch, tokens, entries]; default: the first one.
@@ -130,9 +130,13 @@ def attribution_graph(
     kept = (kinds == "embedding") | (kinds == "logit")
     pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, *thresholds)
     other = None if minus is None else minus % len(entries)
-    target = Target(linear.value, other, _probability(entries, logit))
+    chosen = (logit % len(entries),) if other is None else (logit % len(entries), other)
+    target = Target(linear.value, reader.spelled(chosen) or tuple(map(str, chosen)), _probability(entries, logit))
     tokens = vocabulary_of(reader.index, reader.case.feeds, sequence, len(linear.start))
-    return AttributionGraph(tuple(table.nodes), edges, pruned, target, thresholds, tokens, reader.index)
+    shown = tuple(map(str, tokens)) if reader.tokens is None else reader.tokens.spelled[0]
+    prompt = " ".join(shown) if reader.tokens is None else reader.tokens.texts[0]
+    traced = (tuple(table.nodes), edges, pruned, target, thresholds, tokens, shown, prompt, reader.index)
+    return AttributionGraph(*traced)
 
 
 def _probability(entries: Array, logit: int) -> float:

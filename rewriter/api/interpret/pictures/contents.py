@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from rewriter.api.interpret.attribution import Attribution, attribute
-from rewriter.api.interpret.cache import Inputs, Recording
+from rewriter.api.interpret.cache import Recording
 from rewriter.api.interpret.graph.published import vocabulary_of
 from rewriter.api.interpret.graph.tracing import attribution_graph
 from rewriter.api.interpret.hooks import hooks_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.pictures.drawing import drawn
 from rewriter.api.interpret.ranking.activity import activations_of
 from rewriter.api.interpret.ranking.tokens import TokenScores, head_tokens
 from rewriter.api.interpret.ranking.vocabulary import Told, tokens_as_text
 from rewriter.api.interpret.selection import count_of
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
+from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
 
@@ -68,8 +70,8 @@ class Target:
 
 
 def head_pictures(
-    model: Model,
-    inputs: Inputs,
+    model: Source,
+    inputs: InputsOrText,
     *,
     logit: int | None = None,
     minus: int | None = None,
@@ -138,7 +140,7 @@ def _options(target: Target) -> dict[str, Any]:
     return {"minus": target.minus, "position": target.position, "output": target.output}
 
 
-def _title(model: Model) -> str:
+def _title(model: Source) -> str:
     return Path(model).name if isinstance(model, str | os.PathLike) else "model in memory"
 
 
@@ -161,7 +163,7 @@ class _Run:
     tokens: int
 
     @classmethod
-    def of(cls, index: HeadIndex, inputs: Inputs, sequence: int) -> _Run:
+    def of(cls, index: HeadIndex, inputs: InputsOrText, sequence: int) -> _Run:
         """Run the model. Raises UsageError."""
         known = hooks_of(index)
         wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]

@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.original import Attention
-from rewriter.api.interpret.cache import Inputs, Recording
+from rewriter.api.interpret.cache import Recording
 from rewriter.api.interpret.hooks import hooks_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.vocabulary import Told, tokens_as_text
 from rewriter.api.interpret.selection import Names
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import Role, input_specs
 
 Array = NDArray[Any]
@@ -121,8 +123,8 @@ class Activity:
 
 
 def head_activity(
-    model: Model | HeadIndex,
-    inputs: Inputs,
+    model: Source | HeadIndex,
+    inputs: InputsOrText,
     *,
     names: Names = "*",
     top: int = 10,

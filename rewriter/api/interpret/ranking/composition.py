@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 
 from passes.heads.original import Attention
 from passes.heads.residual import parts_of
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.members import Members, Places
 from rewriter.api.interpret.ranking.sides import KINDS, Side, read, written
 from rewriter.api.interpret.selection import Names
 from rewriter.errors import ModelError, UsageError
+from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 
 Array = NDArray[Any]
@@ -131,7 +132,7 @@ class Compositions:
 
 
 def compositions(
-    model: Model | HeadIndex,
+    model: Source | HeadIndex,
     *,
     kinds: str = KINDS,
     names: Names = "*",

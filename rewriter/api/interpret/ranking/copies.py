@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.sides import read, written
 from rewriter.api.interpret.selection import Names
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
 
 Array = NDArray[Any]
 
@@ -82,7 +83,7 @@ class IdleHeads:
         }
 
 
-def idle_heads(model: Model | HeadIndex, *, names: Names = "*", similarity: float = 0.999) -> IdleHeads:
+def idle_heads(model: Source | HeadIndex, *, names: Names = "*", similarity: float = 0.999) -> IdleHeads:
     """Heads that are idle by their weights, and duplicates.
 
     Args:

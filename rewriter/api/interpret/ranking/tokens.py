@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.original import Attention
-from rewriter.api.interpret.index import HeadIndex, Model, heads
+from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.sides import read, written
 from rewriter.api.interpret.ranking.vocabulary import Told, embedding, embedding_table, tokens_as_text, unembedding
 from rewriter.api.interpret.selection import Names
 from rewriter.errors import UsageError
+from rewriter.files.load import Source
 
 Array = NDArray[Any]
 
@@ -93,7 +94,7 @@ class HeadTokens:
 
 
 def head_tokens(
-    model: Model | HeadIndex,
+    model: Source | HeadIndex,
     *,
     names: Names = "*",
     top: int = 10,

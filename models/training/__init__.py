@@ -1,0 +1,1 @@
+"""Small decoders that are trained here, in minutes, on data that needs no download (`python -m models train`)."""

@@ -1,0 +1,113 @@
+"""`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
+
+TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
+of `blocks.3.mlp`, and its hooks are theirs (`rewriter.interop.neuron_heads`). Needs the extra `transformerlens`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rewriter.api.interpret.index import HeadIndex, heads
+from rewriter.errors import UsageError
+from rewriter.files.load import Source
+
+_CLOSE = 1e-3
+"""Largest relative distance between an MLP and the heads in its place; programs and float32 leave about 1e-6."""
+
+
+def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
+    """Put the heads that an ONNX file of the same model has in the place of every MLP of a TransformerLens model.
+
+    The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
+    be replaced.
+
+    Args:
+        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights.
+        model: path of the ONNX file, original or rewritten, or a model in memory.
+        program: as for `rewriter.heads`. `fast` stays accurate in float32; in gates `fewest` is a small difference of
+            large values, which needs a bridge in float64.
+
+    Returns:
+        The bridge. `blocks.N.mlp` has the hooks hook_q, hook_k, hook_v, hook_attn_scores, hook_pattern,
+        hook_z and, where `cfg.use_attn_result` is set, hook_result.
+
+    Raises:
+        UsageError: transformer-lens is not installed, the file has no heads for an MLP of the model, or they do not
+            compute what that MLP does.
+        ModelError: the file is unreadable, malformed or unsafe.
+    """
+    try:
+        from rewriter.interop.neuron_heads import NeuronHeads
+    except ImportError as error:
+        what = f"this needs TransformerLens ({str(error.name).partition('.')[0]} is missing)"
+        raise UsageError(f"{what}: pip install attnonly[transformerlens]") from None
+    if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
+        raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
+    index = heads(model, program=program, wide=True)
+    found: list[NeuronHeads] = []
+    for block, name in zip(bridge.blocks, _layers(index, len(bridge.blocks)), strict=True):
+        like = next(iter(block.mlp.parameters()))
+        made = NeuronHeads(index, name, block.mlp.name, bridge.cfg).to(device=like.device, dtype=like.dtype)
+        _compare(block, made, bridge.cfg.d_model)
+        found.append(made.train(block.mlp.training))
+    for block, made in zip(bridge.blocks, found, strict=True):
+        _replace(block, made)
+    bridge.clear_hook_registry()
+    bridge._initialize_hook_registry()  # noqa: SLF001 - the only way to have new hooks found
+    return bridge
+
+
+def _layers(index: HeadIndex, count: int) -> list[str]:
+    """The neuron heads of each layer. Raises UsageError."""
+    facts = index.to_json()["sublayers"]
+    names = [f"blocks.{number}.mlp_heads" for number in range(count)]
+    known = [name for name, each in facts.items() if each["kind"] == "neurons"]
+    for name in names:
+        if name not in known:
+            reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
+            raise UsageError(f"the file has no {name} for an MLP of the model{reason}")
+    further = [name for name in known if name not in names]
+    if further:
+        raise UsageError(
+            f"the file has {further[0]}, which has no place in a model of {count} blocks with one MLP each"
+        )
+    return names
+
+
+def _compare(block: Any, made: Any, width: int) -> None:
+    """Raises UsageError if the heads cannot replace the block's MLP, or do not compute what it does."""
+    import torch
+
+    owner, last = _owner(block)
+    if getattr(owner, last, None) is not block.mlp:
+        raise UsageError(f"the MLP of {block.name} is not a module that can be replaced")
+    like = made.get_parameter("W_Q")
+    same = like.shape[1] == width
+    if same:
+        generator = torch.Generator().manual_seed(0)
+        data = torch.randn(1, 16, width, generator=generator).to(device=like.device, dtype=like.dtype)
+        with torch.no_grad():
+            wanted, found = block.mlp(data), made(data)
+            same = bool((wanted - found).abs().max() <= _CLOSE * wanted.abs().max())
+    if not same:
+        what = "use the file of the same model, before enable_compatibility_mode() folds its weights"
+        raise UsageError(f"the MLP of {block.name} is not what the file's heads compute; {what}")
+
+
+def _owner(block: Any) -> tuple[Any, str]:
+    """The wrapped module that calls the MLP of a block, and under which name."""
+    owner = block.original_component
+    *path, last = str(block.mlp.name).split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    return owner, last
+
+
+def _replace(block: Any, made: Any) -> None:
+    """Put the heads where the MLP was: in the bridge's block, and in the wrapped block that calls it."""
+    owner, last = _owner(block)
+    setattr(owner, last, made)
+    block.submodules["mlp"] = made
+    block.add_module("mlp", made)
+    block._register_aliases()  # noqa: SLF001 - hook_mlp_out is the new module's

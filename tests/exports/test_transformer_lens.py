@@ -1,0 +1,183 @@
+"""Neuron heads in TransformerLens: logits, hooks and ablations against the original bridge and onnxruntime."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.registry import get
+from rewriter import UsageError, ablate, run_with_cache
+from rewriter.interop.circuitsvis import attention_view
+from rewriter.interop.transformer_lens import with_mlp_heads
+from rewriter.ort.sessions import open_session
+from tests.conftest import Export
+
+pytestmark = [
+    pytest.mark.exports,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(importlib.util.find_spec("transformer_lens") is None, reason="needs the extra transformerlens"),
+]
+
+Array = NDArray[Any]
+
+EXPORTERS = {"gpt2-silu": "torchscript", "gpt2": "torchscript", "llama": "torchscript"}
+EXACT = {"gpt2-silu": 1e-12, "gpt2": 1e-5, "llama": 1e-5}
+"""Allowed in float64: the certified errors of the programs, about 1e-7 for GELU and gates, through two layers."""
+TOKENS = np.random.default_rng(0).integers(3, 60, (2, 9))
+
+
+@cache
+def module(name: str, seed: int = 0) -> Any:
+    from models.build import build
+
+    return build(get(name), "tiny", "fp32", seed).model
+
+
+def bridge(name: str, *, wide: bool = False, seed: int = 0) -> Any:
+    """A bridge around a copy, since it changes the module that it wraps."""
+    import copy
+
+    import torch
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    own = copy.deepcopy(module(name, seed))
+    dtype = torch.float64 if wide else torch.float32
+    own.to(dtype)
+    made = build_bridge_from_module(own, type(own).__name__, hf_config=own.config, dtype=dtype)
+    made.eval()
+    return made
+
+
+def logits(model: Any) -> Array:
+    import torch
+
+    with torch.no_grad():
+        found: Array = model(torch.tensor(TOKENS)).numpy()
+    return found
+
+
+def feeds() -> dict[str, Array]:
+    return {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
+
+
+def file(name: str, export: Export) -> Path:
+    return export(name, EXPORTERS[name])
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_logits(name: str, wide: bool, export: Export) -> None:
+    own = bridge(name, wide=wide)
+    wanted = logits(own)
+    assert with_mlp_heads(own, file(name, export)) is own
+    found = logits(own)
+    assert np.abs(wanted).max() > 1.0
+    assert np.abs(found - wanted).max() <= (EXACT[name] if wide else 1e-4)
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_hooks_fire_and_show_what_the_file_computes(name: str, export: Export) -> None:
+    import torch
+
+    path = file(name, export)
+    own = with_mlp_heads(bridge(name), path)
+    own.cfg.use_attn_result = True
+    _, cache = own.run_with_cache(torch.tensor(TOKENS))
+    wanted = run_with_cache(path, feeds(), program="fast")
+    heads, width = wanted.index["blocks.1.mlp_heads.W_Q"].shape[0], wanted.index["blocks.1.mlp_heads.W_Q"].shape[2]
+    others = wanted.index["blocks.1.mlp_heads.bias_K"].shape[1]
+    shapes = {
+        "q": (width,),
+        "k": (width,),
+        "v": (1,),
+        "z": (1,),
+        "attn_scores": (1 + others,),
+        "pattern": (1 + others,),
+    }
+    for hook, shape in (shapes | {"result": (own.cfg.d_model,)}).items():
+        assert cache[f"blocks.1.mlp.hook_{hook}"].shape == (2, 9, heads, *shape), hook
+    for hook in ("z", "pattern"):
+        expected = wanted.cache[f"blocks.1.mlp_heads.hook_{hook}"]
+        np.testing.assert_allclose(cache[f"blocks.1.mlp.hook_{hook}"].numpy(), expected, atol=2e-5 * expected.max())
+    written = cache["blocks.1.mlp.hook_result"].sum(dim=2) + own.blocks[1].mlp.b_O
+    np.testing.assert_allclose(written.detach(), cache["blocks.1.hook_mlp_out"], atol=1e-4)
+    np.testing.assert_allclose(cache["blocks.1.hook_mlp_out"], wanted.cache["blocks.1.hook_mlp_out"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_ablation_by_a_hook_is_that_of_the_file(name: str, export: Export) -> None:
+    import torch
+
+    path = file(name, export)
+    own = with_mlp_heads(bridge(name), path)
+    neurons = own.blocks[0].mlp.W_Q.shape[0] // len(heads_per_neuron(path))
+    chosen = [3, 17, 40]
+
+    def without(z: Any, hook: Any) -> Any:
+        z = z.clone()
+        for start in range(0, z.shape[2], neurons):
+            z[:, :, [start + number for number in chosen]] = 0.0
+        return z
+
+    with torch.no_grad():
+        found = own.run_with_hooks(torch.tensor(TOKENS), fwd_hooks=[("blocks.0.mlp.hook_z", without)]).numpy()
+    changed = ablate(path, [f"blocks.0.mlp_heads.{number}" for number in chosen])
+    expected = open_session(changed, optimise=False).run(feeds(), ("logits",))["logits"]
+    assert np.abs(logits(own) - expected).max() > 1e-2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def heads_per_neuron(path: Path) -> list[Any]:
+    from rewriter import heads
+
+    found: list[Any] = heads(path, program="fast").to_json()["sublayers"]["blocks.0.mlp_heads"]["heads_per_neuron"]
+    return found
+
+
+def test_gradients_are_those_of_the_mlp(export: Export) -> None:
+    import torch
+
+    for name in ("gpt2-silu", "gpt2"):
+        own = bridge(name, wide=True)
+        data = torch.randn(1, 5, own.cfg.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        gradients = []
+        mlp = own.blocks[0].mlp
+        for part in (mlp, with_mlp_heads(own, file(name, export)).blocks[0].mlp):
+            leaf = data.clone().requires_grad_()
+            part(leaf).square().sum().backward()
+            gradients.append(leaf.grad)
+        assert torch.isfinite(gradients[1]).all()
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+
+
+def test_another_model_is_refused_and_nothing_changes(export: Export) -> None:
+    own = bridge("gpt2-silu", seed=1)
+    wanted, before = logits(own), own.blocks[0].mlp
+    with pytest.raises(UsageError, match="is not what the file's heads compute"):
+        with_mlp_heads(own, file("gpt2-silu", export))
+    with pytest.raises(UsageError, match="is not what the file's heads compute"):
+        with_mlp_heads(own, file("llama", export))
+    assert own.blocks[0].mlp is before
+    np.testing.assert_array_equal(logits(own), wanted)
+
+
+def test_what_is_no_bridge(export: Export) -> None:
+    with pytest.raises(UsageError, match="a TransformerBridge of TransformerLens 4 is needed, not a GPT2LMHeadModel"):
+        with_mlp_heads(module("gpt2-silu"), file("gpt2-silu", export))
+
+
+def test_circuitsvis_takes_the_arrays(export: Export) -> None:
+    circuitsvis = pytest.importorskip("circuitsvis", exc_type=ImportError)
+    found = run_with_cache(file("gpt2-silu", export), feeds())
+    for sublayer, chosen in (("blocks.0.attn", None), ("blocks.0.mlp_heads", [0, 5])):
+        view = attention_view(found, sublayer, heads=chosen)
+        page = str(circuitsvis.attention.attention_heads(**view))
+        assert f"{sublayer}[0]" in page
+        drawn = view["attention"]
+        assert drawn.shape[1:] == (len(view["tokens"]),) * 2

@@ -1,0 +1,26 @@
+"""Bridges to other tools without those tools: one line that names the extra."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from rewriter import UsageError
+from rewriter.interop.transformer_lens import with_mlp_heads
+from tests.committed import FOLDER
+
+
+@pytest.mark.parametrize("package", ["torch", "transformer_lens"])
+def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "transformer_lens", "rewriter.interop.neuron_heads"):
+        if name in sys.modules:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "transformer_lens":
+        monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
+        for name in ("Tensor", "nn"):
+            setattr(sys.modules["torch"], name, object)
+    with pytest.raises(UsageError, match=r"pip install attnonly\[transformerlens\]") as error:
+        with_mlp_heads(object(), FOLDER / "silu-decoder.onnx")
+    assert f"({package} is missing)" in str(error.value)
