@@ -14,11 +14,15 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
+from passes.network.sizes import ShapeReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
 _LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep all entries in order: between two tensors with the same last axis they do not move tokens."""
+
+_PARTS = ("Split", "Slice")
+"""Operators that take some of the channels."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class _Reader:
     def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
         self._view = view
         self._constants = constants or Constants(view)
+        self._sizes = ShapeReader(view, self._constants, {})
 
     def read(self, block: Block) -> Projections | Miss:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -167,8 +172,8 @@ class _Reader:
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
-        """The inputs that are data, neither constants nor the shape of a Reshape."""
-        names = node.input[:1] if node.op_type in _LAYOUT_ONLY else node.input
+        """The inputs that are data, neither constants, nor the shape of a Reshape, nor the bounds of a part."""
+        names = node.input[:1] if node.op_type in (*_LAYOUT_ONLY, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
     def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
@@ -180,7 +185,7 @@ class _Reader:
         elif node.op_type in _LAYOUT_ONLY:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
-        elif node.op_type in ("Split", "Slice"):
+        elif node.op_type in _PARTS:
             bounds = self._split(node, output, projection.out_features) if node.op_type == "Split" else None
             bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
             if bounds is not None:
@@ -226,12 +231,18 @@ class _Reader:
         rank = self._view.type_of(node.input[0]).rank
         if axis != -1 and (rank is None or axis != rank - 1):
             return None
+        if len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1:
+            return None
         first, last, _ = slice(start, stop).indices(channels)
         return (first, last) if first < last else None
 
     def _integer(self, name: str) -> int | None:
-        value = self._constants.value(name)
-        return int(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        """An integer that no input changes; half the width of a stacked projection is computed from its shape."""
+        elements = self._sizes.elements(name)
+        if elements is None or len(elements) != 1 or elements[0] is None:
+            return None
+        element = elements[0]
+        return element if isinstance(element, int) else element.number if element.constant else None
 
     def matrix(self, operator: LinearOperator) -> Projection | Miss:
         """A linear operator as a plain matrix."""
