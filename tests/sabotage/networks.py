@@ -167,7 +167,6 @@ ROWS: tuple[tuple[str, Edit], ...] = (
     ("one coefficient of the keys off by 1e-3", constant("W_K", beginning(1.001))),
     ("what neurons write off by 1e-3", inner("*/heads/z_side_by_side", "out = Mul(own, $1.001)")),
     ("what neurons write off by 1e-5", inner("*/heads/z_side_by_side", "out = Mul(own, $1.00001)")),
-    ("the rows of bias tokens are not dropped", maker("*/tokens_-2", becomes("Identity", 1))),
     ("the first token is dropped instead of a bias token", anywhere("*/tokens_-2", rolled(1))),
 )
 """What is wrong, and the edit, for any architecture."""
@@ -179,6 +178,7 @@ TEXTS: tuple[tuple[str, Edit], ...] = (
     ("neurons see a neighbour at one late pair", weight(_NEURONS, allowed(62, 63))),
     ("the last two positions are the same", weight(POSITION_ROWS, same_positions(LONGEST - 2))),
     ("positions 5 and 6 exchanged", weight(POSITION_ROWS, exchanged(5))),
+    ("the rows of bias tokens are not dropped", maker("*/tokens_-2", becomes("Identity", 1))),
     ("padding forbids nothing", anywhere(f"*/data/sequence_longer_than_max_tokens_{LONGEST}", _NOTHING)),
     (
         "padding forbids by -3",
