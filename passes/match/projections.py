@@ -14,7 +14,6 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
-from passes.match.ranks import rank_of
 from passes.network.sizes import ShapeReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
@@ -287,7 +286,7 @@ class _Reader:
         return node.output[0], step
 
     def _rank(self, tensor: str) -> int | None:
-        return rank_of(self._view, tensor)
+        return self._view.type_of(tensor).rank
 
     def _same_rank(self, block: Block, tensor: str) -> bool:
         """Whether a tensor is known to have the rank of the block's input, and so its leading axes."""

@@ -14,7 +14,6 @@ import onnx
 from onnx import helper, numpy_helper
 
 from passes.match.linear import MICROSOFT
-from passes.match.ranks import rank_of
 from rewriter.graph.view import GraphView, view_model
 
 Parts = list[onnx.NodeProto]
@@ -54,7 +53,7 @@ def _product(view: GraphView, node: onnx.NodeProto) -> Parts | None:
     parts, inputs = Parts(), list(node.input)
     for place, side in enumerate("AB"):
         if given.get(f"trans{side}"):
-            rank = rank_of(view, inputs[place])
+            rank = view.type_of(inputs[place]).rank
             if rank is None or rank < 2:
                 return None
             order = [*range(rank - 2), rank - 1, rank - 2]
