@@ -20,6 +20,7 @@ from passes.forms.attention import ATTENTION_OPSET, Pattern, function_of, whole_
 from passes.forms.compact.attention import Neighbourhood, chunked, nodes_of
 from passes.forms.spelling import Heads, LineOf, PowersOf, Spelling
 from passes.match.marks import DOMAIN, made_for
+from passes.whole.read import read_whole
 from rewriter.graph.surgeon import Fragment
 from rewriter.graph.view import GraphView, subgraphs
 
@@ -67,7 +68,7 @@ def made_before(view: GraphView) -> tuple[Made, ...]:
         return ()  # a chunk of heads whose Loop is recognised
     known = [bool(made_for(node)) for node in view.nodes]
     found: dict[int | None, tuple[set[int], dict[str, None]]] = {}
-    for run, what in (*_runs(view), *_loops(view), *_calls(view)):
+    for run, what in (*_runs(view), *_loops(view), *_calls(view), *_whole(view)):
         if any(known[index] for index in run):
             continue
         inside, end = _between(view, run)
@@ -178,6 +179,13 @@ def _calls(view: GraphView) -> Iterator[tuple[list[int], str]]:
     for index, node in enumerate(view.nodes):
         if node.domain == DOMAIN:
             yield [index], f"a call of {node.op_type}"
+
+
+def _whole(view: GraphView) -> Iterator[tuple[list[int], str]]:
+    """Heads of neurons on the one stream of form `whole`, known by their W_QK between positions."""
+    found = read_whole(view)
+    for run in () if found is None else found.neurons(view):
+        yield run, "softmax over {self, bias tokens}, whose mask is W_QK between positions"
 
 
 def _between(view: GraphView, run: Sequence[int]) -> tuple[set[int], int | None]:

@@ -101,14 +101,23 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read | None = None
 
 def plan_lowered(model: onnx.ModelProto, options: Options) -> tuple[Lowered, Plan]:
     """`model` with fused operators and local functions taken apart where a block needs their parts, and its plan."""
-    lowered = lower(model)
+    network = _through(options)
+    lowered = lower(model, network=network)
     plan = _plan(lowered, options)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
-    unused = lowered.fused - _used(plan)
+    unused = lowered.fused - _used(plan) - (lowered.between if plan.route is not None else frozenset())
     if unused:
-        lowered = lower(model, keep=unused)
+        left = plan.left
+        lowered = lower(model, keep=unused, network=network)
         plan = _plan(lowered, options)
+        if network and not plan.conversions:
+            plan = replace(plan, left=left)  # why the route ends, not that a fused operator stands on it
     return lowered, plan
+
+
+def _through(options: Options) -> bool:
+    """Whether bias tokens are carried through the network."""
+    return options.form == WHOLE or options.forms.bias_token == "network"
 
 
 def plan_merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
@@ -235,8 +244,7 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
-    through = options.form == WHOLE or options.forms.bias_token == "network"
-    return _through_network(plan, options) if conversions and through else plan
+    return _through_network(plan, options) if conversions and _through(options) else plan
 
 
 def _with_head_dimension(options: Options, views: tuple[GraphView, ...]) -> Options:

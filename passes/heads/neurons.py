@@ -231,12 +231,15 @@ class _Marked:
     def _whole(self, identified: Identified, data: str, end: str, program: str) -> NeuronHeads | Miss:
         """The linear operators are weights of the sublayer."""
         gated = identified.gated is not None
-        staged = self._prop("form") == "staged"
+        staged, whole = (self._prop("form") == form for form in ("staged", "whole"))
         if gated and staged:
             return Miss("three sublayers do not say which weights are the gate's", self.name)
         first = "W_V_linear_1" if staged else "W_Q_first" if self._made("W_Q_first_columns") else "W_Q"
+        if whole:
+            # The marked nodes read the model's columns and the stream's further ones; the block's input is the former.
+            first, data = "W_Q_y", self._made("in_batches") or self._made("stream")
         query = self._functional(data, first)
-        value = self._functional(data, "W_V") if gated else query
+        value = self._functional(data, "W_V_z" if whole else "W_V") if gated else query
         rows = self._made("W_V_linear_2_columns" if staged else "W_O")
         if isinstance(query, Miss) or isinstance(value, Miss) or not rows:
             return Miss("its weights are not where this version writes them", self.name)

@@ -6,7 +6,7 @@ What cannot be followed is returned as a `Miss` with the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,12 +74,12 @@ class Attention:
         return self.query.rotary
 
 
-def find_attention(tracer: Tracer) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers of a graph, in order, and those that are not understood."""
+def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
+    """All attention sublayers of a graph but the nodes `made` by this tool, in order, and what is not understood."""
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
-        if made_for(node) is not None:
+        if index in made or made_for(node) is not None:
             continue
         try:
             candidate = _candidate(tracer, index, node)

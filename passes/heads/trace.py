@@ -298,7 +298,19 @@ def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
     return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
 
-_CARRYING = {"Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Mul", "Slice", "Identity", "Expand", "Concat"}
+_CARRYING = {
+    "Cast",
+    "Unsqueeze",
+    "Squeeze",
+    "Reshape",
+    "Transpose",
+    "Mul",
+    "Slice",
+    "Identity",
+    "Expand",
+    "Concat",
+    "Pad",
+}
 
 
 def _checked(tensor: str, shape: Shape) -> Shape:

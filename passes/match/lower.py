@@ -7,7 +7,7 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -15,6 +15,7 @@ import onnx.inliner
 
 from passes.match.linear import MICROSOFT
 from passes.match.marks import DOMAIN
+from passes.match.sublayers import network_parts
 from rewriter.graph.view import ONNX_DOMAINS, all_graphs, subgraphs
 
 _PARTS_OF_BLOCKS = {
@@ -33,28 +34,36 @@ class Lowered:
         model: the lowered model; the original object where there was nothing to lower.
         fused: names of the outputs of decomposed operators.
         inlined: names of the local functions that were inlined.
+        between: those of `fused` that stand between blocks.
     """
 
     model: onnx.ModelProto
     fused: frozenset[str]
     inlined: tuple[str, ...]
+    between: frozenset[str] = frozenset()
 
 
 Lower = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 
 
-def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset()) -> Lowered:
-    """Lower `model`, except for fused operators whose outputs are named in `keep`."""
+def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, network: bool = False) -> Lowered:
+    """Lower `model`, except for fused operators whose outputs are named in `keep`.
+
+    With `network` operators are taken apart, too, that stand between blocks (`passes.match.sublayers`).
+    """
     model, functions = _inlined(model, _relevant_functions(model))
     found = [node.output[0] for graph in all_graphs(model.graph) for node in graph.node if _lowered(node) is not None]
-    wanted = frozenset(found) - keep
+    between = network_parts(model) if network else {}
+    wanted = frozenset((*found, *between)) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
             original, model = model, onnx.ModelProto()
             model.CopyFrom(original)
         for graph in all_graphs(model.graph):
-            _take_apart(graph, wanted)
-    return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
+            _take_apart(graph, wanted, between)
+    return Lowered(
+        model, wanted, tuple(f"{domain}::{name}" for domain, name in functions), wanted.intersection(between)
+    )
 
 
 def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
@@ -102,12 +111,14 @@ def _nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
                 yield from inner.node
 
 
-def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
+def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str], between: Mapping[str, list[onnx.NodeProto]]) -> None:
     if not any(node.output and node.output[0] in wanted for node in graph.node):
         return
     result: list[onnx.NodeProto] = []
     for node in graph.node:
-        parts = _lowered(node) if node.output and node.output[0] in wanted else None
+        parts = None
+        if node.output and node.output[0] in wanted:
+            parts = between.get(node.output[0]) or _lowered(node)
         for part in parts or ():
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
         result.extend(parts or [_copied(node)])

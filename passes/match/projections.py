@@ -14,11 +14,15 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
+from passes.network.sizes import ShapeReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
 _LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep all entries in order: between two tensors with the same last axis they do not move tokens."""
+
+_PARTS = ("Split", "Slice")
+"""Operators that take some of the channels."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class _Reader:
     def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
         self._view = view
         self._constants = constants or Constants(view)
+        self._sizes = ShapeReader(view, self._constants, {})
 
     def read(self, block: Block) -> Projections | Miss:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -142,7 +147,7 @@ class _Reader:
         # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
-        rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
+        rank, result_rank = self._rank(query.data), self._rank(output.data)
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             return Miss("the number of axes of its input or output is not known, or changes", block.output)
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
@@ -167,8 +172,8 @@ class _Reader:
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
-        """The inputs that are data, neither constants nor the shape of a Reshape."""
-        names = node.input[:1] if node.op_type in _LAYOUT_ONLY else node.input
+        """The inputs that are data, neither constants, nor the shape of a Reshape, nor the bounds of a part."""
+        names = node.input[:1] if node.op_type in (*_LAYOUT_ONLY, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
     def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
@@ -180,7 +185,7 @@ class _Reader:
         elif node.op_type in _LAYOUT_ONLY:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
-        elif node.op_type in ("Split", "Slice"):
+        elif node.op_type in _PARTS:
             bounds = self._split(node, output, projection.out_features) if node.op_type == "Split" else None
             bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
             if bounds is not None:
@@ -200,7 +205,7 @@ class _Reader:
 
     def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        rank = self._view.type_of(node.input[0]).rank
+        rank = self._rank(node.input[0])
         if axis != -1 and (rank is None or axis != rank - 1):
             return None
         sizes = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "split"), None)
@@ -223,15 +228,21 @@ class _Reader:
         if len(values) < 3 or any(value is None for value in values):
             return None
         start, stop, axis = (value for value in values if value is not None)
-        rank = self._view.type_of(node.input[0]).rank
+        rank = self._rank(node.input[0])
         if axis != -1 and (rank is None or axis != rank - 1):
+            return None
+        if len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1:
             return None
         first, last, _ = slice(start, stop).indices(channels)
         return (first, last) if first < last else None
 
     def _integer(self, name: str) -> int | None:
-        value = self._constants.value(name)
-        return int(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        """An integer that no input changes; half the width of a stacked projection is computed from its shape."""
+        elements = self._sizes.elements(name)
+        if elements is None or len(elements) != 1 or elements[0] is None:
+            return None
+        element = elements[0]
+        return element if isinstance(element, int) else element.number if element.constant else None
 
     def matrix(self, operator: LinearOperator) -> Projection | Miss:
         """A linear operator as a plain matrix."""
@@ -274,25 +285,23 @@ class _Reader:
             return result, output
         return node.output[0], step
 
+    def _rank(self, tensor: str) -> int | None:
+        return self._view.type_of(tensor).rank
+
     def _same_rank(self, block: Block, tensor: str) -> bool:
         """Whether a tensor is known to have the rank of the block's input, and so its leading axes."""
-        ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
+        ranks = {self._rank(name) for name in (tensor, self._unflattened(block.first[0].data))}
         return len(ranks) == 1 and None not in ranks
 
     def _shape_nodes(self, tensor: str) -> set[int]:
         """Nodes that read only the shape of a tensor, all of it."""
         readers = self._view.consumers.get(tensor, ())
         nodes = self._view.nodes
-        return {index for index in readers if nodes[index].op_type == "Shape" and not nodes[index].attribute}
+        return {index for index in readers if nodes[index].op_type == "Shape" and not _partial(nodes[index])}
 
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
         tensors = (block.output, block.gate, block.value)
-        nodes = {
-            index
-            for tensor in tensors
-            if self._view.type_of(tensor).rank == rank
-            for index in self._shape_nodes(tensor)
-        }
+        nodes = {index for tensor in tensors if self._rank(tensor) == rank for index in self._shape_nodes(tensor)}
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _quantised(self, weight: str) -> bool:
@@ -312,9 +321,9 @@ class _Reader:
         node = self._view.made_by(data)
         if node is None or node.op_type not in ("Reshape", "Flatten"):
             return data
-        before = self._view.type_of(node.input[0])
         widths = {self._width(name) for name in (data, node.input[0])}
-        return node.input[0] if (before.rank or 0) > 2 and len(widths) == 1 and None not in widths else data
+        deeper = (self._rank(node.input[0]) or 0) > 2
+        return node.input[0] if deeper and len(widths) == 1 and None not in widths else data
 
     def _way_out(self, block: Block) -> Miss | None:
         """Why the second operator is not the activation's only consumer, through layout nodes; None where it is."""
@@ -331,3 +340,8 @@ class _Reader:
             if node is None or node.op_type not in _LAYOUT_ONLY:
                 return Miss("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
+
+
+def _partial(shape: onnx.NodeProto) -> bool:
+    """Whether a Shape gives only some sizes; onnxruntime writes out that it starts at 0."""
+    return any(attribute.name != "start" or attribute.i != 0 for attribute in shape.attribute)

@@ -14,6 +14,7 @@ import onnx
 from passes.conversion import Conversion
 from passes.match.linear import Miss
 from passes.network.carry import carry, raw_shape
+from passes.network.names import STREAM
 from passes.network.route import Route, find_route
 from rewriter.graph.view import GraphView, all_views
 
@@ -61,17 +62,22 @@ def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions
     m = max(conversion.program.bias_tokens for conversion in conversions)
     longer = carry(model, view, route, m)
     views = all_views(longer)
-    on_route = tuple(replace(moved(conversion, view, views[0]), carried=m) for conversion in conversions)
+    on_route = tuple(replace(moved(conversion, view, views[0], route), carried=m) for conversion in conversions)
     return Carried(longer, views, on_route)
 
 
-def moved(conversion: Conversion, old: GraphView, new: GraphView) -> Conversion:
-    """The conversion with its region's nodes as indices of the new view."""
+def moved(conversion: Conversion, old: GraphView, new: GraphView, route: Route) -> Conversion:
+    """The conversion with its region's nodes as indices of the new view, which carries bias tokens along `route`."""
     block = conversion.block
     projections = conversion.projections
     if projections is not None:
         # `carry` renamed the Shape outputs from which it subtracts m.
         shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
-        projections = replace(projections, shapes=tuple(shapes))
+        # The entry has its bias tokens under another name.
+        query, value = (
+            replace(each, data=STREAM) if each.data == route.entry else each
+            for each in (projections.query, projections.value)
+        )
+        projections = replace(projections, query=query, value=value, shapes=tuple(shapes))
     nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
     return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))

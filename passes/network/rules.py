@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx
 
-from passes.match.linear import Miss
+from passes.match.linear import MICROSOFT, Miss
 from passes.network import layout
 from passes.network.sizes import TOKENS, Size, Sizes, attributes
 from passes.network.step import Known, Pad, Rule, Step, token_axes
@@ -18,7 +18,8 @@ from rewriter.graph.view import label
 
 def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
     """The rule for `node`."""
-    rule = RULES.get(node.op_type) if known.view.is_onnx(node) else None
+    fused = node.domain == MICROSOFT and node.op_type in _FUSED_ACTIVATIONS and len(node.input) == 1
+    rule = _unary if fused else RULES.get(node.op_type) if known.view.is_onnx(node) else None
     if rule is None:
         return Miss(f"{label(node)}: no rule says how it treats an extra row of the residual stream", label(node))
     return rule(known, node)
@@ -169,6 +170,9 @@ def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
         return Miss(f"{label(node)}: its weight or bias is not constant", label(node))
     return Step(((sizes[0], Size(weight[0] if given.get("transB") else weight[1])),))
 
+
+_FUSED_ACTIVATIONS = frozenset(("Gelu", "QuickGelu", "FastGelu"))
+"""Elementwise operators of onnxruntime's domain, which blocks hold."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(

@@ -53,7 +53,7 @@ def carry_whole(model: onnx.ModelProto, view: GraphView, whole: Whole, conversio
     views = all_views(wider)
     on_stream = tuple(
         replace(
-            moved(conversion, view, views[0]),
+            moved(conversion, view, views[0], whole.route),
             carried=whole.bias_tokens,
             form=WHOLE,
             stream=stream_of(whole, conversion.inputs[0]),

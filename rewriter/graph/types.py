@@ -6,6 +6,7 @@ external data need not be loaded.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -38,6 +39,16 @@ class TensorType:
 TensorType.UNKNOWN = TensorType(0, None)
 
 
+_LIKE = {
+    **{
+        ("com.microsoft", name): "Identity"
+        for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
+    },
+    ("com.microsoft", "FusedMatMul"): "MatMul",
+}
+"""Operators of onnxruntime's domain to those of the same type and shape, so that inference does not stop at them."""
+
+
 def elem_name(elem_type: int) -> str:
     """The name of an element type in messages; a damaged model may state a number that is no element type."""
     known = onnx.TensorProto.DataType
@@ -56,10 +67,26 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     """The skeleton of `model` with inferred types in the value_info of every graph; its nodes are those of `model`."""
     skeleton = skeleton_of(model)
-    try:
-        return onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; declared types remain
-        return skeleton
+    fused = {index: node for index, node in enumerate(model.graph.node) if (node.domain, node.op_type) in _LIKE}
+    for index, node in fused.items():
+        skeleton.graph.node[index].CopyFrom(_known(node))
+    found = skeleton
+    # The C++ inference raises bare exceptions on odd models; then declared types remain.
+    with suppress(Exception):
+        found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+    for index, node in fused.items():
+        found.graph.node[index].CopyFrom(node)
+    return found
+
+
+def _known(node: onnx.NodeProto) -> onnx.NodeProto:
+    """An operator that onnx knows, with the type and shape of a fused one; the node itself where there is none."""
+    operator = _LIKE[node.domain, node.op_type]
+    plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)
+    if not plain or len(node.output) != 1 or not node.input:
+        return node
+    inputs = node.input[:1] if operator == "Identity" else node.input
+    return onnx.helper.make_node(operator, inputs, node.output, node.name)
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:

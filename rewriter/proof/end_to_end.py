@@ -257,7 +257,7 @@ def _truth(runs: Evaluations, name: str) -> _Truth | None:
     channels = Channels.of(right)
     granted = np.zeros(())
     if runs.shaken is not None:
-        granted = channels.errors([case[name] for case in runs.shaken], plan)
+        granted = channels.not_by_luck(channels.errors([case[name] for case in runs.shaken], plan))
     return _Truth(channels, right, plan, made, granted, channels.errors(plan, right) + granted)
 
 

@@ -139,9 +139,17 @@ def _measured(
     needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
     watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
     asked = _Asked(ways, needs, watched)
+    # Positions that all blocks share are proved end to end, up to the last one; those of a block are proved with it.
+    longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)
     to_blocks, to_rewritten, to_plan, to_verdict = (within(progress, *ends) for ends in pairwise(_SHARES))
     before = _run_original(
-        run, old, named, _cases(original, settings), asked, within(progress, 0.0, _SHARES[0]), quick=settings.quick
+        run,
+        old,
+        named,
+        _cases(original, settings, longest),
+        asked,
+        within(progress, 0.0, _SHARES[0]),
+        quick=settings.quick,
     )
 
     def items() -> Iterator[BlockItem]:
@@ -209,10 +217,10 @@ def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[s
     return failures
 
 
-def _cases(original: LoadedModel, settings: Settings) -> tuple[Case, ...]:
+def _cases(original: LoadedModel, settings: Settings, longest: int) -> tuple[Case, ...]:
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    return make_cases(original.proto, seed=settings.seed, dims=settings.dims)
+    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
 
 
 def _run_original(

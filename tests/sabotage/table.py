@@ -12,6 +12,7 @@ from tests.sabotage.magnitudes import VALUES
 from tests.sabotage.mixing import MIXING
 from tests.sabotage.neighbourhoods import NEIGHBOURHOODS
 from tests.sabotage.neighbours import NEIGHBOURS
+from tests.sabotage.networks import NETWORKS
 from tests.sabotage.plans import PLANS
 from tests.sabotage.sabotages import Sabotage, measured
 from tests.sabotage.squares import SQUARES
@@ -26,6 +27,7 @@ FAMILIES: Mapping[str, tuple[Sabotage, ...]] = {
     "Heads with a wrong number": COEFFICIENTS,
     "Masks, positions, chunks and projections of square patterns": SQUARES,
     "Keys, values, patterns and chunks of form compact": NEIGHBOURHOODS,
+    "Rows, columns, masks and heads of form whole": NETWORKS,
     "Damage beside the heads": NEIGHBOURS,
     "Plans, lowerings, merges and models on which errors hide": PLANS,
     "Other ways to prove, and other element types": WAYS,
@@ -55,6 +57,10 @@ _SAMPLED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("bias values off by 1e-5, form compact", square("compact", "gelu")),
     ("chunks of tokens repeated, form compact", (Subject("silu", {"form": "compact", "max_pattern_mb": 0.0001}),)),
     ("positions 60 and 61 are the same, form maskless", square("maskless", "silu")),
+    (
+        "neurons see a neighbour at the last position, form whole",
+        (Subject("silu", {"form": "whole", "max_tokens": 90}),),
+    ),
     ("the outputs of a branch exchanged", on("branches")),
     ("a computed scale replaced by an initializer", on("computed-scale")),
     ("a fused bias subtracted", on("bias-gelu")),

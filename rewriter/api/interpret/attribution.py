@@ -137,6 +137,7 @@ class Reader:
     def of(cls, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int, program: str) -> Reader:
         """Run the model; arguments and errors are those of `attribute`."""
         index = heads(model, program=program, wide=True)
+        index.require_tokens_only("attribution")
         recording = Recording.of(index, inputs, ("*",), "cpu")
         if len(recording.cases) != 1:
             raise UsageError(f"attribution takes one case, and the file has {len(recording.cases)}")

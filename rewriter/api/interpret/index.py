@@ -34,14 +34,16 @@ from passes.heads.tensors import (
 )
 from passes.heads.trace import Tracer
 from passes.heads.values import UNFIT, LostError, Values
+from passes.made import made_before
 from passes.match.linear import Miss
 from passes.match.projections import Projection
 from passes.options import Options
 from passes.plan import plan_lowered
+from passes.whole.read import narrow, read_whole
 from rewriter.api.interpret.arrays import write_arrays
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, all_views
 
 Array = NDArray[Any]
 
@@ -91,6 +93,7 @@ class HeadIndex(Mapping[str, Array]):
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
+        bias_rows: bias tokens that are rows of the graph's tensors behind the tokens (form `whole`); otherwise 0.
     """
 
     sublayers: tuple[Named, ...]
@@ -101,6 +104,7 @@ class HeadIndex(Mapping[str, Array]):
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf
     folded: Callable[[str], Norm | None]
+    bias_rows: int = 0
 
     def __getitem__(self, name: str) -> Array:
         """One tensor, computed from the model's weights.
@@ -172,6 +176,17 @@ class HeadIndex(Mapping[str, Array]):
         first, second = (self[f"{sublayer}.{each}"] for each in _FACTORED[product])
         return Factored(first, np.swapaxes(second, -1, -2) if product == "W_QK" else second)
 
+    def require_tokens_only(self, what: str) -> None:
+        """Refuse a file of form `whole`, whose stream has rows and columns that `what` would have to leave alone.
+
+        Raises:
+            UsageError: the graph carries bias tokens.
+        """
+        if self.bias_rows:
+            raise UsageError(
+                f"{what} does not work on a file of form whole; use the original, or form local or compact"
+            )
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors to a `.safetensors` or `.npz` file, one at a time, with `to_json` as its metadata.
 
@@ -208,9 +223,16 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     _, plan = plan_lowered(source.proto, Options())
+    narrowed = narrow(plan.model)
+    whole = 0
+    if narrowed is not None:
+        found = read_whole(plan.views[0])
+        whole = 0 if found is None else found.bias_tokens
+        plan = replace(plan, views=all_views(narrowed))
     view, read = plan.views[0], partial(read_tensor, source)
-    tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
-    attention, lost = find_attention(tracer)
+    tracer = Tracer(view, concrete_shapes(narrowed or plan.model, view, read), read)
+    made = frozenset(index for each in made_before(view) for index in each.nodes)
+    attention, lost = find_attention(tracer, made)
     neurons, left = find_neurons(plan, program)
     bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
     builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
@@ -218,7 +240,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
     missed = (*lost, *left, *bodies, *builder.missed)
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded)
+    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, whole)
 
 
 def _attends(view: GraphView) -> bool:

@@ -69,6 +69,7 @@ class Target:
             proto = self_contained(source)
             return cls(heads(unedited(proto)), proto)
         index = heads(model)
+        index.require_tokens_only("an intervention")
         return cls(index, self_contained(replace(index.source, proto=index.proto)))
 
     def changed(self, edits: Sequence[Edit]) -> onnx.ModelProto:

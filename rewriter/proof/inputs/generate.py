@@ -47,16 +47,19 @@ class _Plan:
     setting: Setting
 
 
-def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> tuple[Case, ...]:
+def make_cases(
+    model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None, longest: int = 0
+) -> tuple[Case, ...]:
     """Generate inputs for `model` that are valid by construction: ids within their tables, masks with padding.
 
     Args:
         model: the model; its weights are not read.
         seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
         dims: maps a symbolic dimension to the size that it has in every case.
+        longest: a sequence of so many tokens is among the cases, if the model takes it.
 
     Returns:
-        Two to seven cases.
+        Two to eight cases.
 
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
@@ -75,7 +78,7 @@ def make_cases(model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int]
             setting.special,
             setting,
         )
-        for setting in _settings(specs, branches=branches)
+        for setting in _settings(specs, branches=branches, longest=longest)
     ]
     masked = any(masks_tokens(spec) for spec in specs)
     chosen = _distinct(plans, branches=branches)
@@ -100,10 +103,12 @@ def _is_branch(spec: InputSpec) -> bool:
     return "cache" in spec.name or "branch" in spec.name
 
 
-def _settings(specs: Sequence[InputSpec], *, branches: bool) -> tuple[Setting, ...]:
+def _settings(specs: Sequence[InputSpec], *, branches: bool, longest: int) -> tuple[Setting, ...]:
     cached = any(spec.role is Role.PAST for spec in specs)
     settings = _WITH_BRANCHES if branches else _WITH_PAST if cached else _SETTINGS
     rows = any(spec.role is Role.IDS or masks_tokens(spec) for spec in specs)
+    if longest > max(setting.sequence for setting in settings):
+        settings = (*settings, Setting(1, longest))
     return tuple(setting for setting in settings if rows or not setting.special)
 
 

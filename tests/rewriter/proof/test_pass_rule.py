@@ -139,3 +139,10 @@ def test_an_overflow_of_the_original_allows_nothing_elsewhere_in_its_channel() -
     wrong = [value.copy() for value in old]
     wrong[0][1, 0] = 2.1
     assert not worst(channels.errors(wrong, truth, old), rounding).holds
+
+
+def test_a_channel_that_noise_moved_little_by_luck_counts_as_the_median_one() -> None:
+    channels = Channels(samples=(0,), scale=np.array([1.0, 2.0, 4.0]))
+    moved = np.array([1e-9, 4e-6, 1e-4])
+    np.testing.assert_array_equal(channels.not_by_luck(moved), [2e-6, 4e-6, 1e-4])
+    assert channels.not_by_luck(np.zeros(3)).tolist() == [0.0] * 3
