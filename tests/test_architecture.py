@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "rewriter/health/": ("rewriter.health", "rewriter.ort", "rewriter.child", "rewriter.proof.settings", *_GROUND),
     "rewriter/adapters/": ("rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
-    "rewriter/interop/": ("rewriter.interop", "rewriter.api", "rewriter.errors"),
+    "rewriter/interop/": ("rewriter.interop", "rewriter.api", "rewriter.files", *_BASE),
     "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),
 }
 """Each room, and all that it may import of this project."""
