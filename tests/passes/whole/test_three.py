@@ -33,6 +33,8 @@ NAMES = ("silu-decoder", "gelu-vision", "gated-decoder", "relu-decoder", "gelu-e
 EACH = pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=slow) for name in NAMES[1:])])
 ERROR = {"silu-decoder": 2e-14, "relu-decoder": 2e-14, "gated-decoder": 5e-8}
 """In float64, of outputs up to 9; GELU is off by its fit."""
+INSIDE = {"gelu-vision": 2e-6, "gelu-encoder": 2e-6, "gated-decoder": 5e-8}
+"""The same of pre-activations: the error of the first block's fit reaches the second; 8.2e-7 was measured."""
 
 
 @cache
@@ -77,11 +79,11 @@ def test_hidden_columns_are_zero_between_blocks(name: str) -> None:
         y = made[f"{conversion.block.name}/heads/stream_1"][..., -hidden:]
         neurons = conversion.block.neurons or 0
         before = narrow[conversion.block.gate].reshape(2, -1, neurons)
-        np.testing.assert_allclose(y[:, :tokens, :neurons], before, rtol=0.0, atol=1e-7)
+        np.testing.assert_allclose(y[:, :tokens, :neurons], before, rtol=0.0, atol=INSIDE.get(name, 1e-12))
         activated = made[activated_stream(conversion.block.name)]
         after = narrow[conversion.block.output].reshape(2, -1, neurons)
         start = activated.shape[-1] - neurons
-        np.testing.assert_allclose(activated[:, :tokens, start:], after, rtol=0.0, atol=5e-7)
+        np.testing.assert_allclose(activated[:, :tokens, start:], after, rtol=0.0, atol=INSIDE.get(name, 1e-12))
         assert not activated[:, tokens:, :width].any()
         if in_place(conversion):
             assert not activated[:, tokens:, -hidden:].any()
@@ -171,7 +173,8 @@ def test_sabotage_fails_the_proof(edit: str, monkeypatch: pytest.MonkeyPatch) ->
 @slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_proof_passes(name: str) -> None:
-    report = rewrite(original(name), form="whole", sublayers="3", max_tokens=LONGEST)
+    dims = {} if name == "gelu-vision" else {"sequence": LONGEST - 1}
+    report = rewrite(original(name), form="whole", sublayers="3", max_tokens=LONGEST, dims=dims)
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
     assert len(report.converted) == 2
 
