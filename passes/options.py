@@ -34,6 +34,9 @@ GATES = ("heads", "product")
 PRECISIONS = ("model", "double")
 """The arithmetic of gates in form `local`: that of the model, or float64 with fewer heads and keys."""
 
+SUBLAYERS = ("1", "3")
+"""Attention sublayers per block in form `whole`."""
+
 SPELLINGS = ("fused", "softmax")
 """How form `local` writes softmax: fused with what follows, or as an operator Softmax over stacked scores."""
 
@@ -84,6 +87,7 @@ class FormOptions:
         expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
             blocks.
         spelling: a member of `SPELLINGS`, for form `local`.
+        sublayers: a member of `SUBLAYERS`, for form `whole`.
         head_dimension: d_head of the linear sublayers of form `staged`, whose heads split the rank of a weight; None
             until a plan has looked at the model's own attention.
     """
@@ -119,6 +123,13 @@ class FormOptions:
         choices=SPELLINGS,
         see="forms.md#softmax-in-form-local",
     )
+    sublayers: str = option(
+        "1",
+        "Form whole: each block as one attention sublayer, or as the three of the post (linear, activation, linear) on "
+        "hidden columns of the stream.",
+        choices=SUBLAYERS,
+        see="forms.md#three-sublayers-on-one-stream",
+    )
     expose: tuple[str, ...] = option(
         (),
         "Make tensors of the heads outputs: q, scores, pattern or z, as pattern,z or pattern:GLOB for some blocks "
@@ -152,7 +163,8 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "omega": ("maskless", "staged", WHOLE),
     "bias_token": ("masked", WHOLE),
     "spelling": ("local",),
-    "head_dim": ("staged",),
+    "sublayers": (WHOLE,),
+    "head_dim": ("staged", WHOLE),
 }
 """The forms in which an option changes something. Limits (max_pattern_mb, max_tokens) hold in every form, though
 some do not come near them, and `expose` has rules of its own."""

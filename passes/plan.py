@@ -258,8 +258,8 @@ def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) ->
     """Choose the program, then let the form accept or refuse it."""
     quick = options.precision == "model"
     spelling = options.forms.spelling
-    # The blocks of form whole are proved one by one in form maskless.
-    form = "maskless" if options.form == WHOLE else options.form
+    # The blocks of form whole are proved one by one in form maskless or staged.
+    form = ("staged" if options.forms.sublayers == "3" else "maskless") if options.form == WHOLE else options.form
     decision = choose(view, block, form, options.accuracy, inline=inline, quick=quick, spelling=spelling)
     if isinstance(decision, Miss):
         return decision

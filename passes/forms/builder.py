@@ -184,8 +184,13 @@ def chunk_size_of(block: str) -> str:
     return f"{block}/heads/{_PATTERN_SIZE}"
 
 
-def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
-    """The built nodes as a replacement for the nodes that compute `output`."""
+def replacement(
+    b: Builder, conversion: Conversion, output: str, before: Sequence[str] = (), after: Sequence[str] = ()
+) -> Replacement:
+    """The built nodes as a replacement for the nodes that compute `output`.
+
+    Tensors that the graph makes `before` and `after` it are replaced as well, each by what only it still needs.
+    """
     block = conversion.block
     how = (
         "W_Q, W_V, W_O"
@@ -200,16 +205,22 @@ def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
         PROJECTIONS_KEY: how,
     }
-    nodes = _needed(b.fragment.nodes(metadata), output)
+    every = b.fragment.nodes(metadata)
+    parts: dict[str, tuple[onnx.NodeProto, ...]] = {}
+    for name in (*before, output, *after):
+        done = {made for part in parts.values() for node in part for made in node.output}
+        parts[name] = tuple(node for node in _needed(every, name) if not done.intersection(node.output))
+    nodes = tuple(node for part in parts.values() for node in part)
     read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+    further = [Replacement(name, (), part, ()) for name, part in parts.items() if name != output]
     return Replacement(
         output=output,
         region=block.region.nodes,
-        nodes=nodes,
+        nodes=parts[output],
         initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
         functions=tuple(b.functions),
         exposed=tuple(b.exposed),
-        further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
+        further=() if conversion.projections is None else (*further, *_shapes(b, conversion.projections, metadata)),
     )
 
 

@@ -19,6 +19,7 @@ the block's input; the block's output is what the third sublayer's heads write.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
@@ -26,7 +27,7 @@ from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.positions import Positions, default_omega
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
 from passes.forms.sublayer import as_batches, as_before
-from passes.forms.weights import Weights
+from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projection, Projections
 from passes.programs.groups import as_written, groups_of, spread_error, spreads
@@ -49,13 +50,13 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
     prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Miss) or prepared.projections is None or not _in_place(prepared):
+    if isinstance(prepared, Miss) or prepared.projections is None or not in_place(prepared):
         return prepared
     minus = as_written(skipped(prepared.program), prepared.dtype)
     return replace(prepared, written=replace(minus, linear=1.0))
 
 
-def _in_place(conversion: Conversion) -> bool:
+def in_place(conversion: Conversion) -> bool:
     """Whether the heads can write f(y) - z to the hidden columns without losing digits."""
     minus = skipped(conversion.program)
     return spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
@@ -66,8 +67,15 @@ def skipped(program: Program) -> Program:
     return replace(program, linear=program.linear - 1.0)
 
 
+class Columns(Protocol):
+    """The columns beside the model's, on which biases ride."""
+
+    def layout(self, model: int) -> Layout:
+        """The layout of `model` columns and these."""
+
+
 def linear_values(
-    b: Builder, source: Tensor, projections: list[Projection], positions: Positions, elem_type: int, name: str
+    b: Builder, source: Tensor, projections: list[Projection], positions: Columns, elem_type: int, name: str
 ) -> Variable:
     """Values of heads that attend only to themselves: x W + b for each row of `source` [batch, rows, in + slots]."""
     layout = positions.layout(projections[0].in_features)
@@ -88,13 +96,13 @@ def linear_values(
 def _three(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
     elem_type, options = conversion.block.elem_type, conversion.options
     minus = skipped(conversion.program)
-    in_place = _in_place(conversion)
-    groups = groups_of(minus if in_place else conversion.program)
+    direct = in_place(conversion)
+    groups = groups_of(minus if direct else conversion.program)
     query, width = projections.query, projections.output.out_features
     model, neurons = query.in_features, query.out_features
     first = [query, projections.value] if projections.gated else [query]
     made = neurons * len(first)
-    hidden = made if in_place else made + neurons
+    hidden = made if direct else made + neurons
     m = max([1, *(group.bias_tokens for group in groups)])
     omega = options.omega or default_omega(groups, conversion.compute_type)
     positions = Positions(b, m, options.max_tokens, omega)

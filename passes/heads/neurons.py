@@ -17,6 +17,7 @@ from passes.match.identify import Identified, Region
 from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import DOMAIN, made_for
 from passes.match.projections import Projection, Projections, Vector, projections_of
+from passes.network.names import PREFIX
 from passes.options import Accuracy
 from passes.plan import Plan
 from passes.programs.activations import ACTIVATIONS
@@ -170,6 +171,8 @@ class _Marked:
         data = [name for name in read if name not in made and name not in self.constants]
         data = [name for name in data if self.view.type_of(name).elem_type in (0, *FLOATS)]
         # Sizes that other nodes read are computed again by the marked nodes, so results are the floats among the ends.
+        # Three sublayers on the network's stream have two more, under names of the network's.
+        made = {name for name in made if not name.startswith(f"{PREFIX}/")}
         ends = [name for name in made if self._leaves(name) and self.view.type_of(name).elem_type in (0, *FLOATS)]
         if len(ends) != 1 or not data:
             return Miss("its nodes do not have one result", self.name)
@@ -231,15 +234,19 @@ class _Marked:
     def _whole(self, identified: Identified, data: str, end: str, program: str) -> NeuronHeads | Miss:
         """The linear operators are weights of the sublayer."""
         gated = identified.gated is not None
-        staged, whole = (self._prop("form") == form for form in ("staged", "whole"))
-        if gated and staged:
-            return Miss("three sublayers do not say which weights are the gate's", self.name)
-        first = "W_V_linear_1" if staged else "W_Q_first" if self._made("W_Q_first_columns") else "W_Q"
+        whole = self._prop("form") == "whole"
+        staged = self._prop("form") == "staged" or (whole and bool(self._made("linear_1_reads")))
+        # The first of three sublayers has the gate's weights in front of the value's.
+        linear = "W_V_linear_1_0" if gated else "W_V_linear_1"
+        first = linear if staged else "W_Q_first" if self._made("W_Q_first_columns") else "W_Q"
         if whole:
             # The marked nodes read the model's columns and the stream's further ones; the block's input is the former.
-            first, data = "W_Q_y", self._made("in_batches") or self._made("stream")
+            names = ("in_batches", "input_wide" if staged else "stream", "linear_1_reads")
+            data = next((made for name in names if (made := self._made(name))), data)
+            first = first if staged else "W_Q_y"
         query = self._functional(data, first)
-        value = self._functional(data, "W_V_z" if whole else "W_V") if gated else query
+        second = "W_V_linear_1_1" if staged else "W_V_z" if whole else "W_V"
+        value = self._functional(data, second) if gated else query
         rows = self._made("W_V_linear_2_columns" if staged else "W_O")
         if isinstance(query, Miss) or isinstance(value, Miss) or not rows:
             return Miss("its weights are not where this version writes them", self.name)

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from passes.network.names import COUNT, IS_TOKEN, PREFIX, ROWS, STREAM
 from passes.network.route import Route
-from passes.network.sizes import TOKENS
+from passes.network.sizes import KEYS, TOKENS
 from passes.network.step import Pad, Step, Target, token_axes
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView
@@ -94,7 +94,9 @@ class Carrier:
         if step.target is not None:
             inputs[1] = self._retarget(node.output[0], inputs[1], step.target)
         if step.floor:
-            inputs[0] = self._floored(node.output[0], inputs[0], self._view.type_of(node.input[0]).elem_type)
+            elem_type = self._view.type_of(node.input[0]).elem_type
+            square = self._route.sizes[node.input[0]][-1] == TOKENS
+            inputs[0] = self._floored(node.output[0], inputs[0], elem_type, square=square)
         copy = self._copy(node, inputs)
         if any(step.correct):
             self._corrected(copy, step.correct)
@@ -155,11 +157,12 @@ class Carrier:
         sizes, name = self._route.sizes[tensor], self._name(tensor)
         label, zero = f"{tensor}/tokens", self._integers(0)
         axes = token_axes(sizes)
-        if all(sizes[axis] == TOKENS for axis in axes):
+        if all(sizes[axis] in (TOKENS, KEYS) for axis in axes):
             for number, axis in enumerate(axes):
                 last = number == len(axes) - 1
+                end = COUNT if sizes[axis] == TOKENS else self._integers(-self._m)
                 name = self._node(
-                    "Slice", [name, zero, COUNT, self._integers(axis)], f"{label}_{axis}", output if last else None
+                    "Slice", [name, zero, end, self._integers(axis)], f"{label}_{axis}", output if last else None
                 )
             return name
         # Batch and tokens are merged into the first axis, so the bias tokens are not at its end but after every
@@ -192,14 +195,15 @@ class Carrier:
         return self._made[key]
 
     def _retarget(self, output: str, shape: str, target: Target) -> str:
-        """The shape operand of a Reshape or Expand, with N + m for N."""
+        """The shape operand of a Reshape or Expand, with N + m for N, and m more for a number of keys."""
         # Shapes themselves are not carried and still say N, so it is replaced at the positions known to hold tokens.
         keep, rows, fixed = np.ones(target.length, np.int64), *np.zeros((2, target.length), np.int64)
         keep[list(target.rows)], rows[list(target.rows)] = 0, 1
         for place, number in target.fixed:
             keep[place], fixed[place] = 0, number
-        if not target.rows and not target.fixed:
+        if not target.rows and not target.fixed and not target.keys:
             return shape
+        fixed[list(target.keys)] = self._m
         kept = self._node("Mul", [shape, self._constant(f"{output}/keep", keep)], f"{output}/kept")
         more = self._constant(f"{output}/fixed", fixed)
         if target.rows:
@@ -207,16 +211,36 @@ class Carrier:
             more = self._node("Add", [counted, more], f"{output}/known")
         return self._node("Add", [kept, more], f"{output}/shape")
 
-    def _floored(self, output: str, scores: str, elem_type: int) -> str:
-        """Scores [..., N + m, N + m] in which tokens attend to tokens only, and each bias token to itself only."""
+    def _floored(self, output: str, scores: str, elem_type: int, *, square: bool) -> str:
+        """Scores [..., N + m, N + m] in which tokens attend to tokens only, and each bias token to itself only.
+
+        Where keys of a cache come first, there are K + m columns, and a token attends to the first K.
+        """
         # A bias token keeps one allowed key: a row of -inf alone would be NaN after the softmax.
-        key = ("floor", elem_type)
+        kind = elem_name(elem_type)
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+        own, other = (self._constant(f"{word}_{kind}", np.asarray(value, dtype)) for word, value in _FLOOR.items())
+        alone, diagonal = (f"{PREFIX}/tokens_alone", f"{PREFIX}/diagonal") if square else self._behind(output, scores)
+        key = ("floor", elem_type, diagonal)
         if key not in self._made:
-            dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-            kind = elem_name(elem_type)
-            own, other = (self._constant(f"{word}_{kind}", np.asarray(value, dtype)) for word, value in _FLOOR.items())
-            self._made[key] = self._node("Where", [f"{PREFIX}/diagonal", own, other], f"apart_{kind}")
-        return self._node("Where", [f"{PREFIX}/tokens_alone", scores, self._made[key]], f"{output}/scores_apart")
+            name = f"apart_{kind}" if square else f"{output}/apart"
+            self._made[key] = self._node("Where", [diagonal, own, other], name)
+        return self._node("Where", [alone, scores, self._made[key]], f"{output}/scores_apart")
+
+    def _behind(self, output: str, scores: str) -> tuple[str, str]:
+        """Boolean [N + m, K + m]: which scores are those of tokens, and each bias token's own key."""
+        shape = self._node("Shape", [scores], f"{output}/scores_shape")
+        all_keys = self._node("Gather", [shape, self._integers(-1)], f"{output}/all_keys", axis=0)
+        keys = self._node("Sub", [all_keys, self._integers(self._m)], f"{output}/keys")
+        scalar = self._constant("scalar", np.zeros(0, np.int64))
+        last = self._node("Reshape", [all_keys, scalar], f"{output}/last_key")
+        first, by_one = f"{PREFIX}/first", f"{PREFIX}/by_one"
+        places = self._node("Range", [first, last, by_one], f"{output}/key_places")
+        is_token = self._node("Less", [places, keys], f"{output}/key_is_token")
+        alone = self._node("And", [IS_TOKEN, is_token], f"{output}/tokens_alone")
+        cached = self._node("Sub", [keys, COUNT], f"{output}/cached")
+        own = self._node("Add", [f"{PREFIX}/places_column", cached], f"{output}/own_places")
+        return alone, self._node("Equal", [own, places], f"{output}/diagonal")
 
     def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
         """Subtract m from a shape, so that everything computed from shapes keeps its value."""

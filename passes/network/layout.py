@@ -5,10 +5,12 @@ They are entries of the table in `passes.network.rules`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from passes.match.linear import Miss
-from passes.network.sizes import REST, TOKENS, Size, attributes, product
+from passes.network.sizes import KEYS, REST, TOKENS, Size, attributes, product
 from passes.network.step import Known, Step, Target, token_axes
 from rewriter.graph.view import label
 
@@ -64,11 +66,13 @@ def reshape(known: Known, node: onnx.NodeProto) -> Step | Miss:
         copied[copied.index(None)] = REST
     # With a static sequence length, exporters write N as a number; it means the tokens only if that fits the product.
     out = _filled(total, copied) or _filled(total, _with_tokens(copied, known.static_tokens))
-    target = None if out is None else _target(out)
+    # A number of keys is computed from other shapes; 0 and -1 stay what they are.
+    counted = [i for i, element in enumerate(elements) if element is None or isinstance(element, Size)]
+    target = None if out is None else _target(out, counted)
     if out is None or target is None:
         return unknown
     # A pattern whose batch and heads are merged (BLOOM) is still one; its last two axes are those of the tokens.
-    pattern = node.input[0] in known.patterns and out[-2:] == (TOKENS, TOKENS)
+    pattern = node.input[0] in known.patterns and out[-2:] in ((TOKENS, TOKENS), (TOKENS, KEYS))
     return Step((out,), target=target, pattern=pattern)
 
 
@@ -89,16 +93,17 @@ def _with_tokens(elements: list[Size | int | None], static: int | None) -> list[
     return [TOKENS if isinstance(element, Size) and element == Size(static or 0) else element for element in elements]
 
 
-def _target(out: tuple[Size, ...]) -> Target | None:
+def _target(out: tuple[Size, ...], counted: Sequence[int]) -> Target | None:
     """How the shape operand changes; elements that contain the batch only stay as computed."""
     # An axis that merges tokens with others becomes the one -1 that a Reshape allows. A batch size stays as computed
     # and may be a -1 itself, so the two do not go together.
     rows = tuple(i for i, size in enumerate(out) if size == TOKENS)
-    mixed = [i for i, size in enumerate(out) if size.tokens and size != TOKENS]
-    if len(mixed) > 1 or (mixed and any(size.batch and not size.tokens for size in out)):
+    keys = tuple(i for i in counted if out[i] == KEYS)
+    mixed = [i for i, size in enumerate(out) if size.rows and size not in (TOKENS, KEYS)]
+    if len(mixed) > 1 or (mixed and any(size.batch and not size.rows for size in out)):
         return None
     fixed = [(i, size.number) for i, size in enumerate(out) if size.constant]
-    return Target(rows, tuple([(i, REST) for i in mixed] + fixed), len(out))
+    return Target(rows, tuple([(i, REST) for i in mixed] + fixed), len(out), keys)
 
 
 def expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
@@ -107,6 +112,8 @@ def expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
     if sizes is None or elements is None or len(elements) < len(sizes):
         return Miss(f"{label(node)}: which axis of its shape holds the tokens is unknown", label(node))
     lead = len(elements) - len(sizes)
+    if any(size is not None and size.keys for size in sizes):
+        return Miss(f"{label(node)}: it repeats the keys of a cache", label(node))
     rows = tuple(lead + axis for axis, size in enumerate(sizes) if size is not None and size.tokens)
     out = [element if isinstance(element, Size) else None for element in elements]
     for axis, size in enumerate(sizes):
@@ -175,9 +182,13 @@ def concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
     parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
     known_parts = [part for part in parts if part is not None]
     first = known_parts[0]
-    # Keys and values of a decoder's cache are graph inputs, which have no row for the bias token.
     if not isinstance(axis, int) or axis % len(first) - len(first) in token_axes(first):
-        return Miss(f"{label(node)}: it appends tokens (a cache of keys and values)", label(node))
+        # Keys and values of a decoder's cache come first: the rows of bias tokens stay the last ones.
+        place = axis % len(first) if isinstance(axis, int) else 0
+        cached = parts[:-1] == [None] * (len(parts) - 1) and first[place] == TOKENS
+        if not cached or not isinstance(axis, int):
+            return Miss(f"{label(node)}: it appends tokens", label(node))
+        return Step(((*first[:place], KEYS, *first[place + 1 :]),))
     if len(known_parts) < len(parts):
         return Miss(f"{label(node)}: it concatenates the stream with another tensor", label(node))
     numbers = [part[axis].number if part[axis] and part[axis].constant else None for part in known_parts]  # type: ignore[union-attr]
@@ -191,6 +202,6 @@ def shape(known: Known, node: onnx.NodeProto) -> Step | Miss:
     given = attributes(node)
     start, end = given.get("start", 0), given.get("end", len(sizes))
     part = sizes[start:end] if isinstance(start, int) and isinstance(end, int) else sizes
-    if any(size is not None and size.tokens and size != TOKENS for size in part):
+    if any(size is not None and size.rows and size not in (TOKENS, KEYS) for size in part):
         return Miss(f"{label(node)}: it reads the size of an axis that merges batch and tokens", label(node))
-    return Step((), correct=tuple(size == TOKENS for size in part))
+    return Step((), correct=tuple(size in (TOKENS, KEYS) for size in part))

@@ -27,6 +27,16 @@ BIAS_ROWS = f"{PREFIX}/bias_token_rows"
 """Constant [1, R, D + 1 + R + T]: the bias tokens of form `whole`."""
 
 
+def activated_stream(block: str) -> str:
+    """The stream behind the second of three sublayers of a block (form `whole`)."""
+    return f"{PREFIX}/{block}/activated"
+
+
+def cleared_columns(block: str) -> str:
+    """What the third of three sublayers of a block writes to the hidden columns: their negatives."""
+    return f"{PREFIX}/{block}/cleared"
+
+
 def neuron_scores(bias_tokens: int) -> str:
     """Constant [R + T, R + T]: W_QK between positions of the heads that attend to so many bias tokens."""
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"

@@ -66,7 +66,14 @@ def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
             "and every block",
             blocks[0].output,
         )
-    return _walk(view, constants, entry, width, needed)
+    route = _walk(view, constants, entry, width, needed)
+    read = [operator.data for block in blocks for operator in block.first]
+    longer = [name for name in read if isinstance(route, Route) and any(map(_keys, route.sizes.get(name, ())))]
+    return Miss(f"other rows are put in front of the stream that '{longer[0]}' is", longer[0]) if longer else route
+
+
+def _keys(size: Size | None) -> bool:
+    return size is not None and size.keys > 0
 
 
 def _walk(view: GraphView, constants: Constants, entry: str, width: int, needed: frozenset[int]) -> Route | Miss:

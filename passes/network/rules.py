@@ -11,7 +11,7 @@ import onnx
 
 from passes.match.linear import MICROSOFT, Miss
 from passes.network import layout
-from passes.network.sizes import TOKENS, Size, Sizes, attributes
+from passes.network.sizes import KEYS, TOKENS, Size, Sizes, attributes
 from passes.network.step import Known, Pad, Rule, Step, token_axes
 from rewriter.graph.view import label
 
@@ -43,7 +43,7 @@ def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
         if long:
             pads.append(Pad(name, long, len(sizes)))
     out = tuple(_broadcast([_at(sizes, axis) for sizes in carried]) for axis in range(-rank, 0))
-    if any(size is not None and size.tokens > 1 for size in out):
+    if any(size is not None and size.rows > 1 for size in out):
         return Miss(f"{label(node)}: it multiplies two token axes into one", label(node))
     wide = _others(known, operands, out)
     if wide is None:
@@ -67,7 +67,7 @@ def _others(known: Known, operands: list[str], out: Sizes) -> Sizes | None:
         for axis in range(-len(other or ()), 0):
             size = None if other is None else other[axis]
             if out[axis] == Size(1) and size != Size(1):
-                if size is not None and size.tokens:
+                if size is not None and size.rows:
                     return None
                 sizes[axis] = size
     return tuple(sizes)
@@ -81,7 +81,7 @@ def _broadcast(sizes: list[Size | None]) -> Size | None:
     """The size to which compatible sizes broadcast."""
     # The model is valid, so an unknown size is 1 or equal to the known ones.
     known = {size for size in sizes if size != Size(1)}
-    with_tokens = [size for size in known if size is not None and size.tokens]
+    with_tokens = [size for size in known if size is not None and size.rows]
     if with_tokens:
         return with_tokens[0]
     told = [size for size in known if size is not None]
@@ -108,6 +108,10 @@ def _normalised(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((sizes,))
 
 
+SQUARES = ((TOKENS, TOKENS), (TOKENS, KEYS))
+"""The last two axes of scores: keys are the tokens themselves, or those of a cache and the tokens."""
+
+
 def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", -1)
@@ -117,7 +121,7 @@ def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
     # scores can be masked.
     if axis % len(sizes) - len(sizes) not in token_axes(sizes):
         return Step((sizes,))
-    if axis % len(sizes) != len(sizes) - 1 or token_axes(sizes)[-2:] != (-2, -1) or sizes[-2:] != (TOKENS, TOKENS):
+    if axis % len(sizes) != len(sizes) - 1 or token_axes(sizes)[-2:] != (-2, -1) or sizes[-2:] not in SQUARES:
         return Miss(f"{label(node)}: its scores are not [tokens, tokens], so its mask cannot be extended", label(node))
     return Step((sizes,), floor=True, pattern=True)
 
@@ -155,6 +159,8 @@ def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
     contracted = -1 in token_axes(left)
     if contracted != (-2 in token_axes(right)) or (contracted and node.input[0] not in known.patterns):
         return flat
+    if contracted and left[-1] != right[-2]:
+        return Miss(f"{label(node)}: its pattern is over other keys than its values", label(node))
     rank = max(len(left), len(right))
     lead = tuple(_broadcast([_at(left, axis), _at(right, axis)]) for axis in range(-rank, -2))
     return Step(((*lead, left[-2], right[-1]),))

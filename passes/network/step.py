@@ -24,11 +24,19 @@ class Pad:
 
 @dataclass(frozen=True)
 class Target:
-    """The edits of a shape operand: elements at `rows` become N + m, `fixed` gives (position, value) pairs to set."""
+    """The edits of a shape operand.
+
+    Attributes:
+        rows: elements that become N + m.
+        fixed: (position, value) pairs to set.
+        length: the number of elements.
+        keys: elements that are a number of keys, to which m is added.
+    """
 
     rows: tuple[int, ...]
     fixed: tuple[tuple[int, int], ...]
     length: int
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,5 +79,5 @@ Rule = Callable[[Known, onnx.NodeProto], Step | Miss]
 
 
 def token_axes(sizes: Sizes) -> tuple[int, ...]:
-    """The axes that hold tokens, counted from the end."""
-    return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size is not None and size.tokens)
+    """The axes that hold tokens, or the keys of a cache and the tokens, counted from the end."""
+    return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size is not None and size.rows)

@@ -16,12 +16,14 @@ import numpy as np
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
 from passes.forms.maskless import prepare_maskless
+from passes.forms.staged import prepare_staged
 from passes.forms.sublayer import add_groups
 from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.network.names import ROWS, neuron_scores
 from passes.programs.groups import Group, groups_of
+from passes.whole.three import emit_three
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -31,7 +33,8 @@ _MEGABYTE = 2**20
 
 def prepare_whole(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """As for form `maskless`, for blocks that are plain matrices and whose patterns fit into memory at once."""
-    prepared = prepare_maskless(view, conversion)
+    staged = conversion.options.sublayers == "3"
+    prepared = (prepare_staged if staged else prepare_maskless)(view, conversion)
     if isinstance(prepared, Miss):
         return prepared
     if prepared.projections is None:
@@ -59,6 +62,8 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     m, slots = conversion.carried, conversion.carried + conversion.options.max_tokens
     layout = Layout(model, m)
+    if conversion.hidden:
+        return emit_three(conversion, projections, _rows(b, projections, model), b)
     stream = _stream(b, conversion, projections, layout)
     read = b.rows(stream, b.integers(0), b.integers(layout.width), 2, "stream_columns")
     ones = b.rows(stream, b.integers(model), b.integers(model + 1), 2, "indicator")
@@ -87,14 +92,20 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
 def _stream(b: Builder, conversion: Conversion, projections: Projections, layout: Layout) -> Tensor:
     """[batch, N + R, D + 1 + R + T]: the block's input, and the further columns of the residual stream."""
     elem_type = conversion.block.elem_type
-    data: Tensor = b.fragment.tensor(projections.query.data)
-    if projections.rank == 2:
-        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(layout.model)], 0, "by_batch")
-        data = b.reshape(data, shape, "in_batches")
+    data = _rows(b, projections, layout.model)
     wide = b.fragment.tensor(conversion.stream)
     further = b.rows(wide, b.integers(layout.model), b.integers(2**62), 2, "further_columns")
     stream = b.concat([data, further], 2, "stream")
     return stream if elem_type == b.compute_type else b.node("Cast", [stream], "stream_wide", to=int(b.compute_type))
+
+
+def _rows(b: Builder, projections: Projections, model: int) -> Tensor:
+    """The block's input, [batch, N + R, D]."""
+    data: Tensor = b.fragment.tensor(projections.query.data)
+    if projections.rank == 2:
+        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
+        data = b.reshape(data, shape, "in_batches")
+    return data
 
 
 class _Heads:

@@ -13,7 +13,7 @@ follows this operator by operator, and refuses what would break it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -21,8 +21,8 @@ from passes.conversion import Conversion
 from passes.match.linear import Miss
 from passes.network.route import Route, symbols_of
 from passes.network.sizes import TOKENS, ShapeReader, Size, Sizes
-from passes.programs.groups import groups_of
 from passes.whole.masks import MaskReader, Scores
+from passes.whole.three import groups_in, hidden_columns
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import cut
 from rewriter.graph.view import GraphView, label
@@ -48,6 +48,23 @@ _BATCHES = 3
 
 
 @dataclass(frozen=True)
+class Three:
+    """A block that is three sublayers.
+
+    Attributes:
+        block: its name.
+        data: what it reads.
+        stream: the stream that it adds to, by its first columns.
+        sum: index of the residual addition.
+    """
+
+    block: str
+    data: str
+    stream: str
+    sum: int
+
+
+@dataclass(frozen=True)
 class Whole:
     """Form `whole` on a route.
 
@@ -62,6 +79,8 @@ class Whole:
         biases: index of a node to the operand that is a bias.
         scores: index of a product of queries and keys to its way to the softmax.
         neurons: the numbers of bias tokens that heads of neurons attend to.
+        hidden: hidden columns, if blocks are three sublayers; otherwise 0.
+        three: result of a block to how its three sublayers stand on the stream.
     """
 
     route: Route
@@ -74,6 +93,8 @@ class Whole:
     biases: Mapping[int, int]
     scores: Mapping[int, Scores]
     neurons: tuple[int, ...]
+    hidden: int = 0
+    three: Mapping[str, Three] = field(default_factory=dict)
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -86,11 +107,15 @@ def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion],
     found = _Finder(view, route, conversions).run()
     if isinstance(found, Miss):
         return found
-    programs = [conversion.program for conversion in conversions]
-    values = any(token.value for program in programs for head in program.heads for token in head.bias_tokens)
+    groups = [group for conversion in conversions for group in groups_in(conversion)]
+    values = any(token.value for group in groups for token in group.head.bias_tokens)
+    hidden = max(hidden_columns(conversion) for conversion in conversions)
+    three = found.three(conversions) if hidden else {}
+    if isinstance(three, Miss):
+        return three
     return Whole(
         route,
-        max(1, *(program.bias_tokens for program in programs)) + values,
+        max([1, *(group.bias_tokens for group in groups)]) + values,
         conversions[0].options.max_tokens,
         omega,
         found.sums,
@@ -98,7 +123,9 @@ def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion],
         found.stream,
         found.biases,
         found.scores,
-        tuple(sorted({group.bias_tokens for program in programs for group in groups_of(program)})),
+        tuple(sorted({*(group.bias_tokens for group in groups), *((0,) if hidden else ())})),
+        hidden,
+        three,
     )
 
 
@@ -147,6 +174,20 @@ class _Finder:
             if miss is not None:
                 return miss
         return self
+
+    def three(self, conversions: Sequence[Conversion]) -> dict[str, Three] | Miss:
+        """How the three sublayers of each block stand on the stream; a Miss where its result is not simply added."""
+        found: dict[str, Three] = {}
+        for conversion in conversions:
+            data, result = conversion.inputs[0], conversion.outputs[0]
+            for index, (skip, written) in self.sums.items():
+                same = self._roots[written] == self._roots[result]
+                if same and self.stream[data] in (skip, self.renewed.get(skip)):
+                    found[result] = Three(conversion.block.name, data, skip, index)
+            if result not in found:
+                what = "is not added to the stream that the block reads, as three sublayers would; use --sublayers 1"
+                return Miss(f"'{result}' {what}", result)
+        return found
 
     def _read_scores(self) -> frozenset[int] | Miss:
         """The nodes from products of queries and keys to their softmaxes."""

@@ -13,9 +13,9 @@ from passes.match.linear import Miss
 from passes.network.planning import Carried, moved
 from passes.network.route import Route
 from passes.options import WHOLE
-from passes.programs.groups import groups_of
 from passes.whole.follow import Whole, find_whole
-from passes.whole.widen import stream_of, widen
+from passes.whole.three import groups_in
+from passes.whole.widen import stream_of, wide_name, widen
 from rewriter.graph.view import GraphView, all_views
 
 _SCORES = 2.0**60
@@ -24,7 +24,7 @@ _SCORES = 2.0**60
 
 def whole_for(view: GraphView, route: Route, conversions: Sequence[Conversion]) -> Whole | Miss:
     """What form `whole` does on the route, or what it cannot do and what to use instead."""
-    groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
+    groups = tuple(group for conversion in conversions for group in groups_in(conversion))
     if route.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
         return Miss("form whole needs a residual stream in float32 or float64, whose numbers can hold omega", "")
     omega = conversions[0].options.omega or max(default_omega(groups, route.elem_type), _SCORES)
@@ -47,6 +47,12 @@ def notes_of(whole: Whole) -> tuple[str, ...]:
     )
 
 
+def stream_before(whole: Whole, conversion: Conversion) -> str:
+    """The stream that a block reads; with three sublayers the one that they add to."""
+    step = whole.three.get(conversion.outputs[0])
+    return stream_of(whole, conversion.inputs[0]) if step is None else wide_name(whole, step.stream)
+
+
 def carry_whole(model: onnx.ModelProto, view: GraphView, whole: Whole, conversions: Sequence[Conversion]) -> Carried:
     """The graph on the wide residual stream, and the conversions that read it."""
     wider = widen(model, view, whole)
@@ -56,7 +62,8 @@ def carry_whole(model: onnx.ModelProto, view: GraphView, whole: Whole, conversio
             moved(conversion, view, views[0], whole.route),
             carried=whole.bias_tokens,
             form=WHOLE,
-            stream=stream_of(whole, conversion.inputs[0]),
+            stream=stream_before(whole, conversion),
+            hidden=whole.hidden,
         )
         for conversion in conversions
     )

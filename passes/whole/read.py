@@ -141,6 +141,7 @@ class _Reader:
 
     view: GraphView
     sizes: tuple[int, int, int] | None = None
+    hidden: int = 0
     entry: str = ""
     wide: set[str] = field(default_factory=set)
     further: set[str] = field(default_factory=set)
@@ -195,14 +196,13 @@ class _Reader:
         if table is None or bias is None or table.ndim != _BATCHES or bias.ndim != _BATCHES:
             return
         count, longest = bias.shape[1], table.shape[1]
-        width = bias.shape[2] - 1 - count - longest
-        if width <= 0 or table.shape[2] != 1 + count + longest:
+        width, hidden = bias.shape[2] - table.shape[2], table.shape[2] - 1 - count - longest
+        if width <= 0 or hidden < 0:
             return
-        same_tokens = np.array_equal(
-            table[0], np.concatenate([np.ones((longest, 1)), np.eye(longest, count + longest, count)], 1)
-        )
+        own_rows = [np.ones((longest, 1)), np.eye(longest, count + longest, count), np.zeros((longest, hidden))]
+        same_tokens = np.array_equal(table[0], np.concatenate(own_rows, 1))
         if same_tokens and np.array_equal(bias[0], np.eye(count, bias.shape[2], width + 1)):
-            self.sizes = width, count, longest
+            self.sizes, self.hidden = (width, count, longest), hidden
             self.wide.add(node.output[0])
 
     def _concat(self, node: onnx.NodeProto) -> None:
@@ -221,7 +221,8 @@ class _Reader:
         if node.input[0] not in self.wide or len(bounds) != _BATCHES or self.sizes is None:
             return
         start, stop, axis = bounds
-        width, end = self.sizes[0], self.sizes[0] + 1 + self.sizes[1] + self.sizes[2]
+        width, slots = self.sizes[0], sum(self.sizes) + 1
+        end = slots + self.hidden
         if axis not in (2, -1) or start is None or stop is None:
             return
         if (start, stop) == (0, width):
@@ -229,7 +230,7 @@ class _Reader:
         kind = {
             (width, width + 1): self.ones,
             (width, end): self.further,
-            (width + 1, end): self.positions,
+            (width + 1, slots): self.positions,
         }.get((start, min(stop, end)))
         if kind is not None:
             kind.add(node.output[0])
@@ -246,18 +247,25 @@ class _Reader:
         for place, name in enumerate(node.input):
             if name in self.vectors:
                 self.biases[index] = place, self.vectors[name]
-            elif name in self.wide and (written := self._padded(node.input[1 - place])):
-                self.wide.add(node.output[0])
-                self.added[node.output[0]] = name, written
+            elif name in self.wide:
+                self._total(name, node.input[1 - place], node.output[0])
 
-    def _padded(self, tensor: str) -> str:
-        """What a tensor is without its zeros in the further columns; empty if it has none there."""
+    def _total(self, wide: str, tensor: str, out: str) -> None:
+        """A sum of the stream and what a sublayer writes to the model's columns, or to hidden ones."""
         node = self.view.made_by(tensor)
         if node is None or node.op_type != "Pad" or len(node.input) != _PAIR or self.sizes is None:
-            return ""
+            return
         pads = self._value(node.input[1])
-        zeros = [0, 0, 0, 0, 0, 1 + self.sizes[1] + self.sizes[2]]
-        return str(node.input[0]) if pads is not None and pads.tolist() == zeros else ""
+        if pads is None or pads.shape != (2 * _BATCHES,) or pads[:2].any() or pads[3:5].any():
+            return
+        if (pads[2], pads[5]) == (0, 1 + self.sizes[1] + self.sizes[2] + self.hidden):
+            self.wide.add(out)
+            self.added[out] = wide, str(node.input[0])
+        elif pads[2] > sum(self.sizes):
+            # The model's columns stay what they are.
+            self.wide.add(out)
+            self.columns.update({out: self.columns[wide]} if wide in self.columns else {})
+            self.added.update({out: self.added[wide]} if wide in self.added else {})
 
     # -- heads -----------------------------------------------------------------------------------------------
 
@@ -267,6 +275,8 @@ class _Reader:
             self.weighed[node.output[0]] = right
         elif left in self.ones:
             self.vectors[node.output[0]] = self._row(right)
+        elif left in self.weighed and right in self.positions:
+            self.products[index] = Product(index, "", "", neurons=True)  # heads that attend to themselves
         elif left in self.queries and right in self.keys:
             query, weight = self.queries[left]
             kinds = self._kind(weight)

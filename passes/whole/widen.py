@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from passes.network.carry import Carrier
-from passes.network.names import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS
+from passes.network.names import (
+    BIAS_ROWS,
+    COUNT,
+    POSITION_ROWS,
+    PREFIX,
+    ROWS,
+    activated_stream,
+    cleared_columns,
+)
 from passes.network.step import Pad, Step
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
@@ -73,6 +81,18 @@ class _Widener(Carrier):
         return self._alias.get(tensor) or super()._name(tensor)
 
     def _on_route(self, node: onnx.NodeProto, step: Step) -> None:
+        self._carried(node, step)
+        for name in node.output:
+            self._place_for(name)
+
+    def _place_for(self, data: str) -> None:
+        """A place for the stream behind the second sublayer of a block that reads `data`."""
+        for three in self._whole.three.values():
+            if three.data == data:
+                name = activated_stream(three.block)
+                self._node("Identity", [self._wide(three.stream)], name.removeprefix(f"{PREFIX}/"), name)
+
+    def _carried(self, node: onnx.NodeProto, step: Step) -> None:
         index = self._view.producer[str(node.output[0])]
         whole = self._whole
         if index in whole.sums:
@@ -106,16 +126,21 @@ class _Widener(Carrier):
         more = self._node("Expand", [rows, each], "bias_tokens")
         stream = self._node("Concat", [wide, more], "stream_rows", wide_name(self._whole, entry), axis=1)
         self._node("Slice", [stream, self._integers(0), self._integers(width), self._integers(2)], "stream")
+        self._place_for(entry)
         for count in self._whole.neurons:
             self._constant(f"W_QK_neurons_{count}", neuron_mask(self._whole, count).astype(self._dtype))
 
     def _sum(self, node: onnx.NodeProto, stream: str, written: str) -> None:
         """A residual addition to all columns; what the sublayer writes has zeros in the further ones."""
         width, out = self._route.width, str(node.output[0])
-        before = self._wide(stream)
+        index = self._view.producer[out]
+        block = next((each.block for each in self._whole.three.values() if each.sum == index), "")
+        before = activated_stream(block) if block else self._wide(stream)
         three = self._in_batches(self._name(written), written, out)
         pads = self._integers(0, 0, 0, 0, 0, self._further)
         padded = self._node("Pad", [three, pads], f"{out}/written_wide")
+        if block:
+            before = self._cleared(before, block, out)
         wide = self._node("Add", [before, padded], f"{out}/wide", wide_name(self._whole, out))
         columns = [wide, self._integers(0), self._integers(width), self._integers(2)]
         if self._flat(out):
@@ -123,6 +148,15 @@ class _Widener(Carrier):
             self._node("Reshape", [model, self._integers(-1, width)], f"{out}/flat", out)
         else:
             self._node("Slice", columns, f"{out}/model_columns", out)
+
+    def _cleared(self, stream: str, block: str, out: str) -> str:
+        """The stream and what the third sublayer of a block writes to the hidden columns."""
+        start = self._route.width + self._further - self._whole.hidden
+        name = cleared_columns(block)
+        columns = [stream, self._integers(start), self._integers(start + self._whole.hidden), self._integers(2)]
+        self._node("Slice", columns, name.removeprefix(f"{PREFIX}/"), name)
+        padded = self._node("Pad", [name, self._integers(0, 0, start, 0, 0, 0)], f"{out}/cleared_wide")
+        return self._node("Add", [stream, padded], f"{out}/cleared")
 
     def _wide(self, stream: str) -> str:
         """The wide stream with the columns of `stream`; a renewed one is joined where it is first needed."""
@@ -200,7 +234,9 @@ class _Widener(Carrier):
             query = f"{PREFIX}/{scale.output[0]}/of_queries"
             self._copy(scale, inputs).output[0] = query
         masks = [mask for _, mask in scores.masks]
-        positions = self._columns(stream_of(self._whole, str(node.input[0])), self._route.width + 1, None)
+        first = self._route.width + 1
+        stop = first + self._m + self._whole.max_tokens if self._whole.hidden else None
+        positions = self._columns(stream_of(self._whole, str(node.input[0])), first, stop)
         turned, weighed = self._turned(positions), self._weighed(positions, self._pseudo_mask(masks))
         rank = len(self._route.sizes[str(node.input[0])])
         query = self._joined(query, weighed, rank, -1, f"{out}/query")
@@ -300,8 +336,8 @@ def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def further_columns(whole: Whole) -> int:
-    """1 + R + T."""
-    return 1 + whole.bias_tokens + whole.max_tokens
+    """1 + R + T, and the hidden columns."""
+    return 1 + whole.bias_tokens + whole.max_tokens + whole.hidden
 
 
 def token_columns(whole: Whole) -> NDArray[np.float64]:

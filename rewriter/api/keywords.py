@@ -35,6 +35,7 @@ class RewriteKeywords(TypedDict, total=False):
     omega: float | None
     bias_token: str
     spelling: str
+    sublayers: str
     expose: str | Sequence[str]
     head_dim: int | None
     providers: str | Sequence[str] | None

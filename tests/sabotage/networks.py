@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX
+from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from tests.sabotage.edits import Array, Edit, anywhere, applied, inner
 from tests.sabotage.pieces import Change, becomes, constant, maker, scaled, weight
 from tests.sabotage.sabotages import Expect, Sabotage
@@ -195,8 +195,18 @@ FITTED: tuple[tuple[str, Edit], ...] = (
 )
 """Of GELU, whose bias tokens have values."""
 
+THREE: tuple[tuple[str, Edit], ...] = (
+    ("hidden columns are not cleared", anywhere(f"{PREFIX}/model*/cleared", _NOTHING)),
+    ("a linear head sees a neighbour", weight(neuron_scores(0), allowed(3, 4))),
+    ("the first sublayer drops b1", inner("*/heads/W_V_linear_1*_on_tokens", _NOTHING)),
+    ("the second sublayer off by 1e-3", inner("*/heads/z_written", "out = Mul(own, $1.001)")),
+    ("heads of the third sublayer rolled by one", inner("*/heads/linear_2_v", rolled(1))),
+)
+"""Of three sublayers per block."""
+
 _TEXTS, _FITTED = network("silu-decoder", "relu-decoder"), network("gelu-vision", "gelu-encoder")
 _MIXED = network("silu-decoder", "gelu-vision")
+_THREE = tuple(Subject(each.model, {**each.options, "sublayers": "3"}) for each in _MIXED)
 _FURTHER = tuple(
     Subject(model, {"form": "whole", "max_tokens": longest}) for model, longest in (("gated-decoder", 80), ("silu", 90))
 )
@@ -209,6 +219,10 @@ NETWORKS = (
         Sabotage(f"{what}, form whole", applied(edit, only_carried=True), subjects, Expect.MODEL)
         for edits, subjects in ((ROWS, _MIXED), (TEXTS, _TEXTS), (FITTED, _FITTED), (FURTHER, _FURTHER))
         for what, edit in edits
+    ),
+    *(
+        Sabotage(f"{what}, form whole, three sublayers", applied(edit, only_carried=True), _THREE, Expect.MODEL)
+        for what, edit in THREE
     ),
     Sabotage(
         "the last pair of the causal mask is missing, form whole",

@@ -1,0 +1,71 @@
+"""Bias tokens through exported networks of more architectures: fused projections, rotations, windows and caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.options import FormOptions, Options
+from passes.plan import apply, make_plan
+from rewriter import ExitStatus, rewrite
+from rewriter.proof.inputs.generate import make_cases
+from tests.conftest import Export
+from tests.oracle import evaluate
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "network": {"form": "masked", "bias_token": "network"},
+    "whole": {"form": "whole", "max_tokens": 64, "max_pattern_mb": 256.0},
+}
+MODELS = (
+    *(("phi3", exporter, way) for exporter in ("torchscript", "dynamo") for way in OPTIONS),
+    *(("modernbert", exporter, way) for exporter in ("torchscript", "dynamo") for way in OPTIONS),
+    *(("glm", "dynamo", way) for way in OPTIONS),
+    *(("gpt2-cache", exporter, "network") for exporter in ("torchscript", "dynamo")),
+)
+ERROR = 1e-6
+"""In float64, over the largest output: the programs' errors (GELU 8.1e-8) and the rounding of gates."""
+
+
+@pytest.mark.parametrize(("name", "exporter", "way"), MODELS)
+def test_the_network_is_the_same_function(name: str, exporter: str, way: str, export: Export) -> None:
+    """In float64 numpy that shares nothing with the proof, on generated inputs of several sizes."""
+    model = onnx.load(export(name, exporter))
+    given = dict(OPTIONS[way])
+    form = given.pop("form")
+    plan = make_plan(model, Options(form=form, forms=FormOptions(**given)))
+    assert len(plan.conversions) == 2, plan.left
+    result = apply(plan)
+    for case in make_cases(model, seed=3)[:4]:
+        expected, found = (evaluate(each, case.feeds) for each in (model, result))
+        for output, array in expected.items():
+            assert found[output].shape == array.shape
+            np.testing.assert_allclose(found[output], array, rtol=0.0, atol=ERROR * np.abs(array).max(initial=1.0))
+
+
+@pytest.mark.parametrize(("name", "exporter", "way"), MODELS)
+def test_the_proof_passes(name: str, exporter: str, way: str, export: Export, tmp_path: Path) -> None:
+    report: Any = rewrite(export(name, exporter), tmp_path / "out.onnx", **OPTIONS[way])
+    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    assert len(report.converted) == 2
+    assert report.validation.providers["cpu"].error_ratio <= 2.0
+
+
+def test_quick_proofs_of_gates_pass(export: Export) -> None:
+    """One case makes every token a channel, in some of which the noise of gates cancels."""
+    report: Any = rewrite(export("phi3", "torchscript"), form="masked", quick=True)
+    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_form_whole_names_the_cache(exporter: str, export: Export) -> None:
+    plan = make_plan(onnx.load(export("gpt2-cache", exporter)), Options(form="whole", forms=FormOptions(max_tokens=64)))
+    assert not plan.conversions
+    assert any("its keys begin with those of a cache" in left.miss.reason for left in plan.left)
