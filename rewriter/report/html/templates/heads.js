@@ -115,17 +115,23 @@ function patterns(head) {
 function map(head, rows, what) {
   const neuron = head.kind === "neuron";
   const width = rows[0]?.length ?? 0;
-  const size = neuron ? 22 : Math.max(8, Math.min(28, Math.floor(420 / Math.max(width, 1))));
-  const across = neuron ? 64 : size;
-  const left = 74, top = 20;
+  const size = neuron ? 22 : Math.max(8, Math.min(34, Math.floor(440 / Math.max(width, 1))));
+  const across = neuron ? 72 : size;
+  const left = 80, top = neuron ? 20 : 56;
   const keys = (column) => (neuron ? (column ? `bias token ${column}` : "itself") : head.cross ? `source ${column}` : data.tokens[column]?.text ?? column);
   const token = (row) => data.tokens[row]?.text ?? String(row);
+  const about = neuron ? "From every token (row) to itself and to the bias tokens" : "From every token (row) to the tokens that it attends to (columns)";
   const height = top + rows.length * size + 4;
   const svg = draw("svg", {
     class: "map", viewBox: `0 0 ${left + width * across + 4} ${height}`, width: left + width * across + 4, height,
     tabindex: "0", role: "img", "aria-label": `Pattern ${what}: rows are tokens, columns what they attend to. Arrow keys read values.`,
   });
-  svg.append(draw("text", { x: left, y: 13 }, neuron ? "attends to itself and bias tokens 1, 2, …" : "from left to right: what is attended to"));
+  for (let column = 0; column < width; column++) {
+    if (!neuron && size < 11 && column % 4) continue;
+    const [x, y] = [left + column * across + across / 2, top - 6];
+    const place = neuron ? { x, y, "text-anchor": "middle" } : { transform: `translate(${x + 4} ${y}) rotate(-90)` };
+    svg.append(draw("text", place, neuron && column ? `bias ${column}` : String(keys(column)).slice(0, 7)));
+  }
   rows.forEach((row, place) => {
     if (size >= 11 || place % 4 === 0) {
       const label = draw("text", { x: left - 6, y: top + place * size + size / 2 + 4, "text-anchor": "end" }, token(place).slice(0, 10));
@@ -140,7 +146,7 @@ function map(head, rows, what) {
   svg.append(draw("rect", { class: "frame", x: left, y: top, width: width * across, height: rows.length * size }));
   const cursor = draw("rect", { class: "cursor", x: left, y: top, width: across, height: size, visibility: "hidden" });
   svg.append(cursor);
-  const reading = make("p", { class: "reading", role: "status" }, what || "Point at a cell, or focus the pattern and use the arrow keys.");
+  const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
   let here = [rows.length - 1, 0];
   const show = (row, column) => {
     here = [row, column];
@@ -163,7 +169,7 @@ function map(head, rows, what) {
     event.preventDefault();
     show(Math.min(Math.max(here[0] + move[0], 0), rows.length - 1), Math.min(Math.max(here[1] + move[1], 0), width - 1));
   });
-  return [make("div", { class: "scroll" }, svg), reading];
+  return [make("p", { class: "side" }, what ? `${about}, ${what}` : about), make("div", { class: "scroll" }, svg), reading];
 }
 
 // -- ranking --------------------------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ function layout(graph) {
   const rows = graph.rows.map((_, row) => Math.max(1, ...graph.nodes.filter((node) => node.row === row).map((node) => Math.floor(node.lane / PER) + 1)));
   const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + Math.max(width * ACROSS, 34) + 18], [76]);
   const bottoms = rows.reduce((sums, height) => [...sums, sums.at(-1) - height * ACROSS - 44], [0]);
-  const height = 40 - bottoms.at(-1);
+  const height = 12 - bottoms.at(-1);
   const places = new Map(graph.nodes.map((node) => [node.id, [
     lefts[node.column] + (node.lane % PER) * ACROSS + 12,
     height - 30 + bottoms[node.row] - Math.floor(node.lane / PER) * ACROSS,
