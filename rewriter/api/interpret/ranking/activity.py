@@ -238,7 +238,7 @@ def activations_of(named: Named, z: Array, rows: Array) -> Array:
         return np.asarray(np.einsum("btgn,g->btn", z.reshape(*z.shape[:2], len(factors), -1), factors))
     rows = rows.astype(np.float64)
     squares = np.einsum("bthk,hkl,bthl->bth", z, rows @ np.swapaxes(rows, -1, -2), z, optimize=True)
-    return np.sqrt(np.maximum(squares, 0.0))
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
 class _Tally:
