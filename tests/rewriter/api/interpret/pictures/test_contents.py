@@ -139,11 +139,12 @@ def test_other_models(stem: str) -> None:
 
 
 def test_refusals() -> None:
-    for options, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"logit": 4000}, "there is no logit 4000"),
         ({"sequence": 9}, "there is no sequence 9"),
         ({"most": -1}, "there cannot be -1 neurons"),
-    ):
+    )
+    for options, message in cases:
         with pytest.raises(UsageError, match=message):
             head_pictures(MODEL, given(), **options)
     with pytest.raises(UsageError, match="cannot be attributed"):
