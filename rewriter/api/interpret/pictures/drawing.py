@@ -6,7 +6,7 @@ the strongest edges are drawn, and the rest is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOST_NODES, MOST_EDGES = 100, 300
@@ -46,7 +46,7 @@ def drawn(graph: Mapping[str, Any], window: range) -> dict[str, Any]:
     return {
         "nodes": nodes,
         "links": [[link["source"], link["target"], float(f"{link['weight']:.4g}")] for link in links],
-        "rows": [_row(layer, layers[-1]) for layer in layers],
+        "rows": [_row(layer, layers[-1], kept.values()) for layer in layers],
         "left_out": [len(graph["nodes"]) - len(nodes), len(graph["links"]) - len(links)],
     }
 
@@ -62,8 +62,12 @@ def _layer(node: Mapping[str, Any]) -> int:
     return -1 if node["layer"] == "E" else int(node["layer"])
 
 
-def _row(layer: int, last: int) -> str:
-    return "tokens" if layer == -1 else "logit" if layer == last else f"layer {layer}"
+def _row(layer: int, last: int, nodes: Iterable[Mapping[str, Any]]) -> str:
+    if layer in (-1, last):
+        return "tokens" if layer == -1 else "logit"
+    # Biases after the last layer have one of their own in the published schema.
+    own = {node["feature_type"] for node in nodes if _layer(node) == layer}
+    return "biases" if own == {"bias"} else f"layer {layer}"
 
 
 def _head(node: Mapping[str, Any]) -> str | None:

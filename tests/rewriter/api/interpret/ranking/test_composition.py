@@ -185,6 +185,15 @@ def test_refusals() -> None:
         compositions(broken)
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 8), (8, 8)])
+def test_unrelated_weights_score_one_over_the_root_of_the_width(ranks: tuple[int, int]) -> None:
+    rng, width = np.random.default_rng(0), 48
+    writers, readers = (rng.normal(size=(60, rank, width)) for rank in ranks)
+    units = [each / np.linalg.norm(each, axis=(1, 2))[:, None, None] for each in (readers, writers)]
+    found = composition.block_scores(*units)
+    assert np.sqrt((found**2).mean()) == pytest.approx(width**-0.5, rel=0.02)
+
+
 @pytest.mark.parametrize("shape", [(3, 32, 8), (2, 33, 5), (1, 7, 9), (2, 700, 3)])
 def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
     tall = np.random.default_rng(0).normal(size=shape)
