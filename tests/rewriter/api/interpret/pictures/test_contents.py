@@ -39,22 +39,25 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
     return {head["name"]: head for head in data(**options)["heads"]}
 
 
-def test_patterns_are_the_models() -> None:
-    index, model, found = heads(MODEL), onnx.load(MODEL), by_name()
+@pytest.mark.parametrize("stem", ["silu-decoder", "gated-decoder"])
+def test_patterns_are_the_models(stem: str) -> None:
+    index, model, found = heads(FOLDER / f"{stem}.onnx"), onnx.load(FOLDER / f"{stem}.onnx"), by_name(stem=stem)
     own = {each.name: each.sublayer for each in index.sublayers}
     attention, block = own["blocks.1.attn"], own["blocks.1.mlp_heads"]
     assert isinstance(attention, Attention)
     assert isinstance(block, NeuronHeads)
-    values = tapped(model, given(), [attention.pattern, block.data])
+    values = tapped(model, given(stem), [attention.pattern, block.data])
     pattern = values[attention.pattern][0]
     neurons = neuron_pattern(values[block.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
     for head in range(4):
         (shown,) = found[f"blocks.1.attn.{head}"]["pattern"]
         assert np.abs(np.array(shown) - pattern[head]).max() <= 1e-4
-    checked = [name for name in found if name.startswith("blocks.1.mlp_heads.")]
-    for name in checked:
-        (shown,) = found[name]["pattern"]
-        assert np.abs(np.array(shown) - neurons[:, found[name]["number"]]).max() <= 1e-4
+    checked = [head for name, head in found.items() if name.startswith("blocks.1.mlp_heads.")]
+    for head in checked:
+        assert len(head["pattern"]) == len(block.groups)
+        for group, shown in enumerate(head["pattern"]):
+            wanted = neurons[:, group * block.neurons + head["number"]]
+            assert np.abs(np.array(shown) - wanted).max() <= 1e-4
     assert len(checked) > 80
 
 
