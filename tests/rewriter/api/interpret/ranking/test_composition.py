@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.heads.original import Attention
-from rewriter import ModelError, UsageError, compositions, heads
+from rewriter import ModelError, UsageError, compositions, heads, rewrite
 from rewriter.api.interpret.index import HeadIndex
 from rewriter.api.interpret.ranking import composition
 from rewriter.api.interpret.ranking.best import Best
@@ -152,6 +152,15 @@ def test_only_what_is_in_the_sum_is_read() -> None:
     }
     assert read == {(c, a), (c, b)}
     assert compositions(index, names=f"{d}.0").of(f"{d}.0", "V") == ([], [])
+
+
+@pytest.mark.parametrize("form", ["local", "compact", "masked"])
+def test_a_rewritten_file_has_the_scores_of_its_original(form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    wanted, found = (compositions(path, top=4).to_json() for path in (source, out))
+    assert found == wanted
+    assert wanted["kinds"]["K"]["reads"]["blocks.1.attn.0"]
 
 
 def test_heads_without_weights_have_no_scores() -> None:
