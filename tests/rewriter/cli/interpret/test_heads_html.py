@@ -13,6 +13,7 @@ import pytest
 
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
+from tests.rewriter.api.interpret.ranking.test_tokens import tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
 
@@ -47,6 +48,16 @@ def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture
     assert data["logit"]["minus"] == 6
     ids = np.load("x.npz")["input_ids"][1]
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
+
+
+def test_tokens_as_text(room: Path) -> None:
+    pytest.importorskip("tokenizers")
+    file = tokenizer(room / "tokenizer.json")
+    assert run(["heads", str(MODEL), "--html", "h.html", "--inputs", "x.npz", "--tokenizer", str(file), "-q"]) == 0
+    data = data_of(room / "h.html")
+    ids = np.load("x.npz")["input_ids"][0]
+    assert [token["text"] for token in data["tokens"]] == [f"'word{token}'" for token in ids]
+    assert all(text.startswith("'word") or "x1b" in text for text, _ in data["heads"][0]["tokens"][0]["top"])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from rewriter import UsageError
 from rewriter.report.html import rendering
 from rewriter.report.html.heads import render_heads, write_heads_page
+from tests.rewriter.report.html.test_page import contrast, themes
 
 EVIL = "</script><script>document.title='run'</script><!--<img src=x onerror=alert(1)>\u2028\u202e\x1b[31m&amp;'\"\\"
 
@@ -160,6 +161,20 @@ def test_policy_allows_the_page_itself_and_nothing_else() -> None:
         assert str(attributes.get("href", "#")).startswith(("#", "data:,"))
     assert "http://" not in re.sub(r"http://www\.w3\.org/2000/svg", "", script)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https://", script)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_contrast(theme: int) -> None:
+    """WCAG AA: 4.5 for text on coloured tokens, 3 for edges and the darkest cell."""
+    own = dict(
+        re.findall(r"--([\w-]+): (#\w+)", re.findall(r":root \{(.*?)\}", rendering.resource("heads.css"))[theme])
+    )
+    shared = themes()[("light", "dark")[theme]]
+    for ground in ("plus", "minus"):
+        assert contrast(shared["ink"], own[ground]) >= 4.5
+    for mark in ("plus-line", "minus-line", "hot"):
+        assert contrast(own[mark], shared["paper"]) >= 3.0
+    assert contrast(own["hot"], own["cold"]) >= 3.0
 
 
 def test_written_atomically_and_only_with_jinja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
