@@ -87,17 +87,12 @@ function vocabulary(head) {
   const parts = [];
   const sides = Object.entries(data.missing).map(([what, reason]) => `The tokens that heads ${what === "reads" ? "read" : "write"} cannot be shown: ${reason}.`);
   if (head.tokens.length) parts.push(make("h3", {}, "Tokens it reads and writes"));
-  const seen = new Map();
   for (const side of head.tokens) {
-    const key = JSON.stringify(side.top);
-    seen.set(key, [...(seen.get(key) ?? []), side]);
-  }
-  for (const same of seen.values()) {
-    const names = same.map((side, place) => (place ? SIDES[side.side].toLowerCase() : SIDES[side.side])).join(", ");
-    const share = same[0].share < 0.999 ? `: first singular direction, ${Math.round(same[0].share * 100)} % of the squared weights` : "";
+    const names = [...side.side].map((kind, place) => (place ? SIDES[kind].toLowerCase() : SIDES[kind])).join(", ");
+    const share = side.share < 0.999 ? `: first singular direction, ${Math.round(side.share * 100)} % of the squared weights` : "";
     parts.push(make("p", { class: "side" }, names + share));
-    const scale = largest([...same[0].top, ...same[0].bottom].map(([, score]) => score));
-    for (const end of [same[0].top, same[0].bottom]) {
+    const scale = largest([...side.top, ...side.bottom].map(([, score]) => score));
+    for (const end of [side.top, side.bottom]) {
       parts.push(make("ul", { class: "chips" }, ...end.map(([text, score]) =>
         make("li", {}, coloured(make("span", { title: String(score) }, text), score, scale), make("small", {}, number(score))))));
     }

@@ -68,7 +68,7 @@ def test_what_is_drawn(browser: Browser, pages: dict[str, Path]) -> None:
         "3 nodes and 2 edges of the pruned graph are drawn, 3 and 4 weaker ones are not"
         in texts(browser, "#graph-about")[0]
     )
-    assert "Queries read, values read, writes" in texts(browser, "#vocabulary p")[0]
+    assert "Queries read, values read" in texts(browser, "#vocabulary p")[0]
     assert "cannot be shown: a." in texts(browser, "#vocabulary p")[-1]
     browser.open(pages["bare"], width=1280)
     assert browser.value("document.getElementById('graph-section').hidden") is True

@@ -41,7 +41,7 @@ def head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
         "activation": [0.5, -1.0, 2.0],
         "pattern": pattern,
         "tokens": [
-            {"side": side, "share": 1.0, "top": scores, "bottom": [["c", -0.5], [text, -2.0]]} for side in "QVO"
+            {"side": side, "share": 1.0, "top": scores, "bottom": [["c", -0.5], [text, -2.0]]} for side in ("QV", "O")
         ],
         "effects": [0.1, -0.2, 0.3 + number],
         "effect": 0.2 + number,

@@ -51,9 +51,9 @@ def test_patterns_are_the_models(stem: str, program: str) -> None:
     values = tapped(model, given(stem), [attention.pattern, block.data])
     pattern = values[attention.pattern][0]
     neurons = neuron_pattern(values[block.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
-    for head in range(4):
-        (shown,) = found[f"blocks.1.attn.{head}"]["pattern"]
-        assert np.abs(np.array(shown) - pattern[head]).max() <= 1e-4
+    for place in range(4):
+        (shown,) = found[f"blocks.1.attn.{place}"]["pattern"]
+        assert np.abs(np.array(shown) - pattern[place]).max() <= 1e-4
     checked = [head for name, head in found.items() if name.startswith("blocks.1.mlp_heads.")]
     for head in checked:
         assert len(head["pattern"]) == len(block.groups)
