@@ -1,7 +1,7 @@
 """The pruned attribution graph, laid out: tokens from left to right, layers from the bottom to the top.
 
 Places are columns and rows; the page turns them into coordinates. Of large graphs the nodes with the most influence and
-the strongest edges are drawn, and the rest is counted.
+the strongest edges are drawn, nodes without edges are not, and the rest is counted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def drawn(graph: Mapping[str, Any], window: range) -> dict[str, Any]:
     kept = {node["node_id"]: node for node in ranked}
     links = [link for link in graph["links"] if link["source"] in kept and link["target"] in kept]
     links = sorted(links, key=lambda link: (-abs(link["weight"]), link["source"], link["target"]))[:MOST_EDGES]
+    joined = {link[end] for link in links for end in ("source", "target")}
+    kept = {name: node for name, node in kept.items() if name in joined or node["is_target_logit"]}
     layers = sorted({_layer(node) for node in kept.values()})
     lanes: dict[tuple[int, int], int] = {}
     nodes = []

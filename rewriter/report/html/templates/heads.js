@@ -115,7 +115,7 @@ function map(head, rows, what) {
   const left = 80, top = neuron ? 20 : 56;
   const keys = (column) => (neuron ? (column ? `bias token ${column}` : "itself") : head.cross ? `source ${column}` : data.tokens[column]?.text ?? column);
   const token = (row) => data.tokens[row]?.text ?? String(row);
-  const about = neuron ? "From every token (row) to itself and to the bias tokens" : "From every token (row) to the tokens that it attends to (columns)";
+  const about = neuron ? "From every token (row) to itself and to the bias tokens; the stronger the colour, the larger the weight" : "From every token (row) to those that it attends to (columns); the stronger the colour, the larger the weight";
   const height = top + rows.length * size + 4;
   const svg = draw("svg", {
     class: "map", viewBox: `0 0 ${left + width * across + 4} ${height}`, width: left + width * across + 4, height,
@@ -134,7 +134,8 @@ function map(head, rows, what) {
     }
     row.forEach((value, column) => {
       const cell = draw("rect", { class: "cell", x: left + column * across, y: top + place * size, width: across, height: size, "data-row": place, "data-column": column });
-      cell.style.setProperty("--v", Math.min(Math.max(value, 0), 1).toFixed(3));
+      // By the square root, so that weights spread over many tokens can be seen.
+      cell.style.setProperty("--v", Math.sqrt(Math.min(Math.max(value, 0), 1)).toFixed(3));
       svg.append(cell);
     });
   });
@@ -188,9 +189,9 @@ function ranking() {
 const ACROSS = 24, PER = 5;
 
 function layout(graph) {
-  const columns = data.tokens.map((_, column) => Math.max(1, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
+  const columns = data.tokens.map((_, column) => Math.max(0, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
   const rows = graph.rows.map((_, row) => Math.max(1, ...graph.nodes.filter((node) => node.row === row).map((node) => Math.floor(node.lane / PER) + 1)));
-  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + Math.max(width * ACROSS, 34) + 18], [76]);
+  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + (width ? Math.max(width * ACROSS, 34) + 18 : 4)], [76]);
   const bottoms = rows.reduce((sums, height) => [...sums, sums.at(-1) - height * ACROSS - 44], [0]);
   const height = 12 - bottoms.at(-1);
   const places = new Map(graph.nodes.map((node) => [node.id, [
@@ -208,7 +209,8 @@ function graph() {
   const { places, lefts, bottoms, width, height } = layout(own);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Attribution graph" });
   own.rows.forEach((text, row) => svg.append(draw("text", { x: 4, y: height - 26 + bottoms[row] }, text)));
-  data.tokens.forEach((token, column) => svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
+  const used = new Set(own.nodes.map((node) => node.column));
+  data.tokens.forEach((token, column) => used.has(column) && svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
   const scale = largest(own.links.map(([, , weight]) => weight));
   const edges = own.links.map(([source, target, weight]) => {
     const [[a, b], [c, d]] = [places.get(source), places.get(target)];
@@ -231,6 +233,8 @@ function graph() {
   }
   const byId = new Map(own.nodes.map((node) => [node.id, node]));
   at("drawing").replaceChildren(svg);
+  const logit = own.nodes.find((node) => node.kind === "logit");
+  at("drawing").scrollLeft = logit ? places.get(logit.id)[0] - at("drawing").clientWidth / 2 : 0;
 
   function select(node) {
     const near = edges.filter((edge) => edge.source === node.id || edge.target === node.id);

@@ -54,7 +54,7 @@ def test_what_is_drawn(browser: Browser, pages: dict[str, Path]) -> None:
     assert texts(browser, "#head") == ["a.0.attn.1"]
     assert texts(browser, "#number option") == ["head 0", "head 1"]
     assert browser.value("document.querySelectorAll('#patterns rect.cell').length") == 9
-    assert browser.value("document.querySelectorAll('#patterns rect.cell')[8].style.getPropertyValue('--v')") == "0.700"
+    assert browser.value("document.querySelectorAll('#patterns rect.cell')[8].style.getPropertyValue('--v')") == "0.837"
     assert texts(browser, "#strip span") == ["a", " x", "y"]
     assert browser.value(
         "[...document.querySelectorAll('#strip span')].map((each) => each.classList.contains('minus'))"

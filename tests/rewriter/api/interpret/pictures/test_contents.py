@@ -73,11 +73,14 @@ def test_attributions_and_the_graph_are_those_of_their_functions() -> None:
         assert head["effect"] == pytest.approx(effects.sum(), rel=1e-3, abs=1e-12)
     graph = attribution_graph(MODEL, given(), LOGIT, max_nodes=400).to_json()
     drawn = data()["graph"]
-    assert {node["id"] for node in drawn["nodes"]} == {node["node_id"] for node in graph["nodes"]}
+    # Every node that an edge ends at, and no other.
+    shown = {node["id"] for node in drawn["nodes"]}
+    assert shown == {end for *ends, _ in drawn["links"] for end in ends}
+    assert shown < {node["node_id"] for node in graph["nodes"]}
     weights = {(link["source"], link["target"]): link["weight"] for link in graph["links"]}
     for source, target, weight in drawn["links"]:
         assert weight == pytest.approx(weights[source, target], rel=1e-3)
-    assert drawn["left_out"] == [0, len(weights) - drawing.MOST_EDGES]
+    assert drawn["left_out"] == [len(graph["nodes"]) - len(shown), len(weights) - drawing.MOST_EDGES]
     smallest = min(abs(weight) for *_, weight in drawn["links"])
     assert sum(abs(weight) > smallest * 1.001 for weight in weights.values()) <= drawing.MOST_EDGES
     assert (drawn["rows"][0], drawn["rows"][-1]) == ("tokens", "logit")
