@@ -7,6 +7,7 @@ its own, `python -m benchmarks.composition --child MODEL KINDS TOP`. Writes a ta
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,26 +30,31 @@ _CHILD = "--child"
 @click.option("--heads", type=click.IntRange(min=1), default=12)
 @click.option("--activation", type=click.Choice(tuple(ACTIVATIONS)), default="gelu")
 @click.option("--top", type=click.IntRange(min=1), default=10)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, help="Of BLAS. With one, CPU time is work, not waiting."
+)
 @click.option("--kinds", multiple=True, default=("V", "QKV"), help="Kinds of composition, one row each (repeatable).")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "composition.json")
-def main(*, activation: str, top: int, kinds: tuple[str, ...], json_path: Path, **sizes: Any) -> None:
+def main(*, activation: str, top: int, threads: int, kinds: tuple[str, ...], json_path: Path, **sizes: Any) -> None:
     """Measure how long the compositions of all heads and neurons take, and how much memory."""
     shape = Shape(hidden=4 * sizes["width"], activation=activation, vocabulary=64, **sizes)
     with tempfile.TemporaryDirectory(prefix="attnonly-composition-") as folder:
         click.echo("making the model", err=True)
         model = Path(folder) / "model.onnx"
         onnx.save(decoder(shape, random_weights()), model, save_as_external_data=True, location="model.data")
-        rows = [_measured(model, each, top) for each in kinds]
-    settings = {**sizes, "activation": activation, "top": top}
+        rows = [_measured(model, each, top, threads) for each in kinds]
+    settings = {**sizes, "activation": activation, "top": top, "threads": threads}
     write_json(json_path, "composition", settings, rows)
     title = f"{shape.layers} layers of width {shape.width}, {rows[0]['members']:,} heads and neurons, top {top}"
     print_table(title, ("kinds", "scores", "seconds", "CPU s", "peak MB"), [_cells(row) for row in rows])
 
 
-def _measured(model: Path, kinds: str, top: int) -> dict[str, Any]:
+def _measured(model: Path, kinds: str, top: int, threads: int) -> dict[str, Any]:
     click.echo(f"kinds {kinds}", err=True)
     command = [sys.executable, "-m", "benchmarks.composition", _CHILD, str(model), kinds, str(top)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    limits = {f"{library}_NUM_THREADS": str(threads) for library in ("OPENBLAS", "MKL", "OMP")}
+    environment = {**os.environ, **limits}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"measuring failed: {done.stderr.strip()[-2000:]}")
     return dict(json.loads(done.stdout))

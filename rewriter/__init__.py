@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         diff,
         freeze,
         head_activity,
+        head_pictures,
         head_tokens,
         heads,
         idle_heads,
@@ -70,6 +71,7 @@ __all__ = [
     "doctor",
     "freeze",
     "head_activity",
+    "head_pictures",
     "head_tokens",
     "heads",
     "idle_heads",
@@ -85,7 +87,7 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("ablate", "attribute", "attribution_graph", "bench", "compositions", "diff", "freeze"),
-            *("head_activity", "head_tokens", "heads", "idle_heads", "inspect", "patch"),
+            *("head_activity", "head_pictures", "head_tokens", "heads", "idle_heads", "inspect", "patch"),
             *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
         "rewriter.api",

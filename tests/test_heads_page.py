@@ -15,7 +15,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 6
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -27,6 +27,11 @@ def test_python(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/heads.md", "exec"), {})  # noqa: S102 - the page's own code
     assert capsys.readouterr().out == wanted
+
+
+def test_ranking(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rank", str(ROOT / "models" / "silu-decoder.onnx"), "--fold-ln", "--top", "3"]) == 0
+    assert f"```\n{capsys.readouterr().out}```" in TEXT
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

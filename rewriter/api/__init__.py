@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.graph.tracing import attribution_graph
     from rewriter.api.interpret.index import heads
     from rewriter.api.interpret.interventions import ablate, freeze, patch
+    from rewriter.api.interpret.pictures.contents import head_pictures
     from rewriter.api.interpret.ranking.activity import head_activity
     from rewriter.api.interpret.ranking.composition import compositions
     from rewriter.api.interpret.ranking.copies import idle_heads
@@ -35,6 +36,7 @@ __all__ = [
     "diff",
     "freeze",
     "head_activity",
+    "head_pictures",
     "head_tokens",
     "heads",
     "idle_heads",
@@ -51,6 +53,7 @@ _HOMES = {
     "attribution_graph": "interpret.graph.tracing",
     "bench": "benching",
     "compositions": "interpret.ranking.composition",
+    "head_pictures": "interpret.pictures.contents",
     "head_activity": "interpret.ranking.activity",
     "head_tokens": "interpret.ranking.tokens",
     "idle_heads": "interpret.ranking.copies",

@@ -1,21 +1,28 @@
-"""`rewrite heads MODEL`: the heads of a model, listed or written to a file; `rewriter.heads` does the work."""
+"""`rewrite heads MODEL`: the heads of a model, listed, written to a file or shown on a page.
+
+`rewriter.heads` and `rewriter.head_pictures` do the work.
+"""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rewriter.cli.interpret.options import program_option
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.declared import declared_options
+from rewriter.cli.interpret.options import page_options, program_option
+from rewriter.cli.options import check_page, check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
-from rewriter.errors import ExitStatus
+from rewriter.errors import ExitStatus, UsageError
+from rewriter.proof.settings import Settings
 from rewriter.text import one_line
 
 _HELP_STATUS = """\b
 Exit status:
   0  heads were found
+  1  with --html: the model cannot be run or evaluated on these inputs
   2  usage error, or the output cannot be written
   3  no heads were found
   4  the model is unreadable, malformed or unsafe
@@ -33,6 +40,17 @@ Exit status:
 )
 @click.option("--fold-ln", is_flag=True, help="Fold the scale and bias of normalisations into the weights after them.")
 @program_option
+@click.option(
+    "--html",
+    "page",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path),
+    help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
+)
+@declared_options(
+    Settings, only=("inputs",), inputs={"metavar": "FILE.npz", "help": "With --html: the inputs, one case."}
+)
+@page_options
 @click.option("--names", metavar="GLOB", multiple=True, help="Only tensors whose names match (repeatable).")
 @report_options("the list of heads")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -46,18 +64,22 @@ def heads(
     report: Path | None,
     quiet: bool,
     force: bool,
+    page: Path | None,
+    inputs: Path | None,
+    **shown: Any,
 ) -> int:
     """List every head of MODEL, original heads and the heads of its neurons; with -o also write their weights.
 
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. Whatever is not understood
-    is listed with the node.
+    is listed with the node. With --html heads are shown on one sequence, with --logit also what they add to a logit.
     """
     from rewriter.api.interpret.arrays import check_suffix
     from rewriter.api.interpret.index import heads as index
     from rewriter.files.save import check_output
 
+    _check(page, inputs, shown, (model, output), report=report, force=force)
     if report is not None:
-        check_report(report, (model, output))
+        check_report(report, (model, output, inputs))
     if output is not None:
         check_suffix(output)
     found = index(model, fold_ln=fold_ln, program=program)
@@ -66,6 +88,8 @@ def heads(
     if output is not None:
         check_output(output, source=found.source, force=force)
         found.write(output)
+    if page is not None and inputs is not None:
+        _write_page(model, inputs, page, {**shown, "program": program})
     facts = found.to_json()
     write_report(report, lambda: facts)
     lines = [
@@ -75,10 +99,45 @@ def heads(
     lines += [f"not understood: {one_line(miss.reason, 160)} [{one_line(miss.node, 100)}]" for miss in found.missed]
     total = sum(each.sublayer.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
+    written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
     for line in (*([] if quiet else lines), last):
         click.echo(line.rstrip(), err=report == STANDARD)
     return int(ExitStatus.CONVERTED if found.sublayers else ExitStatus.NOTHING_TO_CONVERT)
+
+
+_PAGE_DEFAULTS = {"logit": None, "minus": None, "output_name": None, "position": -1, "sequence": 0, "tokenizer": None}
+
+
+def _check(
+    page: Path | None,
+    inputs: Path | None,
+    shown: dict[str, Any],
+    others: tuple[Path | None, ...],
+    *,
+    report: Path | None,
+    force: bool,
+) -> None:
+    """Refuse options of the page without a page, and a page that cannot be made, before the long work."""
+    if page is None:
+        given = [name for name, usual in _PAGE_DEFAULTS.items() if shown[name] != usual]
+        if inputs is not None or given:
+            option = "inputs" if inputs is not None else {"output_name": "output-name"}.get(given[0], given[0])
+            raise UsageError(f"--{option} is for the page; add --html FILE.html")
+        return
+    if inputs is None:
+        raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
+    if shown["logit"] is None and (shown["minus"] is not None or shown["output_name"] is not None):
+        raise UsageError("--minus and --output-name say which logit is attributed; add --logit N")
+    check_page(page, (*others, inputs), report=report, force=force)
+
+
+def _write_page(model: Path, inputs: Path, page: Path, shown: dict[str, Any]) -> None:
+    from rewriter.api.interpret.pictures.contents import head_pictures
+    from rewriter.report.html.heads import write_heads_page
+
+    output, most = shown.pop("output_name"), shown.pop("max_neurons")
+    write_heads_page(head_pictures(model, inputs, output=output, most=most, **shown), page)
 
 
 def _told(facts: dict[str, object]) -> str:

@@ -44,6 +44,36 @@ _LOGIT = (
 )
 
 
+_PAGE = (
+    click.option("--logit", type=int, metavar="N", help="With --html: attribute this entry of the output's last axis."),
+    click.option("--minus", type=int, metavar="N", help="With --logit: take the difference from this entry."),
+    click.option("--output-name", metavar="NAME", help="With --logit: the output; default: the first one."),
+    click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="With --logit: the token."),
+    click.option("--sequence", type=int, metavar="N", default=0, show_default=True, help="With --html: the sequence."),
+    click.option(
+        "--tokenizer",
+        metavar="FILE.json",
+        type=click.Path(path_type=Path),
+        help="With --html: show tokens as text, by a tokenizer.json.",
+    ),
+    click.option(
+        "--max-neurons",
+        type=click.IntRange(0),
+        metavar="N",
+        default=200,
+        show_default=True,
+        help="With --html: how many neurons the page shows.",
+    ),
+)
+
+
+def page_options(command: Command) -> Command:
+    """The options of a page of heads."""
+    for option in reversed(_PAGE):
+        command = option(command)
+    return command
+
+
 def logit_options(command: Command) -> Command:
     """The options of commands that take a logit apart: the inputs, and which entry of which output."""
     for option in reversed(_LOGIT):

@@ -148,13 +148,16 @@ def _tokens(found: HeadTokens, top: int) -> Iterator[str]:
         yield from wrap(f"  {what} nothing that can be shown: {one_line(reason, 200)}", _WIDTH)
     for row in found.selective(top):
         share = "" if row.share > 1.0 - 1e-6 else f", {row.share:.0%} of the squared weights"
-        yield f"  {_name(row.head)} {_SIDES[row.side]}{share}"
+        yield f"  {_name(row.head)} {_side(row.side)}{share}"
         for ends in (row.top, row.bottom):
             text = "  ".join(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
             yield from wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
-_SIDES = {"Q": "queries read", "K": "keys read", "V": "values read", "O": "writes"}
+def _side(side: str) -> str:
+    """`queries and values read`."""
+    names = {"Q": "queries", "K": "keys", "V": "values"}
+    return "writes" if side == "O" else f"{' and '.join(names[each] for each in side)} read"
 
 
 def _activity(found: Activity, top: int) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """The pruned attribution graph, laid out: tokens from left to right, layers from the bottom to the top.
 
 Places are columns and rows; the page turns them into coordinates. Of large graphs the nodes with the most influence and
-the strongest edges are drawn, and the rest is counted.
+the strongest edges are drawn, nodes without edges are not, and the rest is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOST_NODES, MOST_EDGES = 100, 300
@@ -24,6 +24,8 @@ def drawn(graph: Mapping[str, Any], window: range) -> dict[str, Any]:
     kept = {node["node_id"]: node for node in ranked}
     links = [link for link in graph["links"] if link["source"] in kept and link["target"] in kept]
     links = sorted(links, key=lambda link: (-abs(link["weight"]), link["source"], link["target"]))[:MOST_EDGES]
+    joined = {link[end] for link in links for end in ("source", "target")}
+    kept = {name: node for name, node in kept.items() if name in joined or node["is_target_logit"]}
     layers = sorted({_layer(node) for node in kept.values()})
     lanes: dict[tuple[int, int], int] = {}
     nodes = []
@@ -46,7 +48,7 @@ def drawn(graph: Mapping[str, Any], window: range) -> dict[str, Any]:
     return {
         "nodes": nodes,
         "links": [[link["source"], link["target"], float(f"{link['weight']:.4g}")] for link in links],
-        "rows": [_row(layer, layers[-1]) for layer in layers],
+        "rows": [_row(layer, layers[-1], kept.values()) for layer in layers],
         "left_out": [len(graph["nodes"]) - len(nodes), len(graph["links"]) - len(links)],
     }
 
@@ -62,8 +64,12 @@ def _layer(node: Mapping[str, Any]) -> int:
     return -1 if node["layer"] == "E" else int(node["layer"])
 
 
-def _row(layer: int, last: int) -> str:
-    return "tokens" if layer == -1 else "logit" if layer == last else f"layer {layer}"
+def _row(layer: int, last: int, nodes: Iterable[Mapping[str, Any]]) -> str:
+    if layer in (-1, last):
+        return "tokens" if layer == -1 else "logit"
+    # Biases after the last layer have one of their own in the published schema.
+    own = {node["feature_type"] for node in nodes if _layer(node) == layer}
+    return "biases" if own == {"bias"} else f"layer {layer}"
 
 
 def _head(node: Mapping[str, Any]) -> str | None:

@@ -47,9 +47,8 @@ class Best:
     def _merge_few(self, rows: Places, scores: Array, columns: Places, row: Places, column: Places) -> None:
         """Take some entries of a block, of which row `row` may have any number."""
         touched, short = np.unique(row, return_inverse=True)
-        values = scores[row, column]
-        order = np.lexsort((column, -values, short))
-        short, values, column = short[order], values[order], column[order]
+        order = np.argsort(short, kind="stable")
+        short, values, column = short[order], scores[row, column][order], column[order]
         rank = np.arange(len(short)) - np.searchsorted(short, short)
         dense = np.full((len(touched), int(rank.max()) + 1), -np.inf, values.dtype)
         places = np.full(dense.shape, -1, np.int64)

@@ -42,7 +42,7 @@ class TokenScores:
 
     Attributes:
         head: as `blocks.1.attn.3`.
-        side: one of `SIDES`.
+        side: one of `SIDES`, or several that are the same, such as `QV`.
         share: of the squared norm of the weights that this direction has; 1 for neurons.
         selectivity: the largest score divided by the root mean square over all tokens.
         top: (token id, score), the largest first.
@@ -129,7 +129,7 @@ def head_tokens(
         for row in _rows(tables, named, numbering, top)
     ]
     order = {side: place for place, side in enumerate(SIDES)}
-    rows.sort(key=lambda row: (numbering.place(row.head), order[row.side]))
+    rows.sort(key=lambda row: (numbering.place(row.head), order[row.side[0]]))
     return HeadTokens(tuple(rows), tables.missing, told)
 
 
@@ -173,7 +173,7 @@ def _rows(tables: _Tables, named: Named, numbering: Members, top: int) -> Iterat
 def directions(index: HeadIndex, named: Named) -> Iterator[tuple[str, str, tuple[Array, Array]]]:
     """(side, the tensor that is read or written, (unit vectors [members, d_model], shares [members]))."""
     own = named.sublayer
-    sides = {kind: side for side in read(index, named) for kind in side.kinds}
+    sides = {side.kinds: side for side in read(index, named) if side.kinds}
     sides["O"] = written(index, named)
     found = {side: _leading(each.make()) for side, each in sides.items()}
     if isinstance(own, Attention):
@@ -186,9 +186,8 @@ def directions(index: HeadIndex, named: Named) -> Iterator[tuple[str, str, tuple
             other = np.einsum("hd,hkd->hk" if second == "O" else "hd,hdk->hk", *pair[1])
             signs = np.where((inner * other).sum(axis=1) < 0.0, -1.0, 1.0).astype(inner.dtype)
             found[second] = (found[second][0] * signs[:, None], found[second][1])
-    for side in SIDES:
-        if side in found:
-            yield side, sides[side].data, found[side]
+    for side, each in found.items():
+        yield side, sides[side].data, each
 
 
 def _leading(factors: Array) -> tuple[Array, Array]:

@@ -87,17 +87,12 @@ function vocabulary(head) {
   const parts = [];
   const sides = Object.entries(data.missing).map(([what, reason]) => `The tokens that heads ${what === "reads" ? "read" : "write"} cannot be shown: ${reason}.`);
   if (head.tokens.length) parts.push(make("h3", {}, "Tokens it reads and writes"));
-  const seen = new Map();
   for (const side of head.tokens) {
-    const key = JSON.stringify(side.top);
-    seen.set(key, [...(seen.get(key) ?? []), side]);
-  }
-  for (const same of seen.values()) {
-    const names = same.map((side, place) => (place ? SIDES[side.side].toLowerCase() : SIDES[side.side])).join(", ");
-    const share = same[0].share < 0.999 ? `: first singular direction, ${Math.round(same[0].share * 100)} % of the squared weights` : "";
+    const names = [...side.side].map((kind, place) => (place ? SIDES[kind].toLowerCase() : SIDES[kind])).join(", ");
+    const share = side.share < 0.999 ? `: first singular direction, ${Math.round(side.share * 100)} % of the squared weights` : "";
     parts.push(make("p", { class: "side" }, names + share));
-    const scale = largest([...same[0].top, ...same[0].bottom].map(([, score]) => score));
-    for (const end of [same[0].top, same[0].bottom]) {
+    const scale = largest([...side.top, ...side.bottom].map(([, score]) => score));
+    for (const end of [side.top, side.bottom]) {
       parts.push(make("ul", { class: "chips" }, ...end.map(([text, score]) =>
         make("li", {}, coloured(make("span", { title: String(score) }, text), score, scale), make("small", {}, number(score))))));
     }
@@ -115,17 +110,23 @@ function patterns(head) {
 function map(head, rows, what) {
   const neuron = head.kind === "neuron";
   const width = rows[0]?.length ?? 0;
-  const size = neuron ? 22 : Math.max(8, Math.min(28, Math.floor(420 / Math.max(width, 1))));
-  const across = neuron ? 64 : size;
-  const left = 74, top = 20;
+  const size = neuron ? 22 : Math.max(8, Math.min(34, Math.floor(440 / Math.max(width, 1))));
+  const across = neuron ? 72 : size;
+  const left = 80, top = neuron ? 20 : 56;
   const keys = (column) => (neuron ? (column ? `bias token ${column}` : "itself") : head.cross ? `source ${column}` : data.tokens[column]?.text ?? column);
   const token = (row) => data.tokens[row]?.text ?? String(row);
+  const about = neuron ? "From every token (row) to itself and to the bias tokens; the stronger the colour, the larger the weight" : "From every token (row) to those that it attends to (columns); the stronger the colour, the larger the weight";
   const height = top + rows.length * size + 4;
   const svg = draw("svg", {
     class: "map", viewBox: `0 0 ${left + width * across + 4} ${height}`, width: left + width * across + 4, height,
     tabindex: "0", role: "img", "aria-label": `Pattern ${what}: rows are tokens, columns what they attend to. Arrow keys read values.`,
   });
-  svg.append(draw("text", { x: left, y: 13 }, neuron ? "attends to itself and bias tokens 1, 2, …" : "from left to right: what is attended to"));
+  for (let column = 0; column < width; column++) {
+    if (!neuron && size < 11 && column % 4) continue;
+    const [x, y] = [left + column * across + across / 2, top - 6];
+    const place = neuron ? { x, y, "text-anchor": "middle" } : { transform: `translate(${x + 4} ${y}) rotate(-90)` };
+    svg.append(draw("text", place, neuron && column ? `bias ${column}` : String(keys(column)).slice(0, 7)));
+  }
   rows.forEach((row, place) => {
     if (size >= 11 || place % 4 === 0) {
       const label = draw("text", { x: left - 6, y: top + place * size + size / 2 + 4, "text-anchor": "end" }, token(place).slice(0, 10));
@@ -133,14 +134,15 @@ function map(head, rows, what) {
     }
     row.forEach((value, column) => {
       const cell = draw("rect", { class: "cell", x: left + column * across, y: top + place * size, width: across, height: size, "data-row": place, "data-column": column });
-      cell.style.setProperty("--v", Math.min(Math.max(value, 0), 1).toFixed(3));
+      // By the square root, so that weights spread over many tokens can be seen.
+      cell.style.setProperty("--v", Math.sqrt(Math.min(Math.max(value, 0), 1)).toFixed(3));
       svg.append(cell);
     });
   });
   svg.append(draw("rect", { class: "frame", x: left, y: top, width: width * across, height: rows.length * size }));
   const cursor = draw("rect", { class: "cursor", x: left, y: top, width: across, height: size, visibility: "hidden" });
   svg.append(cursor);
-  const reading = make("p", { class: "reading", role: "status" }, what || "Point at a cell, or focus the pattern and use the arrow keys.");
+  const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
   let here = [rows.length - 1, 0];
   const show = (row, column) => {
     here = [row, column];
@@ -163,7 +165,7 @@ function map(head, rows, what) {
     event.preventDefault();
     show(Math.min(Math.max(here[0] + move[0], 0), rows.length - 1), Math.min(Math.max(here[1] + move[1], 0), width - 1));
   });
-  return [make("div", { class: "scroll" }, svg), reading];
+  return [make("p", { class: "side" }, what ? `${about}, ${what}` : about), make("div", { class: "scroll" }, svg), reading];
 }
 
 // -- ranking --------------------------------------------------------------------------------------------------------
@@ -187,11 +189,11 @@ function ranking() {
 const ACROSS = 24, PER = 5;
 
 function layout(graph) {
-  const columns = data.tokens.map((_, column) => Math.max(1, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
+  const columns = data.tokens.map((_, column) => Math.max(0, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
   const rows = graph.rows.map((_, row) => Math.max(1, ...graph.nodes.filter((node) => node.row === row).map((node) => Math.floor(node.lane / PER) + 1)));
-  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + Math.max(width * ACROSS, 34) + 18], [76]);
+  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + (width ? Math.max(width * ACROSS, 34) + 18 : 4)], [76]);
   const bottoms = rows.reduce((sums, height) => [...sums, sums.at(-1) - height * ACROSS - 44], [0]);
-  const height = 40 - bottoms.at(-1);
+  const height = 12 - bottoms.at(-1);
   const places = new Map(graph.nodes.map((node) => [node.id, [
     lefts[node.column] + (node.lane % PER) * ACROSS + 12,
     height - 30 + bottoms[node.row] - Math.floor(node.lane / PER) * ACROSS,
@@ -207,7 +209,8 @@ function graph() {
   const { places, lefts, bottoms, width, height } = layout(own);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Attribution graph" });
   own.rows.forEach((text, row) => svg.append(draw("text", { x: 4, y: height - 26 + bottoms[row] }, text)));
-  data.tokens.forEach((token, column) => svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
+  const used = new Set(own.nodes.map((node) => node.column));
+  data.tokens.forEach((token, column) => used.has(column) && svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
   const scale = largest(own.links.map(([, , weight]) => weight));
   const edges = own.links.map(([source, target, weight]) => {
     const [[a, b], [c, d]] = [places.get(source), places.get(target)];
@@ -230,6 +233,8 @@ function graph() {
   }
   const byId = new Map(own.nodes.map((node) => [node.id, node]));
   at("drawing").replaceChildren(svg);
+  const logit = own.nodes.find((node) => node.kind === "logit");
+  at("drawing").scrollLeft = logit ? places.get(logit.id)[0] - at("drawing").clientWidth / 2 : 0;
 
   function select(node) {
     const near = edges.filter((edge) => edge.source === node.id || edge.target === node.id);

@@ -66,7 +66,7 @@ def test_json(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         found.of("blocks.1.attn.0", "Q")[0][0].score,
     )
     assert [row["head"] for row in data["activity"]["heads"]] == ["blocks.0.attn.0", "blocks.1.attn.0"]
-    assert len(data["tokens"]["rows"]) == 8
+    assert [row["side"] for row in data["tokens"]["rows"]] == ["Q", "K", "V", "O"] * 2
     assert run(["rank", str(MODEL), "--idle", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["idle"] == {"similarity": 0.999, "idle": [], "duplicates": []}

@@ -101,6 +101,19 @@ def test_heads_that_are_idle_by_their_weights() -> None:
         idle_heads(broken(), similarity=0.0)
 
 
+def test_duplicates_of_gates_read_the_same_twice() -> None:
+    """Neurons 2 and 5 share gate and value, 1 and 6 only the gate."""
+    rng = np.random.default_rng(0)
+    gate, value = rng.normal(size=(2, 4, 8))
+    gate[:, 5], value[:, 5] = 2.0 * gate[:, 2], -1.0 * value[:, 2]
+    gate[:, 6] = gate[:, 1]
+    body = "y = MatMul(x, W1) u = MatMul(x, V1) s = Sigmoid(y) a = Mul(y, s) h = Mul(a, u)"
+    model = text_model(f"{body} second = MatMul(h, W2) out = Add(x, second)", constants={"W1": gate, "V1": value})
+    (pair,) = idle_heads(model).duplicates
+    assert [each.rpartition(".")[2] for each in (pair.first, pair.second)] == ["2", "5"]
+    assert abs(pair.reads) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_heads_that_are_dead_on_the_inputs() -> None:
     given = {"x": np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)}
     found = head_activity(broken(), given)

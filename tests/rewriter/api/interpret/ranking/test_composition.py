@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.heads.original import Attention
-from rewriter import ModelError, UsageError, compositions, heads
+from rewriter import ModelError, UsageError, compositions, heads, rewrite
 from rewriter.api.interpret.index import HeadIndex
 from rewriter.api.interpret.ranking import composition
 from rewriter.api.interpret.ranking.best import Best
@@ -154,6 +154,15 @@ def test_only_what_is_in_the_sum_is_read() -> None:
     assert compositions(index, names=f"{d}.0").of(f"{d}.0", "V") == ([], [])
 
 
+@pytest.mark.parametrize("form", ["local", "compact", "masked"])
+def test_a_rewritten_file_has_the_scores_of_its_original(form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    wanted, found = (compositions(path, top=4).to_json() for path in (source, out))
+    assert found == wanted
+    assert wanted["kinds"]["K"]["reads"]["blocks.1.attn.0"]
+
+
 def test_heads_without_weights_have_no_scores() -> None:
     first, second, third = (SUBLAYER.format(*each) for each in ("ax", "bm", "ct"))
     second = second.replace("W2", "Z2")
@@ -183,6 +192,15 @@ def test_refusals() -> None:
     )
     with pytest.raises(ModelError, match="are not finite"):
         compositions(broken)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 8), (8, 8)])
+def test_unrelated_weights_score_one_over_the_root_of_the_width(ranks: tuple[int, int]) -> None:
+    rng, width = np.random.default_rng(0), 48
+    writers, readers = (rng.normal(size=(60, rank, width)) for rank in ranks)
+    units = [each / np.linalg.norm(each, axis=(1, 2))[:, None, None] for each in (readers, writers)]
+    found = composition.block_scores(*units)
+    assert np.sqrt((found**2).mean()) == pytest.approx(width**-0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 8), (2, 33, 5), (1, 7, 9), (2, 700, 3)])
