@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         freeze,
         heads,
         inspect,
+        judge,
         patch,
         rewrite,
         rewrite_folder,
@@ -64,6 +65,7 @@ __all__ = [
     "freeze",
     "heads",
     "inspect",
+    "judge",
     "patch",
     "rewrite",
     "rewrite_folder",
@@ -74,19 +76,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         (
-            *(
-                "ablate",
-                "attribute",
-                "attribution_graph",
-                "bench",
-                "diff",
-                "doctor",
-                "freeze",
-                "heads",
-                "inspect",
-                "patch",
-            ),
-            *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
+            *("ablate", "attribute", "attribution_graph", "bench", "diff", "freeze", "heads", "inspect", "judge"),
+            *("patch", "rewrite", "rewrite_folder", "run_with_cache", "validate"),
         ),
         "rewriter.api",
     ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewriter.api.benching import bench
-    from rewriter.api.comparing import diff, validate
+    from rewriter.api.comparing import diff, judge, validate
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
     from rewriter.api.interpret.attribution import attribute
@@ -31,6 +31,7 @@ __all__ = [
     "freeze",
     "heads",
     "inspect",
+    "judge",
     "patch",
     "rewrite",
     "rewrite_folder",
@@ -42,7 +43,7 @@ _HOMES = {
     "attribute": "interpret.attribution",
     "attribution_graph": "interpret.graph.tracing",
     "bench": "benching",
-    **dict.fromkeys(("diff", "validate"), "comparing"),
+    **dict.fromkeys(("diff", "judge", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
     "heads": "interpret.index",
     **dict.fromkeys(("ablate", "freeze", "patch"), "interpret.interventions"),

@@ -159,7 +159,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
 
 
 def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tuple[float, float, float, int | None]:
-    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite and not near 0; and where.
+    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite, not near 0; and where.
 
     `kept` is overwritten: it holds the quotients for the percentile.
     """
