@@ -32,7 +32,7 @@ def validate(
     original: Source,
     rewritten: Source,
     *,
-    providers: Sequence[str] | None = None,
+    providers: str | Sequence[str] | None = None,
     inputs: GivenInputs | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -89,7 +89,7 @@ def diff(
     *,
     graph: bool = True,
     outputs: bool = True,
-    providers: Sequence[str] | None = None,
+    providers: str | Sequence[str] | None = None,
     inputs: GivenInputs | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -146,7 +146,7 @@ def diff(
 class _Options:
     """The options of `validate`, as given."""
 
-    providers: Sequence[str] | None
+    providers: str | Sequence[str] | None
     inputs: GivenInputs | None
     dims: Mapping[str, int] | None
     seed: int
@@ -159,6 +159,10 @@ class _Options:
     generate: int | None
     save_run: str | os.PathLike[str] | None
 
+    @property
+    def _providers(self) -> tuple[str, ...]:
+        return (self.providers,) if isinstance(self.providers, str) else tuple(self.providers or ())
+
     def pairing(self, model: LoadedModel, progress: Progress, recording: Recording) -> Pairing:
         """The options checked, for an original."""
         if self.generate is not None and self.generate < 1:
@@ -167,7 +171,7 @@ class _Options:
             raise UsageError("--bisect looks for what is wrong by the float64 rule; leave it or --expect out")
         expected = None if self.expect is None else expected_of(_checked_type(self.expect), model.proto)
         return Pairing(
-            providers=chosen_providers(tuple(self.providers or ())),
+            providers=chosen_providers(self._providers),
             inputs=as_given(self.inputs),
             dims=dict(self.dims or {}),
             seed=self.seed,
