@@ -82,6 +82,8 @@ def _gallery() -> str:
         "What the heads of one neuron attend to, as a function of its pre-activation: one drawing for each activation,",
         "made from the programs of the code. Each leads to its formulas.",
         "",
+        "**[Try it](playground.html)**: drag y, and see the softmax draw SiLU, GELU and SwiGLU.",
+        "",
     ]
     for path in sorted((ROOT / "docs" / "figures" / "programs").glob("*.svg")):
         name = path.stem
@@ -112,12 +114,13 @@ def _functions() -> str:
         "Made from the docstrings of `rewriter`; [Python](python.md) introduces them.",
         "",
     ]
-    for name in rewriter.__all__:
+    for name in sorted(rewriter.__all__, key=lambda each: (each[0].isupper(), each)):
         found = getattr(rewriter, name)
+        kind = "Arguments" if inspect.isfunction(found) else "Attributes"
         parsed = docstring_parser.parse(inspect.getdoc(found) or "")
         call = f"{name}{inspect.signature(found)}" if inspect.isfunction(found) else f"class {name}"
         lines += [f"## {name}", "", "```text", _wrapped(call), "```", "", *_prose(parsed.description), ""]
-        for title, entries in (("Arguments", parsed.params), ("Raises", parsed.raises)):
+        for title, entries in ((kind, parsed.params), ("Raises", parsed.raises)):
             if entries:
                 rows = [
                     f"- `{getattr(each, 'arg_name', None) or each.type_name}`: {_line(each.description)}"
