@@ -167,6 +167,9 @@ class _Options:
         """The options checked, for an original."""
         if self.generate is not None and self.generate < 1:
             raise UsageError(f"generate is {self.generate}; it must be at least 1")
+        files = [Path(each).absolute() for each in (self.save_run, self.inputs) if isinstance(each, (str, os.PathLike))]
+        if len(files) != len(set(files)):
+            raise UsageError("the run would replace the inputs; choose another file for one of them")
         if self.expect is not None and self.bisect:
             raise UsageError("--bisect looks for what is wrong by the float64 rule; leave it or --expect out")
         expected = None if self.expect is None else expected_of(_checked_type(self.expect), model.proto)

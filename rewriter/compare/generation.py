@@ -21,6 +21,7 @@ from rewriter.graph.view import view_model
 from rewriter.ort.sessions import Session
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
 from rewriter.text import one_line, quoted
 
@@ -97,8 +98,9 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
         ValidationError: a model does not run.
     """
     proto = models[0].proto
-    specs = input_specs(proto, view_model(proto))
-    loop = _loop(proto, specs, cases)
+    view = view_model(proto)
+    specs = input_specs(proto, view)
+    loop = _loop(proto, specs, cases, find_tables(main_scope(proto, view)).rows)
     sessions = [open_named(letter, model, provider, optimise=True) for letter, model in zip("AB", models, strict=True)]
     return loop.run(sessions, steps)
 
@@ -209,7 +211,9 @@ class _Loop:
         return past
 
 
-def _loop(proto: onnx.ModelProto, specs: Sequence[InputSpec], cases: Sequence[Case]) -> _Loop:
+def _loop(
+    proto: onnx.ModelProto, specs: Sequence[InputSpec], cases: Sequence[Case], vocabularies: Mapping[str, int]
+) -> _Loop:
     ids = next((each for each in specs if each.role is Role.IDS and len(each.shape) == 2), None)
     if ids is None:
         raise UsageError("--generate needs a model that reads token ids [batch, tokens]; this one has no such input")
@@ -223,8 +227,12 @@ def _loop(proto: onnx.ModelProto, specs: Sequence[InputSpec], cases: Sequence[Ca
         name for name, value in outputs.items()
         if name not in cache.values() and len(value.type.tensor_type.shape.dim) == 3
     ]  # fmt: skip
-    output = next((name for name in ranked if "logits" in name.lower()), ranked[0] if ranked else None)
-    if output is None:
+    named = [name for name in ranked if "logits" in name.lower()]
+    output = next(iter((*named, *ranked)), None)
+    # An encoder's hidden states have the same rank, but their entries are no tokens.
+    last = None if output is None else outputs[output].type.tensor_type.shape.dim[2]
+    width = last.dim_value if last is not None and last.dim_value > 0 else None
+    if output is None or (not named and width != vocabularies.get(ids.name)):
         raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
     prompt = case.feeds[ids.name][:, :_PROMPT]
     return _Loop({each.name: each for each in specs}, ids.name, output, cache, prompt, case.feeds)

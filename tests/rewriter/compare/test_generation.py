@@ -11,6 +11,7 @@ from onnx import parser
 
 from rewriter import UsageError, ValidationError, rewrite, validate
 from rewriter.compare.generation import Difference, Generation, matched
+from tests.committed import FOLDER
 from tests.textmodels import tensor, text_model
 
 PAST, PRESENT = "past_key_values.0.value", "present.0.value"
@@ -87,6 +88,12 @@ def test_a_cache_that_is_not_read_is_noticed() -> None:
 def test_a_cache_that_does_not_grow_is_an_error() -> None:
     with pytest.raises(ValidationError, match=r"has 0 tokens after \d+"):
         generated(model(), model(kept="past"), atol=1e9)
+
+
+def test_an_encoder_is_refused() -> None:
+    path = FOLDER / "gelu-encoder.onnx"
+    with pytest.raises(UsageError, match=r"needs an output \[batch, tokens, vocabulary\]"):
+        validate(path, path, providers=["cpu"], generate=2)
 
 
 def test_text_without_tokens_is_refused() -> None:

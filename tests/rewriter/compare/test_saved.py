@@ -68,6 +68,9 @@ def test_usage(capsys: Capture) -> None:
     assert "must end in .npz" in capsys.readouterr().err
     assert run(["validate", "a.onnx", "b.onnx", "--save-run", "nowhere/run.npz"]) == 2
     assert "does not exist" in capsys.readouterr().err
+    np.savez("x.npz", x=np.zeros((1, 1, 4), np.float32))
+    assert run(["validate", "a.onnx", "b.onnx", "--inputs", "x.npz", "--save-run", "./x.npz"]) == 2
+    assert "would replace the inputs" in capsys.readouterr().err
     run(["validate", "a.onnx", "b.onnx", "--save-run", "run.npz", "-q"])
     assert run(["judge", "run.npz"]) == 2
     assert "output 'out' has no tolerance; give --atol" in capsys.readouterr().err
