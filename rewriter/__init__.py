@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         heads,
         idle_heads,
         inspect,
+        judge,
         patch,
         rewrite,
         rewrite_folder,
@@ -76,6 +77,7 @@ __all__ = [
     "heads",
     "idle_heads",
     "inspect",
+    "judge",
     "patch",
     "rewrite",
     "rewrite_folder",
@@ -83,15 +85,12 @@ __all__ = [
     "validate",
 ]
 
+_ERRORS = (
+    *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
+    *("UsageError", "ValidationError"),
+)
 _HOMES = {
-    **dict.fromkeys(
-        (
-            *("ablate", "attribute", "attribution_graph", "bench", "compositions", "diff", "freeze"),
-            *("head_activity", "head_pictures", "head_tokens", "heads", "idle_heads", "inspect", "patch"),
-            *("rewrite", "rewrite_folder", "run_with_cache", "validate"),
-        ),
-        "rewriter.api",
-    ),
+    **dict.fromkeys(_ERRORS, "rewriter.errors"),
     "doctor": "rewriter.health.diagnosing",
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
@@ -109,7 +108,7 @@ def __getattr__(name: str) -> Any:
         return version("attnonly")
     if name not in __all__:
         raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
-    return getattr(import_module(_HOMES.get(name, "rewriter.errors")), name)
+    return getattr(import_module(_HOMES.get(name, "rewriter.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -28,11 +28,16 @@ PAGES = (
     "docs/pipelines.md",
     "docs/python.md",
     "docs/reports.md",
+    "docs/tasks/activation.md",
+    "docs/tasks/compare.md",
+    "docs/tasks/convert.md",
+    "docs/tasks/deploy.md",
+    "docs/tasks/neuron.md",
 )
 
 OTHER_PAGES = tuple(
     path.relative_to(ROOT).as_posix()
-    for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md")
+    for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md")
     if path.relative_to(ROOT).as_posix() not in PAGES
 )
 """Pages whose examples need more than the package, or take long; none has a block that would run."""

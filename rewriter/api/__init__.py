@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewriter.api.benching import bench
-    from rewriter.api.comparing import diff, validate
+    from rewriter.api.comparing import diff, judge, validate
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
     from rewriter.api.interpret.attribution import attribute
@@ -41,6 +41,7 @@ __all__ = [
     "heads",
     "idle_heads",
     "inspect",
+    "judge",
     "patch",
     "rewrite",
     "rewrite_folder",
@@ -57,7 +58,7 @@ _HOMES = {
     "head_activity": "interpret.ranking.activity",
     "head_tokens": "interpret.ranking.tokens",
     "idle_heads": "interpret.ranking.copies",
-    **dict.fromkeys(("diff", "validate"), "comparing"),
+    **dict.fromkeys(("diff", "judge", "validate"), "comparing"),
     **dict.fromkeys(("Inspection", "inspect"), "inspection"),
     "heads": "interpret.index",
     **dict.fromkeys(("ablate", "freeze", "patch"), "interpret.interventions"),

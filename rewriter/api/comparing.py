@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from rewriter.api.cases import failures_of
 from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.run import Run, name_of, silent
+from rewriter.compare.expected import Expected, expected_of
 from rewriter.compare.files.models import difference
+from rewriter.compare.saved import EXPECTED, Recording, read_run
 from rewriter.compare.signature import signature_differences
 from rewriter.compare.verdicts import Rules, Tolerance
 from rewriter.errors import ExitStatus, UsageError
@@ -17,6 +22,7 @@ from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison
+from rewriter.text import one_line
 
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
 """One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
@@ -26,7 +32,7 @@ def validate(
     original: Source,
     rewritten: Source,
     *,
-    providers: Sequence[str] | None = None,
+    providers: str | Sequence[str] | None = None,
     inputs: GivenInputs | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -35,6 +41,9 @@ def validate(
     top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
+    expect: str | None = None,
+    generate: int | None = None,
+    save_run: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does, against a float64 evaluation of the original.
@@ -55,6 +64,10 @@ def validate(
         top_k: also report how many of the k largest entries of each row both models share.
         taps: compare every block's output as well, and find the first whose error exceeds its share.
         bisect: if the models differ, test every part of `rewritten` alone and name the faulty ones.
+        expect: `fp16`, `bf16` or `int8`: `rewritten` was converted to that type, and is judged by what that may cost
+            (`rewriter.compare.expected`); parts are ranked by the error that they add.
+        generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
+        save_run: npz file for the outputs of both, to be judged again with `judge`; a file is replaced.
         progress: called with (current activity, steps done, total steps).
 
     Returns:
@@ -66,8 +79,8 @@ def validate(
         ProviderError: a requested execution provider is not available.
         ValidationError: nothing could be compared, for example because a model does not run.
     """
-    pairing = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, taps=taps, bisect=bisect, progress=progress)
-    return _compare(original, rewritten, pairing, graph=False, outputs=True)
+    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run)
+    return _compare(original, rewritten, options, progress, graph=False, outputs=True)
 
 
 def diff(
@@ -76,7 +89,7 @@ def diff(
     *,
     graph: bool = True,
     outputs: bool = True,
-    providers: Sequence[str] | None = None,
+    providers: str | Sequence[str] | None = None,
     inputs: GivenInputs | None = None,
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -85,6 +98,9 @@ def diff(
     top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
+    expect: str | None = None,
+    generate: int | None = None,
+    save_run: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Compare two models: their files, and what they compute.
@@ -103,6 +119,9 @@ def diff(
         top_k: as for `validate`.
         taps: as for `validate`.
         bisect: as for `validate`.
+        expect: as for `validate`.
+        generate: as for `validate`.
+        save_run: as for `validate`.
         progress: as for `validate`.
 
     Returns:
@@ -117,35 +136,108 @@ def diff(
     """
     if not graph and not outputs:
         raise UsageError("nothing to compare: leave the graph or the outputs in")
-    if not outputs and (taps or bisect):
-        raise UsageError("taps and bisect need the models to be run: leave the outputs in")
-    pairing = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, taps=taps, bisect=bisect, progress=progress)
-    return _compare(a, b, pairing, graph=graph, outputs=outputs)
+    if not outputs and (taps or bisect or expect or generate or save_run):
+        raise UsageError("taps, bisect, expect, generate and save_run need the models to be run: leave the outputs in")
+    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run)
+    return _compare(a, b, options, progress, graph=graph, outputs=outputs)
 
 
-def _pairing(
-    providers: Sequence[str] | None,
-    inputs: GivenInputs | None,
-    dims: Mapping[str, int] | None,
-    seed: int,
-    tolerances: tuple[Tolerances | None, Tolerances | None],
-    top_k: int | None,
-    *,
-    taps: bool,
-    bisect: bool,
-    progress: Progress,
-) -> Pairing:
+@dataclass(frozen=True)
+class _Options:
+    """The options of `validate`, as given."""
+
+    providers: str | Sequence[str] | None
+    inputs: GivenInputs | None
+    dims: Mapping[str, int] | None
+    seed: int
+    atol: Tolerances | None
+    rtol: Tolerances | None
+    top_k: int | None
+    taps: bool
+    bisect: bool
+    expect: str | None
+    generate: int | None
+    save_run: str | os.PathLike[str] | None
+
+    @property
+    def _providers(self) -> tuple[str, ...]:
+        return (self.providers,) if isinstance(self.providers, str) else tuple(self.providers or ())
+
+    def pairing(self, model: LoadedModel, progress: Progress, recording: Recording) -> Pairing:
+        """The options checked, for an original."""
+        if self.generate is not None and self.generate < 1:
+            raise UsageError(f"generate is {self.generate}; it must be at least 1")
+        files = [Path(each).absolute() for each in (self.save_run, self.inputs) if isinstance(each, (str, os.PathLike))]
+        if len(files) != len(set(files)):
+            raise UsageError("the run would replace the inputs; choose another file for one of them")
+        if self.expect is not None and self.bisect:
+            raise UsageError("--bisect looks for what is wrong by the float64 rule; leave it or --expect out")
+        expected = None if self.expect is None else expected_of(_checked_type(self.expect), model.proto)
+        return Pairing(
+            providers=chosen_providers(self._providers),
+            inputs=as_given(self.inputs),
+            dims=dict(self.dims or {}),
+            seed=self.seed,
+            rules=_rules(self.atol, self.rtol, self.top_k, expected),
+            taps=self.taps or expected is not None,
+            bisect=self.bisect,
+            expected=expected,
+            keep=None if self.save_run is None else recording.keep,
+            generate=self.generate,
+            progress=progress,
+        )
+
+
+def _rules(atol: Tolerances | None, rtol: Tolerances | None, top_k: int | None, expected: Expected | None) -> Rules:
     if top_k is not None and top_k < 1:
         raise UsageError(f"top-k is {top_k}; it must be at least 1")
-    return Pairing(
-        providers=chosen_providers(tuple(providers or ())),
-        inputs=as_given(inputs),
-        dims=dict(dims or {}),
-        seed=seed,
-        rules=Rules(_tolerances(*tolerances), top_k),
-        taps=taps,
-        bisect=bisect,
-        progress=progress,
+    return Rules(_tolerances(atol, rtol), top_k, None if expected is None else expected.tolerance)
+
+
+def _checked_type(name: str) -> str:
+    if name not in EXPECTED:
+        raise UsageError(f"unknown type '{one_line(name, 40)}' to expect; known are: {', '.join(EXPECTED)}")
+    return name
+
+
+def judge(
+    run: str | os.PathLike[str],
+    *,
+    atol: Tolerances | None = None,
+    rtol: Tolerances | None = None,
+    top_k: int | None = None,
+    expect: str | None = None,
+) -> Comparison:
+    """Judge a run that `validate` or `diff` saved, by tolerances, without running anything.
+
+    Args:
+        run: the file of `save_run`.
+        atol: as for `validate`.
+        rtol: as for `validate`.
+        top_k: as for `validate`.
+        expect: as for `validate`.
+
+    Raises:
+        UsageError: the file is not such a run, or a floating-point output has no tolerance.
+    """
+    clock = Run(silent)
+    with clock.step("load", "loading"):
+        saved = read_run(Path(run))
+    expected = None if expect is None else saved.expected(_checked_type(expect))
+    rules = _rules(atol, rtol, top_k, expected)
+    _check_names(rules, saved.outputs)
+    providers = saved.judged(rules)
+    failures = failures_of(providers)
+    return replace(
+        _nothing_yet(saved.about["a"], saved.about["b"]),
+        reference=saved.about["reference"],
+        cases=tuple(saved.about["cases"]),
+        providers=providers,
+        isolated=(),  # there is nothing left to isolate
+        failures=failures,
+        notes=() if expected is None else (expected.words,),
+        exit_status=ExitStatus.VALIDATION_FAILED if failures else ExitStatus.CONVERTED,
+        seconds=clock.seconds(),
     )
 
 
@@ -168,14 +260,12 @@ def _by_name(given: Tolerances | None) -> dict[str | None, float]:
     return {None: float(given)}
 
 
-def _compare(a: Source, b: Source, pairing: Pairing, *, graph: bool, outputs: bool) -> Comparison:
-    run = Run(pairing.progress)
-    with run.step("load", "loading"):
-        models = load_model(a), load_model(b)
-    result = Comparison(
-        a=name_of(a),
-        b=name_of(b),
-        signature=signature_differences(models[0].proto, models[1].proto),
+def _nothing_yet(a: str, b: str) -> Comparison:
+    """A comparison of which nothing is known."""
+    return Comparison(
+        a=a,
+        b=b,
+        signature=(),
         graph=None,
         reference="",
         cases=(),
@@ -191,22 +281,35 @@ def _compare(a: Source, b: Source, pairing: Pairing, *, graph: bool, outputs: bo
         seconds={},
         exit_status=ExitStatus.CONVERTED,
     )
+
+
+def _compare(a: Source, b: Source, options: _Options, progress: Progress, *, graph: bool, outputs: bool) -> Comparison:
+    run, recording = Run(progress), Recording()
+    with run.step("load", "loading"):
+        models = load_model(a), load_model(b)
+    pairing = options.pairing(models[0], progress, recording)
+    result = replace(
+        _nothing_yet(name_of(a), name_of(b)), signature=signature_differences(models[0].proto, models[1].proto)
+    )
     if graph:
         with run.step("graph", "comparing the graphs"):
             result = replace(result, graph=difference(*models))
     if result.signature:
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
-        _check_names(pairing.rules, models[0])
+        _check_names(pairing.rules, [value.name for value in models[0].proto.graph.output])
         result = Pair(models, pairing, run).compare(result)
+        if options.save_run is not None:
+            operators = expected_of(EXPECTED[0], models[0].proto).operators
+            names = {"a": result.a, "b": result.b, "reference": result.reference}
+            recording.save(Path(options.save_run), {**names, "cases": list(result.cases), "operators": operators})
     elif result.graph is not None and not result.graph.same:
         result = replace(result, failures=("the graphs differ",))
     status = ExitStatus.VALIDATION_FAILED if result.failures else ExitStatus.CONVERTED
     return replace(result, exit_status=status, seconds=run.seconds())
 
 
-def _check_names(rules: Rules, model: LoadedModel) -> None:
-    known = [value.name for value in model.proto.graph.output]
+def _check_names(rules: Rules, known: Sequence[str]) -> None:
     for name in rules.tolerances:
         if name is not None and name not in known:
             raise UsageError(f"a tolerance names '{name}', which is not an output; the outputs are: {', '.join(known)}")

@@ -64,7 +64,7 @@ def rewrite_folder(
         ValidationError: as for `rewrite`.
     """
     source, out = Path(folder), None if output is None else Path(output)
-    one = next((name for name in _ONE_MODEL if options.get(name)), None)
+    one = next((name for name in _ONE_MODEL if options.get(name) not in (None, (), [], "")), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; convert its files one by one")
     if not source.is_dir():

@@ -14,10 +14,12 @@ from passes.network.names import COUNT, ROWS
 from rewriter.api.cases import accepted_cases, blame_inputs, failures_of
 from rewriter.api.faults import explain
 from rewriter.api.known import Known, know
-from rewriter.api.run import Run
+from rewriter.api.run import Run, silent
 from rewriter.compare.bisect import Bench, Isolated, isolate, narrow
 from rewriter.compare.boundaries import Boundary, boundaries, rounded
-from rewriter.compare.outputs import Programs, Results, compare_pair
+from rewriter.compare.expected import Expected, costs
+from rewriter.compare.generation import generate
+from rewriter.compare.outputs import Keep, Programs, Results, compare_pair
 from rewriter.compare.taps import Tap, Tapping, tap
 from rewriter.compare.verdicts import PairProof, Rules
 from rewriter.files.load import LoadedModel
@@ -50,7 +52,10 @@ class Pairing:
     rules: Rules
     taps: bool
     bisect: bool
-    progress: Progress = field(repr=False)
+    expected: Expected | None = None
+    keep: Keep | None = None
+    generate: int | None = None
+    progress: Progress = field(repr=False, default=silent)
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,12 @@ class Pair:
         programs = self._programs(cases)
         with self.run.step("outputs", "comparing outputs"):
             for name in self.pairing.providers:
-                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, programs)
+                rules, keep = self.pairing.rules, self.pairing.keep
+                providers[name] = compare_pair(self.models, cases, truth, name, rules, programs, keep)
         blame_inputs(self.pairing.inputs, cases, providers)
+        # Heads in a narrower type are not what this tool made; their errors are part of what is expected.
         with self.run.step("blocks", "testing the heads of each block"):
-            regions = self._regions()
+            regions = self._regions() if self.pairing.expected is None else {}
         result = replace(
             result,
             reference=reference,
@@ -98,7 +105,18 @@ class Pair:
             failures=(*failures_of(providers), *(text for region in regions.values() for text in region.failures)),
             notes=tuple(self._notes(regions, providers, reference)),
         )
-        return self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
+        if self.pairing.generate is not None:
+            result = self._generated(result, cases)
+        found = self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
+        if self.pairing.expected is None:
+            return found
+        return replace(found, notes=(self.pairing.expected.words, *found.notes), costs=costs(found.taps or ()))
+
+    def _generated(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
+        with self.run.step("generate", "generating tokens"):
+            made = generate(self.models, cases, self.pairing.providers[0], self.pairing.generate or 0)
+        verdict = next(iter(result.providers.values())).outputs[made.output]
+        return replace(result, generation=made, failures=(*result.failures, *made.failures(verdict.allowed)))
 
     def _programs(self, cases: Sequence[Case]) -> Programs:
         known, progress = self.known, self.pairing.progress
@@ -126,7 +144,7 @@ class Pair:
             f"block {name} is attention heads in the second model, but the first has no such block"
             for name in known.unknown
         ]
-        untried = [name for name in known.programs if name not in regions]
+        untried = [name for name in known.programs if name not in regions and self.pairing.expected is None]
         whole = [name for name in untried if name in known.whole]
         renamed = [name for name in untried if name not in known.whole]
         for names, why in ((whole, "they replace whole blocks"), (renamed, "another tool renamed their ends")):
@@ -219,6 +237,7 @@ class Pair:
                 known.made,
                 optimise,
                 carried=(COUNT, ROWS) if {COUNT, ROWS} <= known.b.main.producer.keys() else None,
+                share=None if self.pairing.expected is None else self.pairing.expected.share,
             )
             with suppress(NoReference):
                 return tap(tapping, self._marks)

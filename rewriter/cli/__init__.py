@@ -26,6 +26,7 @@ from rewriter.cli.interpret.graph import graph
 from rewriter.cli.interpret.heads import heads
 from rewriter.cli.interpret.rank import rank
 from rewriter.cli.interpret.run_cached import run_cached
+from rewriter.cli.judge import judge
 from rewriter.cli.options import with_json_files
 from rewriter.cli.passes import passes
 from rewriter.cli.streams import forgiving
@@ -37,6 +38,7 @@ COMMANDS: dict[str, click.Command] = {
     "inspect": inspect,
     "validate": validate,
     "diff": diff,
+    "judge": judge,
     "bench": bench,
     "passes": passes,
     "doctor": doctor,

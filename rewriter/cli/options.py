@@ -105,7 +105,16 @@ def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None
         raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
 
 
-_COMPARING = (
+def _run_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse, before the long work, a file for the run that cannot be written or is something else."""
+    if path is not None:
+        if path.suffix != ".npz":
+            raise UsageError(f"the run {quoted(path)} must end in .npz")
+        check_report(path, (), suffix=".npz")
+    return path
+
+
+_JUDGING = (
     click.option(
         "--atol",
         metavar="[OUTPUT:]NUMBER",
@@ -121,21 +130,49 @@ _COMPARING = (
         help="The same, relative to the first model's values; added to --atol.",
     ),
     click.option(
+        "--expect",
+        type=click.Choice(["fp16", "bf16", "int8"]),
+        help="Judge outputs without a tolerance by what a conversion to this type may cost.",
+    ),
+    click.option(
         "--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K largest entries of each row."
     ),
+    report_options("the comparison"),
+    click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
+)
+_COMPARING = (
     click.option(
         "--taps",
         type=click.Choice(["blocks"]),
         help="Also compare the output of every block, and show how the error grows with depth.",
     ),
     click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones."),
-    report_options("the comparison"),
-    click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
+    click.option(
+        "--generate",
+        metavar="N",
+        type=click.IntRange(1),
+        help="Also generate N tokens with both, through the key-value cache if there is one.",
+    ),
+    click.option(
+        "--save-run",
+        metavar="RUN.npz",
+        type=click.Path(path_type=Path),
+        callback=_run_file,
+        help="Save the outputs of both, for `rewrite judge`.",
+    ),
 )
+
+
+def judging_options(command: Command) -> Command:
+    """The options of whatever judges outputs."""
+    for option in reversed(_JUDGING):
+        command = option(command)
+    return command
 
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
     for option in reversed(_COMPARING):
         command = option(command)
+    command = judging_options(command)
     return declared_options(Settings, only=("providers", "inputs", "dims", "seed"))(command)  # type: ignore[return-value]

@@ -66,6 +66,9 @@ def added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*(each for each in counts if each), strict=True)))
 
 
+NEAR_ZERO = 1e-3
+"""Share of an output's largest value below which an element counts as near 0, and its relative error says nothing."""
+
 _PIECE = 1 << 20
 """Number of elements that are processed at a time."""
 
@@ -156,16 +159,17 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
 
 
 def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tuple[float, float, float, int | None]:
-    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite and not 0; and where.
+    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite, not near 0; and where.
 
     `kept` is overwritten: it holds the quotients for the percentile.
     """
+    floor = NEAR_ZERO * _largest(expected)
     count, total, largest, place = 0, 0.0, 0.0, None
     for start in range(0, expected.size, _PIECE):
         e, a = (each[start : start + _PIECE] for each in (expected, actual))
         difference = _difference(e, a)
         scale = np.abs(e.astype(np.float64))
-        judged = np.isfinite(scale) & np.isfinite(difference) & (scale > 0)
+        judged = np.isfinite(scale) & np.isfinite(difference) & (scale > 0) & (scale >= floor)
         if not judged.any():
             continue
         with np.errstate(over="ignore"):
@@ -177,6 +181,15 @@ def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tupl
         if place is None or quotients[top] > largest:
             place, largest = start + int(np.flatnonzero(judged)[top]), float(quotients[top])
     return largest, total / max(count, 1), _percentile(kept[:count]), place
+
+
+def _largest(array: Array) -> float:
+    """The largest finite absolute value; 0 if there is none."""
+    largest = 0.0
+    for start in range(0, array.size, _PIECE):
+        wide = np.abs(array[start : start + _PIECE].astype(np.float64))
+        largest = max(largest, float(wide.max(initial=0.0, where=np.isfinite(wide))))
+    return largest
 
 
 def _difference(e: Array, a: Array) -> Array:
@@ -255,7 +268,8 @@ class OutputStats:
         mean_abs: mean absolute difference.
         p99_abs: 99th percentile of the absolute difference; after merging the largest of the cases', so an upper
             bound.
-        max_rel: largest |difference| / |expected|, over elements with expected != 0.
+        max_rel: largest |difference| / |expected|, over elements that are not near 0: at least a thousandth of the
+            output's largest value.
         cosine: cosine of the angle between the two as vectors, None if one is all zero; after merging the smallest of
             the cases'.
         top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.

@@ -115,6 +115,22 @@ def test_data_of_converted_models_is_not_copied_twice(folder: Path) -> None:
     assert np.abs(made - evaluate(mlp(SILU), {"x": x})["out"]).max() < 1e-12
 
 
+def test_data_that_a_copied_model_shares_is_kept(folder: Path) -> None:
+    options: dict[str, Any] = {"save_as_external_data": True, "location": "shared.data", "size_threshold": 0}
+    onnx.save(mlp(SILU), folder / "model.onnx", **options)
+    shared = onnx.load(folder / "model.onnx", load_external_data=False)
+    plain = text_model("out = MatMul(x, W1)", outputs="float[batch, tokens, 8] out")
+    (weight,) = (each for each in shared.graph.initializer if each.name == "W1")
+    plain.graph.initializer[0].CopyFrom(weight)
+    onnx.save(plain, folder / "other.onnx")
+    out = folder.with_name("out")
+    rewrite_folder(folder, out, validate=False)
+    assert "shared.data" in files(out)
+    x = np.random.default_rng(0).normal(size=(1, 2, 4))
+    made = evaluate(onnx.load(out / "other.onnx"), {"x": x})["out"]
+    assert np.array_equal(made, evaluate(onnx.load(folder / "other.onnx"), {"x": x})["out"])
+
+
 def test_a_card_that_is_there_stays_and_the_certificate_is_not_repeated(folder: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n", encoding="utf-8")
     first, second = folder.with_name("first"), folder.with_name("second")

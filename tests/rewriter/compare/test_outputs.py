@@ -160,6 +160,15 @@ def test_a_ratio_of_equal_errors_is_one() -> None:
 # -- statistics ------------------------------------------------------------------------------------------------------
 
 
+def test_relative_differences_near_zero_are_not_told() -> None:
+    expected, actual = np.asarray([1e-30, 1e-4, 0.5, 1.0, -np.inf]), np.asarray([1e-2, 2e-4, 0.6, 1.0, -np.inf])
+    stats = compare("y", expected, actual)
+    assert stats.max_rel == pytest.approx(0.2)
+    assert stats.worst_rel == (2,)
+    assert stats.max_abs == pytest.approx(0.1)
+    assert compare("y", np.zeros(3), np.ones(3)).max_rel == 0.0
+
+
 def test_relative_differences() -> None:
     expected = np.asarray([[0.0, 1.0, -2.0, 100.0]])
     actual = np.asarray([[5.0, 1.5, -2.0, 101.0]])

@@ -1,0 +1,283 @@
+"""Greedy generation with two models side by side: through the key-value cache, if they have one, or without.
+
+Both models read the tokens that A chooses, so that every step compares them on the same context; each has a cache of
+its own, so that errors in it accumulate as they would in use. Every input of past keys and values must have an output
+that continues it; one that is dropped or does not grow is an error, not a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from rewriter.compare.outputs import open_named
+from rewriter.errors import UsageError, ValidationError
+from rewriter.files.load import LoadedModel
+from rewriter.graph.view import view_model
+from rewriter.ort.sessions import Session
+from rewriter.proof.distance import Array
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
+from rewriter.text import one_line, quoted
+
+_PROMPT = 8
+"""Tokens of the input that are read before the first one is generated."""
+
+_MOST_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A step at which B would choose another token.
+
+    Attributes:
+        step: number of the step, from 0.
+        row: the sequence in the batch.
+        chosen: the token of A.
+        other: the token of B.
+        margin: by how much A prefers its token to that of B, in units of the output.
+    """
+
+    step: int
+    row: int
+    chosen: int
+    other: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Tokens that two models generate.
+
+    Attributes:
+        output: the output that is ranked.
+        cache: pairs of an input and the output that continues it; empty if the models have no cache.
+        tokens: what A generated, by sequence.
+        steps: number of steps.
+        agreement: share of choices in which B agrees.
+        differences: choices in which it does not.
+        kl: mean Kullback-Leibler divergence of the next token's distributions of A and B, in nats, step by step.
+        stopped: why it ended early; empty if it did not.
+    """
+
+    output: str
+    cache: tuple[tuple[str, str], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    steps: int
+    agreement: float
+    differences: tuple[Difference, ...]
+    kl: tuple[float, ...]
+    stopped: str = ""
+
+    def failures(self, allowed: float) -> tuple[str, ...]:
+        """The differences that no error within `allowed` explains: A's preference is more than twice that."""
+        found = [each for each in self.differences if each.margin > 2 * allowed]
+        return tuple(
+            f"generation, step {each.step}: token {each.other} instead of {each.chosen}, which is larger by "
+            f"{each.margin:.3g}"
+            for each in found[:_MOST_SHOWN]
+        )
+
+
+def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], provider: str, steps: int) -> Generation:
+    """Generate with both models.
+
+    Args:
+        models: A and B.
+        cases: inputs that A accepts; the prompt is taken from the one with the most tokens.
+        provider: execution provider.
+        steps: number of tokens.
+
+    Raises:
+        UsageError: the models do not generate text, or their caches cannot be followed.
+        ValidationError: a model does not run.
+    """
+    proto = models[0].proto
+    view = view_model(proto)
+    specs = input_specs(proto, view)
+    loop = _loop(proto, specs, cases, find_tables(main_scope(proto, view)).rows)
+    sessions = [open_named(letter, model, provider, optimise=True) for letter, model in zip("AB", models, strict=True)]
+    return loop.run(sessions, steps)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """How the inputs of a step follow from the step before.
+
+    Attributes:
+        specs: inputs by name.
+        ids: the input of token ids.
+        output: the output that is ranked.
+        cache: past input to present output.
+        prompt: the first tokens, [batch, tokens].
+        given: values of the other inputs.
+    """
+
+    specs: Mapping[str, InputSpec]
+    ids: str
+    output: str
+    cache: Mapping[str, str]
+    prompt: Array
+    given: Mapping[str, Array]
+
+    def run(self, sessions: Sequence[Session], steps: int) -> Generation:
+        tokens, fresh = self.prompt, self.prompt
+        pasts: list[dict[str, Array]] = [self._empty() for _ in sessions]
+        differences: list[Difference] = []
+        divergences: list[float] = []
+        stopped = ""
+        for step in range(steps):
+            rows = []
+            try:
+                for place, session in enumerate(sessions):
+                    found = session.run(self._feeds(tokens, fresh, pasts[place]))
+                    rows.append(_last(found[self.output]))
+                    pasts[place] = self._continued(found, tokens.shape[1])
+            except ValidationError as error:
+                if not step or "continues" in str(error):
+                    raise
+                stopped = one_line(f"step {step}: {error}", 160)
+                break
+            chosen, others = (row.argmax(-1) for row in rows)
+            differences += _differing(step, rows[0], chosen, others)
+            divergences.append(_divergence(*rows))
+            fresh = chosen[:, None].astype(tokens.dtype)
+            tokens = np.concatenate([tokens, fresh], axis=1)
+        choices = len(divergences) * len(tokens)
+        return Generation(
+            output=self.output,
+            cache=tuple(self.cache.items()),
+            tokens=tuple(tuple(map(int, row[self.prompt.shape[1] :])) for row in tokens),
+            steps=len(divergences),
+            agreement=1 - len(differences) / choices,
+            differences=tuple(differences),
+            kl=tuple(divergences),
+            stopped=stopped,
+        )
+
+    def _empty(self) -> dict[str, Array]:
+        return {name: np.zeros(self._past_shape(self.specs[name]), self.specs[name].dtype) for name in self.cache}
+
+    def _past_shape(self, spec: InputSpec) -> tuple[int, ...]:
+        kinds = [kind_of(spec, axis) for axis in range(len(spec.shape))]
+        sizes = {Kind.BATCH: len(self.prompt), Kind.PAST: 0}
+        given = self.given[spec.name].shape
+        return tuple(sizes.get(kind, size) for kind, size in zip(kinds, given, strict=True))
+
+    def _feeds(self, tokens: Array, fresh: Array, past: Mapping[str, Array]) -> dict[str, Array]:
+        new = fresh if self.cache else tokens
+        batch, total = tokens.shape
+        before = total - new.shape[1]
+        feeds = {}
+        for name, spec in self.specs.items():
+            values: dict[Role, Array | int | bool] = {
+                Role.MASK: np.ones((batch, total), spec.dtype),
+                Role.POSITIONS: np.broadcast_to(np.arange(before, total), new.shape),
+                Role.TOKEN_TYPES: np.zeros_like(new),
+                Role.PAST_LENGTH: before,
+                Role.TOTAL_LENGTH: total,
+                Role.LAST_INDEX: total - 1,
+                Role.FLAG: before > 0,
+            }
+            if name == self.ids:
+                feeds[name] = new
+            elif name in past:
+                feeds[name] = past[name]
+            elif spec.role in values and "encoder" not in name:
+                shape = self.given[name].shape
+                value = np.asarray(values[spec.role], spec.dtype)
+                feeds[name] = value if value.ndim else np.full(shape, value)
+            else:
+                feeds[name] = self.given[name]
+        return feeds
+
+    def _continued(self, found: Mapping[str, Array], total: int) -> dict[str, Array]:
+        """The next past of a model, checked: a cache that loses tokens makes another model."""
+        past = {}
+        for name, output in self.cache.items():
+            value, spec = found[output], self.specs[name]
+            for axis in range(len(spec.shape)):
+                if kind_of(spec, axis) is Kind.PAST and value.shape[axis] != total:
+                    raise ValidationError(
+                        f"output {quoted(output)}, which continues {quoted(name)}, has {value.shape[axis]} tokens "
+                        f"after {total}; caches of fixed size cannot be followed"
+                    )
+            past[name] = value
+        return past
+
+
+def _loop(
+    proto: onnx.ModelProto, specs: Sequence[InputSpec], cases: Sequence[Case], vocabularies: Mapping[str, int]
+) -> _Loop:
+    ids = next((each for each in specs if each.role is Role.IDS and len(each.shape) == 2), None)
+    if ids is None:
+        raise UsageError("--generate needs a model that reads token ids [batch, tokens]; this one has no such input")
+    cases = [case for case in cases if case.feeds[ids.name].size]
+    if not cases:
+        raise UsageError("--generate needs an input with at least one token")
+    case = max(cases, key=lambda each: each.feeds[ids.name].shape[1])
+    outputs = {value.name: value for value in proto.graph.output}
+    cache = matched([each.name for each in specs if each.role is Role.PAST], list(outputs))
+    ranked = [
+        name for name, value in outputs.items()
+        if name not in cache.values() and len(value.type.tensor_type.shape.dim) == 3
+    ]  # fmt: skip
+    named = [name for name in ranked if "logits" in name.lower()]
+    output = next(iter((*named, *ranked)), None)
+    # An encoder's hidden states have the same rank, but their entries are no tokens.
+    last = None if output is None else outputs[output].type.tensor_type.shape.dim[2]
+    width = last.dim_value if last is not None and last.dim_value > 0 else None
+    if output is None or (not named and width != vocabularies.get(ids.name)):
+        raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
+    prompt = case.feeds[ids.name][:, :_PROMPT]
+    return _Loop({each.name: each for each in specs}, ids.name, output, cache, prompt, case.feeds)
+
+
+def matched(pasts: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """Past input to present output: by the numbers in their names and whether they are keys or values.
+
+    Raises:
+        UsageError: an input has no output that continues it, or several.
+    """
+    found: dict[str, str] = {}
+    for name in pasts:
+        fits = [output for output in outputs if _signature(output) == _signature(name)]
+        if len(fits) > 1:
+            fits = [output for output in fits if re.search(r"present|cache|past", output.lower())]
+        if len(fits) != 1 or fits[0] in found.values():
+            what = "several outputs continue" if len(fits) > 1 else "no output continues"
+            raise UsageError(f"--generate: {what} the input {quoted(name)}, so its cache cannot be followed")
+        found[name] = fits[0]
+    return found
+
+
+def _signature(name: str) -> tuple[tuple[str, ...], str, bool]:
+    """The numbers of a name, whether it is a key or a value, and whether of an encoder."""
+    lowered = name.lower().replace("key_values", "kv").replace("key_value", "kv")
+    kind = re.search(r"key|value|(?<![a-z])[kv](?![a-z])", lowered)
+    return tuple(re.findall(r"\d+", lowered)), kind[0][0] if kind else "", "encoder" in lowered
+
+
+def _last(logits: Array) -> Array:
+    if logits.ndim != 3 or not is_float(logits.dtype) or not logits.shape[1]:
+        raise UsageError("--generate: the output to rank is not [batch, tokens, vocabulary] of floats")
+    return np.asarray(logits[:, -1].astype(np.float64))
+
+
+def _differing(step: int, row: Array, chosen: Array, others: Array) -> list[Difference]:
+    return [
+        Difference(step, number, int(a), int(b), float(row[number, a] - row[number, b]))
+        for number, (a, b) in enumerate(zip(chosen, others, strict=True))
+        if a != b
+    ]
+
+
+def _divergence(a: Array, b: Array) -> float:
+    logs = [row - row.max(-1, keepdims=True) for row in (a, b)]
+    logs = [row - np.log(np.exp(row).sum(-1, keepdims=True)) for row in logs]
+    return float(max((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).mean(), 0.0))
