@@ -170,7 +170,7 @@ def figures(activation: str) -> Figures:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_predictions_are_those_of_a_frozen_network_in_pytorch(activation: str) -> None:
-    """With program `fast`, whose pattern is the gate of the activation: y times a pattern that is held."""
+    """With program `fast`, whose patterns add up to the gate of the activation: y times a gate that is held."""
     model = decoder(activation)
     own, minimal, _ = pairs()[0]
     first, second = entries(model, own, minimal)

@@ -51,7 +51,7 @@ def test_correlation_with_patching_from_another_sentence(program: str, measured_
     """What each MLP writes at each token is replaced by what it writes there in another sentence.
 
     The change in four coordinates of the class token's vector, against the change times the frozen network's gradient.
-    Patterns do follow the change, so the two need not agree. With `fast` the pattern of GELU is its gate.
+    Patterns do follow the change, so the two need not agree. With `fast` the patterns of GELU add up to its gate.
     """
     path: Path = export("minilm", "dynamo")
     given = sentence("The cat sleeps on the warm windowsill.")
