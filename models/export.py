@@ -146,6 +146,5 @@ def require_packages(*further: str) -> None:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extras = ".[models,text]" if further else ".[models]"
-        raise UsageError(
-            f"{'training' if further else 'exporting'} needs {' and '.join(missing)}: pip install {extras}"
-        )
+        verb = "training" if further else "exporting"
+        raise UsageError(f"{verb} needs {' and '.join(missing)}: pip install {extras}")

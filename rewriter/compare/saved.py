@@ -20,7 +20,7 @@ from rewriter.compare.expected import ROUNDOFF, Expected
 from rewriter.compare.outputs import Results, within
 from rewriter.compare.verdicts import OutputVerdict, PairProof, Rules
 from rewriter.errors import UsageError
-from rewriter.files.durable import atomically
+from rewriter.files.atomic import atomically
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.statistics import compare, merge, top_k_agreement, uncompared

@@ -156,6 +156,38 @@ def test_gradients_are_those_of_the_mlp(export: Export) -> None:
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
 
 
+def test_heads_with_fewer_bias_tokens() -> None:
+    """Keys of -inf have weight 0, as in plain numpy, and gradients are finite."""
+    import torch
+
+    from rewriter.interop.neuron_heads import NeuronHeads
+
+    rng = np.random.default_rng(0)
+    shapes = {"W_Q": (3, 4, 2), "W_K": (3, 4, 2), "W_V": (3, 4, 1), "W_O": (3, 1, 4), "b_V": (3, 1), "b_O": (4,)}
+    shapes |= {"b_K": (3, 2), "bias_K": (3, 2, 2), "bias_V": (3, 2, 1)}
+    weights = {f"own.{name}": rng.normal(size=shape) for name, shape in shapes.items()}
+    weights["own.W_Q"][..., 1] = 0.0
+    weights["own.b_Q"] = np.stack([rng.normal(size=3), np.ones(3)], axis=-1)
+    weights["own.bias_K"][1, 1] = (0.0, -np.inf)
+    index: Any = weights
+    module = NeuronHeads(index, "own", "mlp", None)
+    data = torch.tensor(rng.normal(size=(2, 5, 4))).requires_grad_()
+    found = module(data)
+    x = data.detach().numpy()
+    wanted = np.broadcast_to(weights["own.b_O"], x.shape).copy()
+    for head in range(3):
+        q, k, v = (x @ weights[f"own.W_{side}"][head] + weights[f"own.b_{side}"][head] for side in "QKV")
+        keys, values = weights["own.bias_K"][head], weights["own.bias_V"][head, :, 0]
+        scores = np.stack([(q * k).sum(-1), *(q @ key for key in keys)], axis=-1)
+        pattern = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        z = pattern[..., 0] * v[..., 0] + pattern[..., 1:] @ values
+        wanted += z[..., None] * weights["own.W_O"][head, 0]
+        assert (pattern[..., 2] == 0.0).all() == (head == 1)
+    np.testing.assert_allclose(found.detach().numpy(), wanted, atol=1e-12)
+    found.square().sum().backward()
+    assert all(torch.isfinite(each.grad).all() for each in (data, *module.parameters()))
+
+
 def test_another_model_is_refused_and_nothing_changes(export: Export) -> None:
     own = bridge("gpt2-silu", seed=1)
     wanted, before = logits(own), own.blocks[0].mlp

@@ -15,7 +15,6 @@ and the correlation of the changes with the attributions is reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,76 +23,19 @@ from numpy.typing import NDArray
 from passes.heads.layers import Named
 from passes.heads.norms import Norm
 from passes.heads.original import Attention
+from passes.heads.residual import Write
 from rewriter.api.interpret.cache import Recording, values_in_float64
 from rewriter.api.interpret.chain import Chain, Stage, chain_to, norm_of
 from rewriter.api.interpret.frozen import AttentionStep, FrozenNorm, Linear, Link, NeuronStep, Step, freeze, unchanged
 from rewriter.api.interpret.hooks import Hook, hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
-from rewriter.api.interpret.patching import without
+from rewriter.api.interpret.parts import Attribution
+from rewriter.api.interpret.patching import replaced
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.given import InputsOrText
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Attribution:
-    """A logit, or a difference of two, in parts.
-
-    Attributes:
-        logit: the model's value.
-        direct: part to its contributions: a number, or one per head of a sublayer.
-        paths: part to its contributions: `embed` [tokens], a sublayer's `bias_tokens` and `b_V` [heads], biases.
-        effects: sublayer to [tokens, heads]: what a head's output at a token contributes along all paths.
-        written: sublayer to [tokens]: the same for all that it writes, its bias included.
-        patched: MLP to [tokens]: how much lower the logit is if it writes nothing there; empty without `patching`.
-        index: the heads of the model.
-        tokens: the tokens of the text; empty where inputs are arrays.
-        entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
-    """
-
-    logit: float
-    direct: Mapping[str, Array]
-    paths: Mapping[str, Array]
-    effects: Mapping[str, Array]
-    written: Mapping[str, Array]
-    patched: Mapping[str, Array]
-    index: HeadIndex
-    tokens: tuple[str, ...] = ()
-    entries: tuple[str, ...] = ()
-
-    @property
-    def correlation(self) -> float | None:
-        """Of `written` and `patched` over all MLPs and tokens; None without `patching`, or if nothing varies."""
-        if not self.patched:
-            return None
-        made, changed = (np.concatenate([each[name] for name in self.patched]) for each in (self.written, self.patched))
-        return None if np.ptp(made) == 0.0 or np.ptp(changed) == 0.0 else float(np.corrcoef(made, changed)[0, 1])
-
-    def by_neuron(self, parts: Mapping[str, Array]) -> dict[str, Array]:
-        """`direct` or `paths` with the heads of each neuron added up.
-
-        In gates they are large and nearly cancel (docs/decisions/0009), so that single heads say little.
-        """
-        found = dict(parts)
-        for each in self.index.sublayers:
-            if isinstance(each.sublayer, Attention):
-                continue
-            for name in (each.name, f"{each.name}.bias_tokens", f"{each.name}.b_V"):
-                if name in found:
-                    found[name] = found[name].reshape(-1, each.sublayer.neurons).sum(axis=0)
-        return found
-
-    @property
-    def residuals(self) -> dict[str, float]:
-        """The logit minus each of the two sums."""
-        return {name: self.logit - total(parts) for name, parts in (("direct", self.direct), ("paths", self.paths))}
-
-
-def total(parts: Mapping[str, Array]) -> float:
-    """The sum of all contributions."""
-    return float(sum(float(np.sum(part)) for part in parts.values()))
 
 
 def attribute(
@@ -107,6 +49,7 @@ def attribute(
     sequence: int = 0,
     program: str = "fewest",
     patching: bool = False,
+    against: InputsOrText | None = None,
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, tokens and biases.
 
@@ -120,14 +63,17 @@ def attribute(
         sequence: the sequence in the batch.
         program: as for `heads`.
         patching: also run the model without what each MLP writes at each token: MLPs times tokens runs.
+        against: inputs of the same shape; `patching` then replaces what an MLP writes by what it writes on these.
 
     Raises:
-        UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
+        UsageError: an index is out of range, `against` has another shape, or the output does not read the residual
+            stream through a normalisation.
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
     reader = Reader.of(model, inputs, output=output, sequence=sequence, program=program)
-    return reader.attribution(logit, minus, position, patching=patching)
+    others = {} if against is None else reader.writes_on(against)
+    return reader.attribution(logit, minus, position, patching=patching or against is not None, others=others)
 
 
 class Reader:
@@ -156,7 +102,7 @@ class Reader:
         }
         names = {output, chain.norm.output, chain.stream, *(stage.before for stage in chain.stages)}
         names |= {norm.output for norm in self._norms.values() if norm is not None}
-        names |= {stage.after for stage in chain.stages}
+        names |= {stage.after for stage in chain.stages} | {write.out for _, write in self._mlps}
         names |= {tensor for hook in self._used() for tensor in hook.tensors}
         self.values = values_in_float64(index, recording.cases[0], sorted(names))
         shape = self.values[output].shape
@@ -164,6 +110,24 @@ class Reader:
             raise UsageError(f"output {output} has shape {list(shape)}, not [batch, tokens, entries]")
         if not -shape[0] <= sequence < shape[0]:
             raise UsageError(f"there is no sequence {sequence}: output {output} has shape {list(shape)}")
+
+    @property
+    def _mlps(self) -> list[tuple[Named, Write]]:
+        """The MLPs on the way to the output, with what they write."""
+        pairs = [pair for stage in self._chain.stages for pair in stage.sublayers]
+        return [(named, write) for named, write in pairs if not isinstance(named.sublayer, Attention)]
+
+    def writes_on(self, inputs: InputsOrText) -> dict[str, Array]:
+        """MLP to the tensor that it writes on other inputs. Raises UsageError if that has another shape."""
+        cases = Recording.of(self.index, inputs, (), "cpu").cases
+        if len(cases) != 1:
+            raise UsageError(f"attribution takes one case, and there are {len(cases)} to compare with")
+        values = values_in_float64(self.index, cases[0], [write.out for _, write in self._mlps])
+        for named, write in self._mlps:
+            given, other = self.values[write.out].shape, values[write.out].shape
+            if given != other:
+                raise UsageError(f"{named.name} writes {list(given)}, and {list(other)} on the inputs to compare with")
+        return {named.name: values[write.out] for named, write in self._mlps}
 
     def _used(self) -> list[Hook]:
         names = [named.name for stage in self._chain.stages for named, _ in stage.sublayers]
@@ -173,8 +137,10 @@ class Reader:
             raise UsageError(f"{missing} is inside an operator: this model cannot be attributed")
         return [self._hooks[name] for name in wanted if name in self._hooks]
 
-    def attribution(self, logit: int, minus: int | None, position: int, *, patching: bool) -> Attribution:
-        """Attribute one entry, or the difference of two."""
+    def attribution(
+        self, logit: int, minus: int | None, position: int, *, patching: bool, others: Mapping[str, Array]
+    ) -> Attribution:
+        """Attribute one entry, or the difference of two; `others` are what `patching` replaces writes by."""
         linear = self.linear(logit, minus, position)
         direct, straight = dict(linear.constants), linear.end.back(linear.read)
         paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
@@ -193,10 +159,24 @@ class Reader:
         paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
         order = [name for link in linear.links for name in link.steps]
         effects, written = ({name: each[name] for name in order} for each in (effects, written))
-        patched = self._patched(linear.value, self._chosen(logit, minus), position) if patching else {}
+        predicted = self._predicted(linear, written, others)
+        patched = self._patched(linear.value, self._chosen(logit, minus), position, others) if patching else {}
         spelled = () if self.tokens is None else self.tokens.spelled[0]
         entries = self.spelled((logit,) if minus is None else (logit, minus))
-        return Attribution(linear.value, direct, paths, effects, written, patched, self.index, spelled, entries)
+        return Attribution(
+            linear.value, direct, paths, effects, written, predicted, patched, self.index, spelled, entries
+        )
+
+    def _predicted(self, linear: Linear, written: Mapping[str, Array], others: Mapping[str, Array]) -> dict[str, Array]:
+        """What the frozen network says about replacing each write: MLP to [tokens]."""
+        after = {name: link.after for link in linear.links for name in link.steps}
+        found: dict[str, Array] = {}
+        for named, write in self._mlps:
+            found[named.name] = written[named.name]
+            if others:
+                change = self._stream(write.out) - self._of_sequence(others[named.name])
+                found[named.name] = (after[named.name] * change).sum(axis=-1)
+        return found
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
@@ -244,15 +224,14 @@ class Reader:
             chosen[minus] -= 1.0
         return chosen
 
-    def _patched(self, value: float, chosen: Array, position: int) -> dict[str, Array]:
-        """How much lower the value is without what each MLP writes at each token."""
-        writes = [pair for stage in self._chain.stages for pair in stage.sublayers]
+    def _patched(self, value: float, chosen: Array, position: int, others: Mapping[str, Array]) -> dict[str, Array]:
+        """How much lower the value is without what each MLP writes at each token, or with what `others` have there."""
         found: dict[str, Array] = {}
-        for named, write in writes:
-            if not isinstance(named.sublayer, Attention):
-                results = without(self.index, self.case, write.out, self._output, self.sequence)
-                at_token = results if self._chain.token is not None else results[:, position]
-                found[named.name] = value - at_token @ chosen
+        for named, write in self._mlps:
+            other = others.get(named.name)
+            results = replaced(self.index, self.case, write.out, self._output, self.sequence, other)
+            at_token = results if self._chain.token is not None else results[:, position]
+            found[named.name] = value - at_token @ chosen
         return found
 
     def _unembedded(self, chosen: Array, position: int) -> tuple[Array, dict[str, Array]]:
@@ -297,8 +276,11 @@ class Reader:
         return freeze(stream, self._stream(norm.output), scale, bias, where)
 
     def _stream(self, tensor: str) -> Array:
+        """[T, D] of the sequence."""
+        return self._of_sequence(self.values[tensor])
+
+    def _of_sequence(self, array: Array) -> Array:
         """[T, D] of the sequence; some exports have batch and tokens as one axis."""
-        array = self.values[tensor]
         batch = self.values[self._output].shape[0]
         return np.asarray(array.reshape(batch, -1, array.shape[-1])[self.sequence], dtype=np.float64)
 

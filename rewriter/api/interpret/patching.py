@@ -1,4 +1,4 @@
-"""What happens to a logit if a sublayer writes nothing at a token: the model is run again with that change.
+"""What happens to a logit if a sublayer writes nothing, or something else, at a token: the model is run again.
 
 Attributions say what a logit is made of. This says what it depends on: patterns and normalisations follow the change.
 """
@@ -34,11 +34,13 @@ def open_at(index: HeadIndex, tensor: str) -> onnx.ModelProto:
     return result
 
 
-def without(index: HeadIndex, case: Case, tensor: str, output: str, sequence: int) -> Array:
-    """The output of one sequence with `tensor` set to 0 at one token after the other: [tokens, tokens, entries].
+def replaced(
+    index: HeadIndex, case: Case, tensor: str, output: str, sequence: int, other: Array | None = None
+) -> Array:
+    """The output of one sequence with `tensor` replaced at one token after the other: [tokens, tokens, entries].
 
-    The first axis is the token at which it is 0. Sequences of a batch do not see each other, so one run changes one
-    token of all of them.
+    It is 0 there, or what `other`, of the same shape, has there. The first axis is that token. Sequences of a batch do
+    not see each other, so one run changes one token of all of them.
 
     Raises:
         ValidationError: onnxruntime does not run the changed model.
@@ -48,11 +50,12 @@ def without(index: HeadIndex, case: Case, tensor: str, output: str, sequence: in
     found = session.run(case.feeds, (tensor, output))
     value, batch = found[tensor], found[output].shape[0]
     by_sequence = value.reshape(batch, -1, value.shape[-1])
+    instead = np.zeros_like(by_sequence) if other is None else other.astype(value.dtype).reshape(by_sequence.shape)
     patched = open_session(open_at(index, tensor), optimise=False, base_dir=index.source.base_dir)
     results = []
     for token in range(by_sequence.shape[1]):
         changed = by_sequence.copy()
-        changed[:, token] = 0.0
+        changed[:, token] = instead[:, token]
         feeds = {**case.feeds, tensor: changed.reshape(value.shape)}
         results.append(patched.run(feeds, (output,))[output][sequence])
     return np.array(results, dtype=np.float64)

@@ -11,10 +11,11 @@ import click
 from rewriter.cli.interpret.options import files_of, logit_options
 from rewriter.cli.options import check_report, report_options, write_report
 from rewriter.cli.streams import STANDARD
+from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 
 if TYPE_CHECKING:
-    from rewriter.api.interpret.attribution import Attribution
+    from rewriter.api.interpret.parts import Attribution
 
 _HELP_STATUS = """\b
 Exit status:
@@ -29,6 +30,13 @@ Exit status:
 @click.argument("model", type=click.Path(path_type=Path))
 @logit_options
 @click.option("--patching", is_flag=True, help="Also run the model without what each MLP writes at each token.")
+@click.option(
+    "--against",
+    metavar="FILE.npz",
+    type=click.Path(path_type=Path),
+    help="--patching by what each MLP writes on these inputs, of the same shape.",
+)
+@click.option("--against-text", metavar="TEXT", help="The same for a text with as many tokens as --text.")
 @click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
 @report_options("all contributions")
 def attribute(
@@ -38,6 +46,8 @@ def attribute(
     logit: int,
     minus: int | None,
     output: str | None,
+    against: Path | None,
+    against_text: str | None,
     top: int,
     report: Path | None,
     quiet: bool,
@@ -48,11 +58,12 @@ def attribute(
     Patterns and normalisation denominators are held at their values; both sums equal the logit, and the residual is
     printed.
     """
+    other = _other(against, against_text, inputs)
     if report is not None:
-        check_report(report, (model, *files_of(inputs)))
+        check_report(report, (model, *files_of(inputs), against))
     from rewriter.api.interpret.attribution import attribute as attributed
 
-    found = attributed(model, inputs, logit, minus=minus, output=output, **how)
+    found = attributed(model, inputs, logit, minus=minus, output=output, against=other, **how)
     sums = {"direct": found.direct, "paths": found.paths}
     write_report(report, lambda: _facts(found))
     lines = [f"logit {found.logit:.6g}" + _between(found.entries)]
@@ -63,6 +74,14 @@ def attribute(
         lines += ["", f"correlation with patching, over MLPs and tokens: {found.correlation:.4f}"]
     click.echo("\n".join(lines), err=report == STANDARD)
     return 0
+
+
+def _other(against: Path | None, text: str | None, inputs: Path | Text) -> Path | Text | None:
+    if text is None:
+        return against
+    if against is not None or isinstance(inputs, Path):
+        raise UsageError("--against-text goes with --text and --tokenizer; use --against FILE.npz with --inputs")
+    return Text(text, inputs.tokenizer)
 
 
 def _facts(found: Attribution) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
-from rewriter.api.interpret.attribution import Attribution, attribute
+from rewriter.api.interpret.attribution import attribute
 from rewriter.api.interpret.cache import Recording
 from rewriter.api.interpret.graph.published import vocabulary_of
 from rewriter.api.interpret.graph.tracing import attribution_graph
 from rewriter.api.interpret.hooks import hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
+from rewriter.api.interpret.parts import Attribution
 from rewriter.api.interpret.pictures.drawing import drawn
 from rewriter.api.interpret.ranking.activity import activations_of
 from rewriter.api.interpret.ranking.tokens import TokenScores, head_tokens

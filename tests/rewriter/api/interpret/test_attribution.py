@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from passes.heads.neurons import NeuronHeads
 from rewriter import UsageError, attribute, heads, rewrite
-from rewriter.api.interpret.attribution import Attribution, total
 from rewriter.api.interpret.cache import Recording, values_in_float64
 from rewriter.api.interpret.hooks import hooks_of
-from rewriter.api.interpret.patching import open_at, without
+from rewriter.api.interpret.parts import Attribution, total
+from rewriter.api.interpret.patching import open_at, replaced
 from rewriter.proof.inputs.cases import Case
 from tests.committed import FOLDER, feeds
 from tests.headmath import tapped
@@ -216,7 +216,7 @@ def test_an_opened_model_computes_the_same_from_its_own_value() -> None:
     known = tapped(onnx.load(path), values, [tensor, "logits"])
     again = tapped(open_at(index, tensor), {**values, tensor: known[tensor]}, ["logits"])["logits"]
     np.testing.assert_allclose(again, known["logits"], atol=1e-5)
-    changed = without(index, Case("", values), tensor, "logits", 1)
+    changed = replaced(index, Case("", values), tensor, "logits", 1)
     assert changed.shape == (7, *known["logits"].shape[1:])
     # Causal: tokens before the changed one do not notice.
     assert np.abs(changed[4, :4] - known["logits"][1, :4]).max() <= 1e-5
@@ -258,3 +258,40 @@ def test_by_neuron_adds_the_heads_of_a_neuron() -> None:
     np.testing.assert_allclose(summed, heads_of[: own.neurons] + heads_of[own.neurons :])
     assert np.abs(heads_of).max() > 1e4 * np.abs(summed).max()
     assert Recording.of(found.index, given("gated-decoder"), ("*",), "cpu").hooks
+
+
+def test_against_other_inputs() -> None:
+    """`predicted` is that of the frozen network, `patched` that of runs with the write replaced."""
+    stem, place = "silu-decoder", 1
+    own = given(stem)
+    other = {**own, "input_ids": (own["input_ids"] + 1) % 60}
+    found = attribute(FOLDER / f"{stem}.onnx", own, LOGIT, against=other)
+    index = heads(FOLDER / f"{stem}.onnx", wide=True)
+    for name in ("blocks.0.mlp_heads", "blocks.1.mlp_heads"):
+        tensor = hooks_of(index)[name.replace("mlp_heads", "hook_mlp_out")].tensors[0]
+        after = values_in_float64(index, Case("", other), [tensor])[tensor]
+        changed = replaced(index, Case("", own), tensor, "logits", 0, after)
+        np.testing.assert_allclose(found.patched[name], found.logit - changed[:, -1, LOGIT], atol=1e-5)
+        # What the own write contributes, less the prediction, is what the other one does.
+        left = (found.written[name] - found.predicted[name])[place]
+        write = after.reshape(len(own["input_ids"]), -1, after.shape[-1])[0, place]
+        assert left == pytest.approx(contribution(stem, name, place, write), abs=1e-9)
+        same = attribute(FOLDER / f"{stem}.onnx", own, LOGIT, against=own)
+        assert np.abs(same.predicted[name]).max() == 0.0
+        assert np.abs(same.patched[name]).max() <= 1e-5
+
+
+def contribution(stem: str, name: str, place: int, write: Array) -> float:
+    """The frozen network's gradient at what an MLP writes, times another write."""
+    from rewriter.api.interpret.attribution import Reader
+
+    reader = Reader.of(FOLDER / f"{stem}.onnx", given(stem), output=None, sequence=0, program="fewest")
+    (link,) = [link for link in reader.linear(LOGIT, None, -1).links if name in link.steps]
+    return float(link.after[place] @ write)
+
+
+def test_against_inputs_of_another_shape() -> None:
+    own = given("silu-decoder")
+    shorter = {name: array[:, :-1] for name, array in own.items()}
+    with pytest.raises(UsageError, match=r"blocks\.0\.mlp_heads writes .* and .* on the inputs to compare with"):
+        attribute(FOLDER / "silu-decoder.onnx", own, LOGIT, against=shorter)

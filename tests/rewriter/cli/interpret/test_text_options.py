@@ -85,6 +85,19 @@ def test_run(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
             np.testing.assert_array_equal(archive[name], array)
 
 
+def test_against_another_text(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.npz"
+    given: dict[str, Any] = {"input_ids": np.array([[0, 2]]), "attention_mask": np.ones((1, 2), np.int64)}
+    np.savez(other, **given)
+    text = ["attribute", MODEL, "--text", "the cat", "--tokenizer", str(tokenizer), "--logit", "5"]
+    found = told([*text, "--against-text", "the sat"], capsys)
+    assert "correlation with patching" in found
+    assert found == told([*text, "--against", str(other)], capsys)
+    assert found != told([*text, "--patching"], capsys)
+    assert run([*text, "--against", str(other), "--against-text", "the sat"]) == 2
+    assert "--against-text goes with --text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

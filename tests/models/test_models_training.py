@@ -1,0 +1,149 @@
+"""Training: the data, the learning, and the files that are committed; PyTorch is needed for all but the files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from models.training.table import TOKENIZER, TRAINED, Trained
+from rewriter import heads
+from tests.committed import FOLDER
+
+MOST = 400_000
+EACH = pytest.mark.parametrize("trained", TRAINED.values(), ids=TRAINED)
+
+
+def logits(trained: Trained, ids: Any) -> Any:
+    session = onnxruntime.InferenceSession(str(FOLDER / "trained" / trained.file))
+    return session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0].astype(np.float64)
+
+
+def losses(trained: Trained, ids: Any) -> Any:
+    """[sequences, tokens - 1]."""
+    found = logits(trained, ids)
+    shifted = found - found.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return -np.take_along_axis(shifted[:, :-1], ids[:, 1:, None], -1)[..., 0]
+
+
+def test_only_the_listed_files_are_there_and_small() -> None:
+    files = {path.name: path.stat().st_size for path in (FOLDER / "trained").iterdir()}
+    assert set(files) == {TOKENIZER, *(trained.file for trained in TRAINED.values())}
+    assert max(files.values()) <= MOST
+
+
+@EACH
+def test_a_file_is_what_the_table_says(trained: Trained) -> None:
+    path = FOLDER / "trained" / trained.file
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    index = heads(path)
+    facts = index.to_json()["sublayers"]
+    config = trained.entry.config("tiny")
+    assert [each["kind"] for each in facts.values()] == ["attention", "neurons"] * 2
+    assert {each["activation"] for each in facts.values() if each["kind"] == "neurons"} == {trained.entry.activation}
+    assert {each["neurons"] for each in facts.values() if each["kind"] == "neurons"} == {config["n_inner"]}
+    assert index["blocks.1.attn.W_Q"].shape[:2] == (config["n_head"], config["n_embd"])
+
+
+def test_the_decoder_of_repeats_has_learned_them() -> None:
+    rng = np.random.default_rng(1)
+    ids = np.tile(rng.integers(0, 64, (16, 11)), (1, 4))[:, :40]
+    assert losses(TRAINED["induction"], ids)[:, 11:].mean() < 0.02
+    assert losses(TRAINED["induction"], rng.integers(0, 64, (16, 40))).mean() > math.log(64)
+
+
+def test_the_decoders_of_text_have_learned_it() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZER))
+    ids = np.array([tokenizer.encode("Return the number of items in the list, or zero if it is empty.").ids])
+    shuffled = np.random.default_rng(0).permutation(ids[0])[None]
+    for name in ("docstrings-silu", "docstrings-gelu"):
+        assert losses(TRAINED[name], ids).mean() < 3.0 < losses(TRAINED[name], shuffled).mean() - 1.0
+
+
+@pytest.mark.exports
+@pytest.mark.filterwarnings("ignore")
+class TestTraining:
+    """A few steps; the committed files took thousands."""
+
+    def test_the_command(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for package in ("torch", "transformers", "tokenizers"):
+            pytest.importorskip(package)
+        from models.__main__ import main
+
+        assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
+        assert "induction.onnx" in capsys.readouterr().out
+        first = (tmp_path / "induction.onnx").read_bytes()
+        assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
+        assert (tmp_path / "induction.onnx").read_bytes() == first, "the seed does not determine the weights"
+        assert len(heads(tmp_path / "induction.onnx").sublayers) == 4
+        assert [path.name for path in tmp_path.iterdir()] == ["induction.onnx"]
+
+    def test_repeats(self) -> None:
+        torch = pytest.importorskip("torch")
+        from models.training.data import repeated_batches
+
+        tokens, known = next(repeated_batches(64, 200, 30, (4, 9), torch.Generator().manual_seed(0)))
+        periods = set()
+        for row, told in zip(tokens.numpy(), known.numpy(), strict=True):
+            period = int(told.argmax())
+            periods.add(period)
+            assert told.tolist() == [False] * period + [True] * (30 - period)
+            np.testing.assert_array_equal(row[period:], row[:-period])
+        assert periods == set(range(4, 10))
+
+    def test_text(self) -> None:
+        torch = pytest.importorskip("torch")
+        pytest.importorskip("tokenizers")
+        from models.training.data import text_batches, trained_tokenizer
+
+        text = "return the number of items\n" * 50
+        tokenizer = trained_tokenizer([text], 300)
+        assert tokenizer.get_vocab_size() <= 300
+        for sample in (text, "äöü 日本 \x00"):
+            assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
+        batch = next(text_batches(torch.arange(1000), 8, 16, torch.Generator().manual_seed(0)))
+        assert batch.shape == (8, 16)
+        assert (batch.diff(dim=1) == 1).all()
+
+    def test_docstrings_of_the_standard_library(self) -> None:
+        pytest.importorskip("torch")
+        from models.training.data import docstrings
+
+        found = list(docstrings())
+        assert any(text.startswith("JSON (JavaScript Object Notation)") for text in found)
+        assert sum(map(len, found)) > 10**6
+
+    def test_it_learns(self) -> None:
+        torch = pytest.importorskip("torch")
+        pytest.importorskip("transformers")
+        from models.build import untrained
+        from models.training.train import train
+
+        trained = TRAINED["induction"]
+        tokens = torch.arange(48).repeat(8, 1) % 7
+        same = iter(lambda: (tokens, torch.ones_like(tokens, dtype=torch.bool)), None)
+        torch.manual_seed(0)
+        told: list[str] = []
+        loss = train(untrained(trained.entry, "tiny"), same, trained, 60, told.append)
+        assert loss < 2.5, "at first it is that of guessing among 64 tokens, 4.2"
+        assert len(told) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["no-such"], "unknown decoder 'no-such'; known: docstrings-silu"), (["-o", "no/such"], "does not exist")],
+)
+def test_refusals(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from models.__main__ import main
+
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
