@@ -86,7 +86,7 @@ class Reader:
         index.require_tokens_only("attribution")
         recording = Recording.of(index, inputs, ("*",), "cpu")
         if len(recording.cases) != 1:
-            raise UsageError(f"attribution takes one case, and the file has {len(recording.cases)}")
+            raise UsageError(f"attribution takes one case, and there are {len(recording.cases)}")
         output = index.view.outputs[0] if output is None else output
         if output not in index.view.outputs:
             raise UsageError(f"the model has no output '{output}'; its outputs are {', '.join(index.view.outputs)}")

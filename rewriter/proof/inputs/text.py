@@ -6,7 +6,8 @@ package `tokenizers` (extra `text`) reads the tokenizer, from a `tokenizer.json`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,15 @@ def tokenized(given: Text, model: onnx.ModelProto, view: GraphView) -> Tokens:
     tables, hints = find_tables(scope), find_hints(scope)
     cases, spelled = [], []
     for number, text in enumerate(texts):
-        encoding = _encoded(tokenizer, text)
+        with _refused(f"the tokenizer cannot encode {quoted(text)}"):
+            encoding = tokenizer.encode(text)
         count = len(encoding.ids)
         _check(encoding.ids, text, ids, tables)
         sizes = resolve(specs, Setting(1, count), hints=hints, fixed={}, longest=count)
         feeds = {spec.name: _values(spec, sizes, encoding, tables) for spec in specs}
         cases.append(Case(str(number), feeds))
-        spelled.append(tuple(spelling(tokenizer, each) for each in encoding.ids))
+        with _refused(f"the tokenizer cannot decode {quoted(text)}"):
+            spelled.append(tuple(spelling(tokenizer, each) for each in encoding.ids))
     return Tokens(tuple(cases), tuple(spelled), texts, tokenizer)
 
 
@@ -111,20 +114,22 @@ def _opened(tokenizer: Any) -> Any:
         path = path / _FILE if path.is_dir() else path
         if not path.is_file():
             raise UsageError(f"{quoted(path)}: no such file; a tokenizer is a {_FILE}, as Hugging Face models have it")
-        try:
+        with _refused(f"{quoted(path)} is not a {_FILE}"):
             opened = Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the package raises Exception itself
-            raise UsageError(f"{quoted(path)} is not a {_FILE}: {one_line(error, 120)}") from None
     opened.no_padding()
     opened.no_truncation()
     return opened
 
 
-def _encoded(tokenizer: Any, text: str) -> Any:
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Raises UsageError for whatever the package raises: Exception itself, and a BaseException where Rust panics."""
     try:
-        return tokenizer.encode(text)
-    except Exception as error:  # noqa: BLE001 - the package raises Exception itself
-        raise UsageError(f"the tokenizer cannot encode {quoted(text)}: {one_line(error, 120)}") from None
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - see above
+        raise UsageError(f"{what}: {one_line(error, 120)}") from None
 
 
 def _ids_input(specs: Sequence[InputSpec]) -> InputSpec:

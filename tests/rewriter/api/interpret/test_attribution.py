@@ -244,7 +244,7 @@ def test_several_cases_are_refused(tmp_path: Path) -> None:
     values = given("silu-decoder")
     arrays: dict[str, Any] = {f"{case}/{name}": array for case in "ab" for name, array in values.items()}
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(UsageError, match="takes one case, and the file has 2"):
+    with pytest.raises(UsageError, match="takes one case, and there are 2"):
         attribute(FOLDER / "silu-decoder.onnx", tmp_path / "x.npz", LOGIT)
 
 

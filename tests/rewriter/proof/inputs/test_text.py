@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rewriter import UsageError
 from rewriter.graph.view import view_model
 from rewriter.proof.inputs.given import Text
-from rewriter.proof.inputs.text import Tokens, tokenized
+from rewriter.proof.inputs.text import Tokens, _refused, tokenized
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -145,6 +145,22 @@ def test_files_that_are_no_tokenizer(content: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a tokenizer\.json") as error:
         made(model("int64[b, s] input_ids"), Text("the", path))
     assert "\n" not in str(error.value)
+
+
+def test_text_that_is_no_unicode() -> None:
+    with pytest.raises(UsageError, match="the tokenizer cannot encode") as error:
+        made(model("int64[b, s] input_ids"), Text("the \udcff", tokenizer()))
+    assert "\n" not in str(error.value)
+
+
+def test_panics_are_refused_and_interrupts_are_not() -> None:
+    class PanicError(BaseException):
+        pass
+
+    with pytest.raises(UsageError, match="cannot: a panic"), _refused("cannot"):
+        raise PanicError("a panic\nof two lines")
+    with pytest.raises(KeyboardInterrupt), _refused("cannot"):
+        raise KeyboardInterrupt
 
 
 def test_no_file(tmp_path: Path) -> None:
