@@ -43,8 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *_BASE,
     ),
     "rewriter/health/": ("rewriter.health", "rewriter.ort", "rewriter.child", "rewriter.proof.settings", *_GROUND),
-    "rewriter/adapters/": ("rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
-    "rewriter/interop/": ("rewriter.interop", "rewriter.api", "rewriter.files", *_BASE),
+    "rewriter/adapters/": ("rewriter.adapters", "rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
     "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),
 }
 """Each room, and all that it may import of this project."""
@@ -99,7 +98,7 @@ def test_passes_do_not_import_the_front() -> None:
 
 
 def test_rooms_do_not_import_the_front() -> None:
-    own = ("rewriter/report/", "rewriter/adapters/", "rewriter/interop/")
+    own = ("rewriter/report/", "rewriter/adapters/")
     assert importers(*FRONT, under=tuple(room for room in ROOMS if room not in own)) == set()
     assert importers(*FRONT)
 
@@ -141,7 +140,7 @@ def test_packages_of_pipelines_stay_in_their_adapters() -> None:
 
 
 def test_torch_stays_with_the_bridges_to_other_tools() -> None:
-    assert importers("torch", "transformer_lens", but=("rewriter/interop/",)) == set()
+    assert importers("torch", "transformer_lens", but=("rewriter/adapters/",)) == set()
 
 
 def test_no_exporters_and_no_example_models() -> None:

@@ -1,1 +1,1 @@
-"""The rewriting as a pass of other people's pipelines: onnx-ir, Olive."""
+"""For other people's tools; each file needs the package of its tool, and nothing imports it."""

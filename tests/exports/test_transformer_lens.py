@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
-from rewriter.interop.circuitsvis import attention_view
-from rewriter.interop.transformer_lens import with_mlp_heads
+from rewriter.adapters.circuitsvis import attention_view
+from rewriter.adapters.transformer_lens import with_mlp_heads
 from rewriter.ort.sessions import open_session
 from tests.conftest import Export
 
@@ -160,7 +160,7 @@ def test_heads_with_fewer_bias_tokens() -> None:
     """Keys of -inf have weight 0, as in plain numpy, and gradients are finite."""
     import torch
 
-    from rewriter.interop.neuron_heads import NeuronHeads
+    from rewriter.adapters.neuron_heads import NeuronHeads
 
     rng = np.random.default_rng(0)
     shapes = {"W_Q": (3, 4, 2), "W_K": (3, 4, 2), "W_V": (3, 4, 1), "W_O": (3, 1, 4), "b_V": (3, 1), "b_O": (4,)}

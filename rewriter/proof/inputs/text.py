@@ -62,7 +62,7 @@ def tokenized(given: Text, model: onnx.ModelProto, view: GraphView) -> Tokens:
         UsageError: `tokenizers` is not installed, the tokenizer cannot be read or belongs to another model, a text has
             no tokens or too many, or the model has inputs that text says nothing about.
     """
-    tokenizer = _opened(given.tokenizer)
+    tokenizer = open_tokenizer(given.tokenizer)
     texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
     if not texts:
         raise UsageError("there is no text")
@@ -97,11 +97,16 @@ def _visible(text: str) -> str:
     return clean(text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t"))
 
 
-def _opened(tokenizer: Any) -> Any:
+def open_tokenizer(tokenizer: Any) -> Any:
+    """A `tokenizers.Tokenizer` without padding and truncation; `tokenizer` is as in `Text`.
+
+    Raises:
+        UsageError: `tokenizers` is not installed, or the tokenizer cannot be read.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise UsageError("text needs the package tokenizers: pip install attnonly[text]") from None
+        raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
     if isinstance(tokenizer, Tokenizer):
         # A copy: padding and truncation of the caller's own stay as they are.
         opened = Tokenizer.from_str(tokenizer.to_str())

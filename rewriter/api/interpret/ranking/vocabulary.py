@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from rewriter.api.interpret.index import HeadIndex
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.proof.inputs.roles import Role, input_specs
-from rewriter.text import one_line, quoted
+from rewriter.proof.inputs.text import open_tokenizer, spelling
+from rewriter.text import quoted
 
 Array = NDArray[Any]
 Told = Callable[[int], str]
@@ -93,22 +93,10 @@ def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> Told:
     """
     if tokenizer is None:
         return str
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UsageError("--tokenizer needs tokenizers; run: pip install 'attnonly[text]'") from error
-    path = Path(tokenizer)
-    if not path.is_file():
-        raise UsageError(f"{quoted(path)}: no such file; --tokenizer takes a tokenizer.json")
-    try:
-        read = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-        raise UsageError(f"{quoted(path)} is not a tokenizer.json: {one_line(error, 100)}") from error
+    opened = open_tokenizer(tokenizer)
 
     def told(token: int) -> str:
-        text: str | None = read.decode([token], skip_special_tokens=False)
-        if not text or "\N{REPLACEMENT CHARACTER}" in text:  # part of a character, or no token
-            text = read.id_to_token(token)
-        return str(token) if text is None else repr(text[:_LONGEST])
+        text = spelling(opened, token)[:_LONGEST]
+        return f"'{text}'" if text else str(token)
 
     return told

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from rewriter import UsageError
-from rewriter.interop.transformer_lens import with_mlp_heads
+from rewriter.adapters.transformer_lens import with_mlp_heads
 from tests.committed import FOLDER
 
 
 @pytest.mark.parametrize("package", ["torch", "transformer_lens"])
 def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "transformer_lens", "rewriter.interop.neuron_heads"):
+    for name in ("torch", "transformer_lens", "rewriter.adapters.neuron_heads"):
         if name in sys.modules:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rewriter import UsageError, run_with_cache
+from rewriter.adapters.circuitsvis import attention_view
 from rewriter.api.interpret.cache import Cached
-from rewriter.interop.circuitsvis import attention_view
 from tests.committed import FOLDER
 
 TOKENS = np.array([[5, 9, 3], [7, 7, 1]])

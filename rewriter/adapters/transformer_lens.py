@@ -1,7 +1,7 @@
 """`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
 
 TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
-of `blocks.3.mlp`, and its hooks are theirs (`rewriter.interop.neuron_heads`). Needs the extra `transformerlens`.
+of `blocks.3.mlp`, and its hooks are theirs (`rewriter.adapters.neuron_heads`). Needs the extra `transformerlens`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
         ModelError: the file is unreadable, malformed or unsafe.
     """
     try:
-        from rewriter.interop.neuron_heads import NeuronHeads
+        from rewriter.adapters.neuron_heads import NeuronHeads
     except ImportError as error:
         what = f"this needs TransformerLens ({str(error.name).partition('.')[0]} is missing)"
-        raise UsageError(f"{what}: pip install attnonly[transformerlens]") from None
+        raise UsageError(f"{what}: pip install 'attnonly[transformerlens]'") from None
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
     index = heads(model, program=program, wide=True)

@@ -1,1 +1,0 @@
-"""Bridges to the tools that interpretability researchers already use; each needs an extra of its own."""
