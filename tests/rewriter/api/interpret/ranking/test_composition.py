@@ -211,6 +211,11 @@ def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
     assert np.abs(np.swapaxes(found, -1, -2) @ found - np.swapaxes(tall, -1, -2) @ tall).max() <= 1e-12 * shape[1]
 
 
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
+        Best(40_000, 1_000, np.dtype(np.float32))
+
+
 @pytest.mark.parametrize("k", [1, 4, 60])
 def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
     rng = np.random.default_rng(k)
