@@ -11,7 +11,7 @@ from rewriter.report.html.heads import render_heads
 from tests.conftest import slow
 from tests.rewriter.report.html.browser import Browser, found
 from tests.rewriter.report.html.test_browser import OVERFLOWING, complaints
-from tests.rewriter.report.html.test_heads_page import EVIL, sample
+from tests.rewriter.report.html.test_page_of_heads import EVIL, sample
 
 EXECUTABLE = found()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
