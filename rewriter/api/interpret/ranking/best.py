@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.errors import UsageError
+
 Array = NDArray[Any]
 Places = NDArray[np.int64]
+
+_MOST = 2**25
+"""Entries that are kept at most: 400 MB."""
 
 _MANY = 4
 """Entries per kept entry from which on a partial sort of whole rows is faster than sorting the entries."""
@@ -20,9 +25,16 @@ class Best:
     Attributes:
         scores: [rows, k]; `floor` where there are fewer.
         places: [rows, k], their columns; -1 where there are fewer.
+
+    Raises:
+        UsageError: they would not fit into memory.
     """
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any], floor: float = 0.0) -> None:
+        if rows * k > _MOST:
+            raise UsageError(
+                f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
+            )
         self.scores = np.full((rows, k), floor, dtype)
         self.places = np.full((rows, k), -1, np.int64)
 

@@ -13,6 +13,7 @@ import pytest
 
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
+from tests.conftest import slow
 from tests.rewriter.api.interpret.ranking.test_tokens import tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
@@ -50,6 +51,7 @@ def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
+@slow
 def test_tokens_as_text(room: Path) -> None:
     pytest.importorskip("tokenizers")
     file = tokenizer(room / "tokenizer.json")
@@ -68,7 +70,9 @@ def test_tokens_as_text(room: Path) -> None:
         (["--output-name", "y"], "--output-name is for the page; add --html FILE.html"),
         (["--html", "h.html"], "--html shows heads on inputs; add --inputs FILE.npz"),
         (["--html", "h.html", "--inputs", "x.npz", "--minus", "5"], "add --logit N"),
-        (["--html", "h.html", "--inputs", "x.npz", "--logit", "5000"], "there is no logit 5000"),
+        pytest.param(
+            ["--html", "h.html", "--inputs", "x.npz", "--logit", "5000"], "there is no logit 5000", marks=slow
+        ),
         (
             ["--html", "h.html", "--inputs", "x.npz", "--output-name", "q", "--logit", "1"],
             "the model has no output 'q'",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rewriter.report.html.heads import render_heads
+from tests.conftest import slow
 from tests.rewriter.report.html.browser import Browser, found
 from tests.rewriter.report.html.test_browser import OVERFLOWING, complaints
-from tests.rewriter.report.html.test_heads_page import EVIL, sample
+from tests.rewriter.report.html.test_page_of_heads import EVIL, sample
 
 EXECUTABLE = found()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
@@ -38,7 +39,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, False), (1280, True)])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", ["plain", "hostile", *(pytest.param(name, marks=slow) for name in ("bare", "long"))])
 def test_it_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages[name], width=width, dark=dark)
     assert browser.value("document.getElementById('main').hidden") is False

@@ -16,6 +16,7 @@ from passes.heads.original import Attention
 from rewriter import UsageError, attribute, attribution_graph, head_pictures, head_tokens, heads
 from rewriter.api.interpret.pictures import contents, drawing
 from tests.committed import FOLDER, feeds
+from tests.conftest import slow
 from tests.headmath import neuron_pattern, tapped, wide
 
 Array = NDArray[Any]
@@ -39,7 +40,9 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
     return {head["name"]: head for head in data(**options)["heads"]}
 
 
-@pytest.mark.parametrize(("stem", "program"), [("silu-decoder", "fewest"), ("gelu-encoder", "fast")])
+@pytest.mark.parametrize(
+    ("stem", "program"), [("silu-decoder", "fewest"), pytest.param("gelu-encoder", "fast", marks=slow)]
+)
 def test_patterns_are_the_models(stem: str, program: str) -> None:
     """The second has ten heads per neuron."""
     index, model = heads(FOLDER / f"{stem}.onnx", program=program), onnx.load(FOLDER / f"{stem}.onnx")
@@ -99,6 +102,7 @@ def test_tokens_are_those_of_their_function() -> None:
         assert [score for _, score in shown["bottom"]] == pytest.approx([score for _, score in row.bottom], rel=1e-3)
 
 
+@slow
 def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
     few, wanted = data(most=7), attribute(MODEL, given(), LOGIT)
     effects = {
@@ -117,6 +121,7 @@ def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
     assert without["notes"] == ["Shown are 0 of 256 neurons, those with the largest activation on these tokens."]
 
 
+@slow
 def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MOST_TOKENS", 5)
     monkeypatch.setattr(contents, "_PATTERN_ENTRIES", 3 * 25)
@@ -133,7 +138,13 @@ def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [token["place"] for token in head_pictures(MODEL, long, most=3).data["tokens"]] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("stem", ["gated-decoder", "gelu-vision", "conformer-encoder", "gelu-encoder"])
+@pytest.mark.parametrize(
+    "stem",
+    [
+        "gated-decoder",
+        *(pytest.param(stem, marks=slow) for stem in ("gelu-vision", "conformer-encoder", "gelu-encoder")),
+    ],
+)
 def test_other_models(stem: str) -> None:
     """Several heads per neuron; no token ids; an output that cannot be attributed; normalisations after sublayers."""
     found = data(stem, None, most=6)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from passes.heads.neurons import NeuronHeads
 from rewriter import UsageError, head_activity, heads, idle_heads
 from tests.committed import ACTIVATIONS, FOLDER, feeds
+from tests.conftest import slow
 from tests.headmath import tapped
 from tests.textmodels import SILU, text_model
 
@@ -56,6 +57,7 @@ def test_original_heads_by_what_they_write_and_by_their_pattern() -> None:
             assert row.dead == ""
 
 
+@slow
 def test_cases_of_a_file(tmp_path: Path) -> None:
     path, file = FOLDER / "silu-decoder.onnx", tmp_path / "x.npz"
     both = {name: feeds(onnx.load(path), seed, tokens=size) for name, seed, size in (("a", 1, 5), ("b", 2, 9))}

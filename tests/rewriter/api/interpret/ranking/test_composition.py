@@ -16,6 +16,7 @@ from rewriter.api.interpret.ranking import composition
 from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.sides import triangles
 from tests.committed import FILES, FOLDER
+from tests.conftest import slow
 from tests.textmodels import text_model
 
 Array = NDArray[Any]
@@ -57,7 +58,7 @@ def score(writer: Array, reader: Array) -> float:
 
 FAST = ({"silu-decoder": True}, {"gated-decoder": False})
 CASES = [
-    pytest.param(path, fold, id=f"{path.stem}-{fold}", marks=[] if {path.stem: fold} in FAST else pytest.mark.slow)
+    pytest.param(path, fold, id=f"{path.stem}-{fold}", marks=[] if {path.stem: fold} in FAST else slow)
     for path in FILES
     for fold in (False, True)
 ]
@@ -154,7 +155,7 @@ def test_only_what_is_in_the_sum_is_read() -> None:
     assert compositions(index, names=f"{d}.0").of(f"{d}.0", "V") == ([], [])
 
 
-@pytest.mark.parametrize("form", ["local", "compact", "masked"])
+@pytest.mark.parametrize("form", ["local", *(pytest.param(form, marks=slow) for form in ("compact", "masked"))])
 def test_a_rewritten_file_has_the_scores_of_its_original(form: str, tmp_path: Path) -> None:
     source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
     rewrite(source, out, form=form, validate=False)
@@ -209,6 +210,11 @@ def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
     found = triangles(tall)
     assert found.shape[-2] <= shape[-1]
     assert np.abs(np.swapaxes(found, -1, -2) @ found - np.swapaxes(tall, -1, -2) @ tall).max() <= 1e-12 * shape[1]
+
+
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
+        Best(40_000, 1_000, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("k", [1, 4, 60])
