@@ -136,8 +136,10 @@ def diff(
     """
     if not graph and not outputs:
         raise UsageError("nothing to compare: leave the graph or the outputs in")
-    if not outputs and (taps or bisect or expect or generate or save_run):
-        raise UsageError("taps, bisect, expect, generate and save_run need the models to be run: leave the outputs in")
+    if not outputs and (taps or bisect):
+        raise UsageError("taps and bisect need the models to be run: leave the outputs in")
+    if not outputs and (expect or generate or save_run):
+        raise UsageError("expect, generate and save_run need the models to be run: leave the outputs in")
     options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run)
     return _compare(a, b, options, progress, graph=graph, outputs=outputs)
 

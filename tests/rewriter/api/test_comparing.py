@@ -362,6 +362,8 @@ def test_nothing_to_compare(pair: Pair) -> None:
         diff(*pair, graph=False, outputs=False)
     with pytest.raises(UsageError, match="taps and bisect need the models to be run"):
         diff(*pair, outputs=False, taps=True)
+    with pytest.raises(UsageError, match="expect, generate and save_run need the models to be run"):
+        diff(*pair, outputs=False, generate=3)
 
 
 def test_faults_are_narrowed_down_only_so_often(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_4_malformed(room: Path, data: bytes, capsys: pytest.CaptureFixture[str]
     assert names(room) == {"model.onnx"}
 
 
-@pytest.mark.parametrize("name", ["nowhere.onnx", ".", "/dev/null"])
+@pytest.mark.parametrize("name", ["nowhere.onnx", "/dev/null"])
 def test_4_unreadable(room: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "-o", "out.onnx"]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
