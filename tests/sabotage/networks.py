@@ -178,7 +178,6 @@ TEXTS: tuple[tuple[str, Edit], ...] = (
     ("neurons see a neighbour at one late pair", weight(_NEURONS, allowed(62, 63))),
     ("the last two positions are the same", weight(POSITION_ROWS, same_positions(LONGEST - 2))),
     ("positions 5 and 6 exchanged", weight(POSITION_ROWS, exchanged(5))),
-    ("the rows of bias tokens are not dropped", maker("*/tokens_-2", becomes("Identity", 1))),
     ("padding forbids nothing", anywhere(f"*/data/sequence_longer_than_max_tokens_{LONGEST}", _NOTHING)),
     (
         "padding forbids by -3",
@@ -223,6 +222,12 @@ NETWORKS = (
     *(
         Sabotage(f"{what}, form whole, three sublayers", applied(edit, only_carried=True), _THREE, Expect.MODEL)
         for what, edit in THREE
+    ),
+    Sabotage(
+        "the rows of bias tokens are not dropped, form whole",
+        applied(maker("*/tokens_-2", becomes("Identity", 1)), only_carried=True),
+        network("silu-decoder", "gated-decoder"),
+        Expect.MODEL,
     ),
     Sabotage(
         "the last pair of the causal mask is missing, form whole",
