@@ -21,6 +21,6 @@ def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
         for name in ("Tensor", "nn"):
             setattr(sys.modules["torch"], name, object)
-    with pytest.raises(UsageError, match=r"pip install attnonly\[transformerlens\]") as error:
+    with pytest.raises(UsageError, match=r"pip install 'attnonly\[transformerlens\]'") as error:
         with_mlp_heads(object(), FOLDER / "silu-decoder.onnx")
     assert f"({package} is missing)" in str(error.value)

@@ -171,5 +171,5 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install attnonly\[text\]"):
+    with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
         made(model("int64[b, s] input_ids"), Text("the", tmp_path))
