@@ -23,6 +23,8 @@ if WORKER:  # before numpy is imported, which reads them
 if TYPE_CHECKING:
     from models.entry import Dtype, Exporter
 
+from tests.slow import listed  # noqa: E402 - needs the path
+
 slow = pytest.mark.slow
 """Part of the extended suite: takes long, is rarely wrong, and something quicker tests the same by default."""
 
@@ -30,8 +32,13 @@ Export = Callable[..., Path]
 """Entry name, exporter and element type (fp32 by default) to the exported file."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without ATTNONLY_SLOW, slow tests are skipped."""
+    """Tests of `tests/slow.txt` are slow. Without ATTNONLY_SLOW, slow tests are skipped."""
+    names = listed()
+    for item in items:
+        if item.nodeid in names:
+            item.add_marker(slow)
     if not os.environ.get("ATTNONLY_SLOW"):
         for item in items:
             if item.get_closest_marker("slow"):
