@@ -222,3 +222,13 @@ def test_the_option_is_for_form_whole() -> None:
         rewrite(original("silu-decoder"), sublayers="3")
     with pytest.raises(UsageError, match="unknown sublayers '2'; known are: 1, 3"):
         rewrite(original("silu-decoder"), form="whole", sublayers="2")
+
+
+@slow
+def test_gates_of_form_staged_are_read_back() -> None:
+    """The weights of the gate come first, in form staged as well."""
+    made = apply(make_plan(original("gated-decoder"), Options(form="staged", forms=FormOptions(max_tokens=LONGEST))))
+    expected, found = heads(original("gated-decoder")), heads(made)
+    assert found.names() == expected.names()
+    for tensor in expected.names():
+        np.testing.assert_array_equal(found[tensor], expected[tensor], tensor)
