@@ -86,12 +86,14 @@ class Channels:
         return self.scale * np.maximum(np.maximum(relative, typical), eps)
 
     def not_by_luck(self, errors: Wide) -> Wide:
-        """[channels] Errors of one sample of noise, each at least the median share of its channel's scale.
+        """[channels] Errors of one sample of noise, each at least the (lower) median share of its channel's scale.
 
         A single case makes every token a channel, and noise of random signs cancels in some of them.
         """
         relative = self._relative(errors)
-        return np.maximum(errors, self.scale * float(np.median(relative))) if relative.size else errors
+        if not relative.size:
+            return errors
+        return np.maximum(errors, self.scale * float(np.quantile(relative, 0.5, method="lower")))
 
     def share(self, errors: Wide) -> float:
         """The largest error as a share of its channel's scale."""
