@@ -56,7 +56,7 @@ class Recording:
                         arrays[f"{number}/{letter}/{case}/{place}"] = _plain(outputs[name])
         text = json.dumps({"version": _VERSION, **about, "runs": runs}, allow_nan=False)
         arrays[_KEY] = np.frombuffer(text.encode("utf-8"), np.uint8)
-        atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+        atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def _plain(array: Array) -> Array:
