@@ -56,7 +56,8 @@ class Recording:
                         arrays[f"{number}/{letter}/{case}/{place}"] = _plain(outputs[name])
         text = json.dumps({"version": _VERSION, **about, "runs": runs}, allow_nan=False)
         arrays[_KEY] = np.frombuffer(text.encode("utf-8"), np.uint8)
-        atomically(path, lambda file: np.savez(file, **arrays))
+        # numpy before 2.1 takes allow_pickle= for an array. There is nothing to pickle.
+        atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
 
 def _plain(array: Array) -> Array:
