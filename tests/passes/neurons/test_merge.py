@@ -495,7 +495,7 @@ def planted_file(path: Path) -> Path:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = planted_file(tmp_path / "model.onnx"), tmp_path / "out.onnx"
     assert run([str(source), "-o", str(out), "--merge"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "mlp has 5 neurons instead of 8 (1 dead, 1 constant, 1 proportional)" in shown
     assert "1 block, 5 attention heads" in shown
     assert [list(i.dims) for i in onnx.load(out).graph.initializer if i.name == "W1_merged"] == [[4, 5]]
