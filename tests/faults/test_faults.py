@@ -26,8 +26,9 @@ def test_some_faults(fault: str, tmp_path: Path) -> None:
     for call in (*last.values(), calls[0]):
         outcome = tried(setting, call, fault, tmp_path / "expected", tmp_path / f"{call.name}-{call.number}")
         assert not outcome.findings, (call, outcome)
-        # Linux tells of a failed unlink or sync only those who asked.
-        assert outcome.status != 0 or call.name in ("unlink", "fsync", "write"), (call, outcome)
+        # A run goes on without a journal, and when it cannot remove or sync one.
+        survives = call.name in ("unlink", "fsync", "write") or ".journal" in call.text
+        assert outcome.status != 0 or survives, (call, outcome)
 
 
 @pytest.mark.parametrize(
