@@ -48,6 +48,17 @@ def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = "
         raise UsageError(f"{quoted(report)} exists and is not a {suffix} file; {advice}")
 
 
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
+    """A decorator that gives a command several options, in the order in which its help lists them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def report_options(what: str) -> Callable[[Command], Command]:
     """The options that all commands with a result have: where its JSON goes, and how much is printed."""
 
@@ -165,14 +176,10 @@ _COMPARING = (
 
 def judging_options(command: Command) -> Command:
     """The options of whatever judges outputs."""
-    for option in reversed(_JUDGING):
-        command = option(command)
-    return command
+    return with_options(_JUDGING)(command)
 
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
-    for option in reversed(_COMPARING):
-        command = option(command)
-    command = judging_options(command)
+    command = judging_options(with_options(_COMPARING)(command))
     return declared_options(Settings, only=("providers", "inputs", "dims", "seed"))(command)  # type: ignore[return-value]

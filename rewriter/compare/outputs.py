@@ -24,7 +24,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge
 from rewriter.proof.run.whole import Way
 from rewriter.proof.sensitivity import Sensitivity, sensitivity
-from rewriter.proof.statistics import compare, merge, top_k_agreement, uncompared
+from rewriter.proof.statistics import compare, merge, top_k_share, uncompared
 
 Results = Sequence[Mapping[str, Array]]
 
@@ -161,18 +161,19 @@ def _run(letter: str, model: LoadedModel, provider: str, cases: Sequence[Case], 
 
 def _verdict(name: str, settings: Sequence[_Setting], measures: _Measures, rules: Rules) -> OutputVerdict:
     every = [merge([compare(name, a[name], b[name]) for a, b in zip(each.a, each.b, strict=True)]) for each in settings]
-    tolerance = rules.tolerance_on(name, [case[name] for case in settings[0].a])
+    tolerance = rules.tolerance_on(name, _by_case(settings[0].a, name))
     judged = [_judged(name, each, measures, tolerance) for each in settings]
     place = max(range(len(judged)), key=lambda index: _badness(judged[index]))
     worst, nothing = judged[place], [reason for reason in map(uncompared, every) if reason is not None]
     if worst.reason is None and nothing:
         worst, judged = Judged("nothing", (), None, 0.0, 0.0, None, nothing[0]), []
+    old, new = (_by_case(side, name) for side in (settings[-1].a, settings[-1].b))
     return OutputVerdict(
         name=name,
         rule=worst.rule,
         passed=worst.reason is None,
         stats=every[-1],
-        top_k=None if rules.top_k is None else _top_k(name, settings[-1], rules.top_k),
+        top_k=None if rules.top_k is None else top_k_share(old, new, rules.top_k),
         error_a=worst.error_a,
         error_b=worst.error_b,
         allowed=worst.allowed,
@@ -184,25 +185,26 @@ def _verdict(name: str, settings: Sequence[_Setting], measures: _Measures, rules
     )
 
 
+def _by_case(results: Results, name: str) -> list[Array]:
+    return [case[name] for case in results]
+
+
 def _badness(judged: Judged) -> tuple[bool, float]:
     """Sort key of a verdict: failures rank above the rest, then by the used share of the allowance."""
     return judged.reason is not None, judged.error_b / judged.allowed if judged.allowed else judged.error_b
 
 
 def _judged(name: str, each: _Setting, measures: _Measures, tolerance: Tolerance | None) -> Judged:
-    def by_case(results: Results) -> list[Array]:
-        return [case[name] for case in results]
-
-    old, new, plain = by_case(each.a), by_case(each.b), by_case(measures.plain)
+    old, new, plain = (_by_case(results, name) for results in (each.a, each.b, measures.plain))
     if tolerance is not None and is_float(old[0].dtype):
         return within(old, new, tolerance)
-    values = Values(plain, old, new, None if measures.truth is None else by_case(measures.truth))
+    values = Values(plain, old, new, None if measures.truth is None else _by_case(measures.truth, name))
 
     return judge(
         values,
         measures.coarse,
         lambda channels: measures.sensitivity.errors(name, channels),
-        lambda: [by_case(planned) for planned in measures.programs.planned()],
+        lambda: [_by_case(planned, name) for planned in measures.programs.planned()],
     )
 
 
@@ -217,10 +219,3 @@ def within(old: Sequence[Array], new: Sequence[Array], tolerance: Tolerance) -> 
     given = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
     reason = f"error {error:.3g} exceeds {given} by {excess:.3g}" if excess > 0.0 else None
     return Judged("tolerance", (), None, error, tolerance.atol, None, reason)
-
-
-def _top_k(name: str, each: _Setting, k: int) -> float | None:
-    found = [top_k_agreement(a[name], b[name], k) for a, b in zip(each.a, each.b, strict=True)]
-    known = [one for one in found if one is not None]
-    rows = sum(count for _, count in known)
-    return sum(share * count for share, count in known) / rows if rows else None

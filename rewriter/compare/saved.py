@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from rewriter.errors import UsageError
 from rewriter.files.atomic import atomically
 from rewriter.proof.distance import Array
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.statistics import compare, merge, top_k_agreement, uncompared
+from rewriter.proof.statistics import compare, merge, top_k_share, uncompared
 from rewriter.text import one_line, quoted
 
 _VERSION = 1
@@ -126,7 +126,7 @@ def _verdict(name: str, provider: str, a: Results, b: Results, rules: Rules) -> 
         rule=rule,  # type: ignore[arg-type]  # one of the three above
         passed=reason is None,
         stats=stats,
-        top_k=None if rules.top_k is None else _top_k(old, new, rules.top_k),
+        top_k=None if rules.top_k is None else top_k_share(old, new, rules.top_k),
         error_a=None,
         error_b=error,
         allowed=allowed,
@@ -134,12 +134,6 @@ def _verdict(name: str, provider: str, a: Results, b: Results, rules: Rules) -> 
         where=provider,
         reason=reason,
     )
-
-
-def _top_k(old: Sequence[Array], new: Sequence[Array], k: int) -> float | None:
-    known = [one for one in (top_k_agreement(a, b, k) for a, b in zip(old, new, strict=True)) if one is not None]
-    rows = sum(count for _, count in known)
-    return sum(share * count for share, count in known) / rows if rows else None
 
 
 def read_run(path: Path) -> Saved:

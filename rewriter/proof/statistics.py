@@ -469,3 +469,11 @@ def top_k_agreement(expected: Array, actual: Array, k: int) -> tuple[float, int]
         return None
     shared = [np.intersect1d(one, other, assume_unique=True).size for one, other in zip(*best, strict=True)]
     return float(np.mean(shared)) / k, len(shared)
+
+
+def top_k_share(expected: Sequence[Array], actual: Sequence[Array], k: int) -> float | None:
+    """`top_k_agreement` over the rows of all cases; None if there are none to rank."""
+    found = [top_k_agreement(a, b, k) for a, b in zip(expected, actual, strict=True)]
+    known = [one for one in found if one is not None]
+    rows = sum(count for _, count in known)
+    return sum(share * count for share, count in known) / rows if rows else None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from rewriter.cli.declared import declared_options
+from rewriter.cli.options import with_options
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
@@ -69,16 +70,12 @@ _PAGE = (
 
 def page_options(command: Command) -> Command:
     """The options of a page of heads."""
-    for option in reversed(_PAGE):
-        command = option(command)
-    return command
+    return with_options(_PAGE)(command)
 
 
 def logit_options(command: Command) -> Command:
     """The options of commands that take a logit apart: the inputs, and which entry of which output."""
-    for option in reversed(_LOGIT):
-        command = option(command)
-    return input_options("The inputs: one case.")(command)
+    return input_options("The inputs: one case.")(with_options(_LOGIT)(command))
 
 
 def input_options(told: str, **instead: Any) -> Callable[[Command], Command]:
@@ -94,11 +91,8 @@ def input_options(told: str, **instead: Any) -> Callable[[Command], Command]:
         def called(*, inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None, **options: Any) -> Any:
             return command(inputs=_given(inputs, text, tokenizer), **options)
 
-        result = called
-        for option in reversed(_TEXT):
-            result = option(result)
         declared = declared_options(Settings, only=("inputs", *instead), inputs={"help": told}, **instead)
-        return declared(result)  # type: ignore[return-value]
+        return declared(with_options(_TEXT)(called))  # type: ignore[return-value]
 
     return decorated
 

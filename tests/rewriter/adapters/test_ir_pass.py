@@ -55,19 +55,8 @@ def test_nothing_to_convert_passes_through_unless_it_is_needed() -> None:
         AttentionOnly(providers="cpu", needed=True)(model)
 
 
-def test_a_wrong_rewriting_is_a_broken_postcondition(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewriter.api import rewriting
-
-    right = rewriting.made
-
-    def wrong(unit: Any) -> onnx.ModelProto:
-        model = onnx.ModelProto()
-        model.CopyFrom(right(unit))
-        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
-        return model
-
-    monkeypatch.setattr(rewriting, "made", wrong)
+@pytest.mark.usefixtures("wrong_bias")
+def test_a_wrong_rewriting_is_a_broken_postcondition() -> None:
     ours = AttentionOnly(providers="cpu")
     with pytest.raises(PostconditionError, match="FAILED 1 block"):
         ours(model_of(mlp(SILU)))

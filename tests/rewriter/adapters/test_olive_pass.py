@@ -17,7 +17,6 @@ pytest.importorskip("olive", reason="needs olive-ai, which wants an environment 
 from olive.workflows import run
 
 from rewriter.adapters.olive_pass import REPORT, package_config
-from rewriter.api import rewriting
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
@@ -79,19 +78,8 @@ def test_a_wrong_option_is_an_error_and_no_model(tmp_path: Path, caplog: pytest.
     assert not list((tmp_path / "out").rglob("*.onnx"))
 
 
-def test_a_failed_proof_is_an_error_and_no_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = rewriting.made
-
-    def wrong(unit: Any) -> onnx.ModelProto:
-        model = onnx.ModelProto()
-        model.CopyFrom(right(unit))
-        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
-        return model
-
-    monkeypatch.setattr(rewriting, "made", wrong)
+@pytest.mark.usefixtures("wrong_bias")
+def test_a_failed_proof_is_an_error_and_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workflow(mlp(SILU), tmp_path)
     assert "FAILED 1 block" in caplog.text
     assert not list((tmp_path / "out").rglob("*.onnx"))

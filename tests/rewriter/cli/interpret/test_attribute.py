@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from rewriter import attribute
 from rewriter.cli import run
-from tests.committed import FOLDER, feeds
+from tests.committed import FOLDER
 
 MODEL = FOLDER / "silu-decoder.onnx"
-
-
-@pytest.fixture
-def given(tmp_path: Path) -> Path:
-    path = tmp_path / "x.npz"
-    arrays: dict[str, Any] = dict(feeds(onnx.load(MODEL), tokens=6))
-    np.savez(path, **arrays)
-    return path
 
 
 def test_tables(given: Path, capsys: pytest.CaptureFixture[str]) -> None:

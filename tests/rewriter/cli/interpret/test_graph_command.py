@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import numpy as np
-import onnx
 import pytest
 
 from rewriter import attribution_graph
 from rewriter.cli import run
-from tests.committed import FOLDER, feeds
+from tests.committed import FOLDER
 
 MODEL = FOLDER / "silu-decoder.onnx"
 TEXT, WHOLE, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
@@ -65,14 +63,6 @@ SCHEMA = {
     },
 }
 """Names and types of circuit-tracer's data model, version 1."""
-
-
-@pytest.fixture
-def given(tmp_path: Path) -> Path:
-    path = tmp_path / "x.npz"
-    arrays: dict[str, Any] = dict(feeds(onnx.load(MODEL), tokens=6))
-    np.savez(path, **arrays)
-    return path
 
 
 def test_the_file(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

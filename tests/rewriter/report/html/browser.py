@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE = 60.0
 
@@ -127,3 +129,7 @@ class Browser:
         if "method" in message:
             self.events.append(message)
         return message
+
+
+EXECUTABLE = found()
+needs_browser = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rewriter.report.html import render
-from tests.rewriter.report.html.browser import Browser, found
+from tests.rewriter.report.html.browser import Browser, needs_browser
 from tests.rewriter.report.html.samples import REPORTS
 
-EXECUTABLE = found()
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
+pytestmark = needs_browser
 
 SHOWN = ("gelu", "relu", "failed", "left", "hostile", "large", "extreme")
 
@@ -42,13 +40,6 @@ TEXTS_COLLIDING = """
     .map(([other]) => `${plot.querySelector("title").textContent}: ${one} on ${other}`));
 })
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert EXECUTABLE is not None
-    with Browser(EXECUTABLE, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rewriter.report.html.heads import render_heads
 from tests.conftest import slow
-from tests.rewriter.report.html.browser import Browser, found
+from tests.rewriter.report.html.browser import Browser, needs_browser
 from tests.rewriter.report.html.test_browser import OVERFLOWING, complaints
 from tests.rewriter.report.html.test_page_of_heads import EVIL, sample
 
-EXECUTABLE = found()
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")
+pytestmark = needs_browser
 
 PAGES = {"plain": sample("a"), "hostile": sample(EVIL), "bare": sample("a", graph=False), "long": sample("w" * 5000)}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert EXECUTABLE is not None
-    with Browser(EXECUTABLE, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
