@@ -18,7 +18,7 @@ import onnx
 
 from benchmarks.child import measure
 from benchmarks.common import RESULTS, print_table, write_json
-from benchmarks.decoder import ACTIVATIONS, Shape, WeightSource, decoder
+from benchmarks.decoder import ACTIVATIONS, GATED, Shape, WeightSource, decoder
 
 _INLINE = 1024
 _ALIGNED = 4096
@@ -75,21 +75,25 @@ def make_model(folder: Path, shape: Shape, *, sparse: bool) -> tuple[Path, int]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--hidden", type=click.IntRange(min=8), help="Neurons per block.  [default: 4 times the width]")
 @click.option("--layers", type=click.IntRange(min=1), default=20)
 @click.option("--width", type=click.IntRange(min=8), default=2048)
 @click.option("--heads", type=click.IntRange(min=1), default=16)
 @click.option("--vocabulary", type=click.IntRange(min=8), default=8192)
-@click.option("--activation", type=click.Choice(tuple(ACTIVATIONS)), default="silu")
+@click.option("--activation", type=click.Choice((*ACTIVATIONS, *GATED)), default="silu")
 @click.option(
     "--dense", is_flag=True, help="Write every weight: needs the disk twice, and times real reads and writes."
 )
+@click.option("--single-file", is_flag=True, help="Write the weights into the model file (below 2 GiB).")
 @click.option("--prove", is_flag=True, help="Measure rewriting with its proof, once, and nothing else.")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, help="Processes per task; weights are streamed once.")
 @click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Where to make the temporary directory.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where to write the numbers.")
 def main(
     *,
+    hidden: int | None,
     dense: bool,
+    single_file: bool,
     prove: bool,
     repeats: int,
     activation: str,
@@ -98,13 +102,16 @@ def main(
     **sizes: Any,
 ) -> None:
     """Measure time and peak memory of planning and rewriting a model with external data (4 GB by default)."""
-    shape = Shape(hidden=4 * sizes["width"], activation=activation, **sizes)
+    shape = Shape(hidden=hidden or 4 * sizes["width"], activation=activation, **sizes)
     with tempfile.TemporaryDirectory(prefix="attnonly-large-", dir=folder) as made:
         source, other = Path(made) / "source", Path(made) / "other"
         source.mkdir()
         other.mkdir()
         click.echo("making the model", err=True)
         model, data_bytes = make_model(source, shape, sparse=not dense)
+        if single_file:
+            onnx.save(onnx.load(model), model)
+            (source / "model.data").unlink()
         beside, apart = source / "heads.onnx", other / "heads.onnx"
         tasks: list[tuple[str, int, str, Path | None]] = [
             ("import only", repeats, "import", None),
@@ -117,6 +124,7 @@ def main(
         model_bytes = model.stat().st_size
     settings = {
         **sizes,
+        "hidden": shape.hidden,
         "activation": activation,
         "sparse": not dense,
         "model_bytes": model_bytes,
@@ -124,9 +132,9 @@ def main(
     }
     default = RESULTS / ("large-model-proof.json" if prove else "large-model.json")
     write_json(json_path or default, "large_model", settings, rows)
-    kind = "dense" if dense else "sparse"
+    kind = ("dense" if dense else "sparse") + (", in the model file" if single_file else "")
     proof = "proved" if prove else "no validation"
-    title = f"{data_bytes / 1e9:.2f} GB of external data ({kind}), {shape.layers} blocks, {proof}"
+    title = f"{data_bytes / 1e9:.2f} GB of weights ({kind}), {shape.layers} blocks, {proof}"
     header = ("task", "seconds", "slowest", "import s", "process s", "peak MB", "of it imports MB")
     print_table(title, header, [_cells(row) for row in rows])
 

@@ -44,6 +44,7 @@ class Conversion:
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
         hidden: hidden columns of that stream, for three sublayers per block.
+        merged: whether the block reads the tokens of all sequences as one axis, [batch * tokens, channels].
         written: the program with the coefficients that the form writes, if it adds some of them up first.
         longest: the longest sequence that the form can process, None for any.
         accuracy: how close the program had to be.
@@ -60,6 +61,7 @@ class Conversion:
     carried: int = 0
     stream: str = ""
     hidden: int = 0
+    merged: bool = False
     written: Program | None = None
     longest: int | None = None
     accuracy: Accuracy = field(default_factory=Accuracy)

@@ -107,9 +107,13 @@ def _emitted(spelling: Spelling) -> tuple[Step, ...]:
 @cache
 def _exponentials() -> Sequences:
     """The nodes of the spellings of form `local`; made only for graphs with an exponential."""
-    spellings: list[tuple[Spelling, str]] = [(Heads(2, zero_bias=True), f"fused softmax over {_keys(1)}")]
+    spellings: list[tuple[Spelling, str]] = [
+        (Heads(2, zero_bias=True, steep=steep), f"fused softmax over {_keys(1)}") for steep in (False, True)
+    ]
     for keys, steep in product(range(2, _MOST_KEYS + 1), (False, True)):
         spellings.append((Heads(keys, steep=steep), f"sum of exponentials over {_keys(keys - 1)}"))
+        if steep:
+            spellings.append((Heads(keys, steep=True, centred=True), f"sum of exponentials over {_keys(keys - 1)}"))
         own = range(1, keys + 1) if keys <= _MOST_SHARED else ()
         spellings += [(Heads(keys, number, steep=steep), f"sum of exponentials over {keys} keys") for number in own]
     for pairs, middle in product(range(1, _MOST_PAIRS + 1), (False, True)):

@@ -22,10 +22,11 @@ from passes.match.lower import Lowered, lower
 from passes.match.marks import made_for
 from passes.match.names import Namer
 from passes.match.operands import Read
-from passes.network.planning import Carried, carry_out, route_for, unfit
+from passes.network.planning import Carried, asides_of, carry_out, route_for, unfit
 from passes.network.route import Route
+from passes.network.sizes import BATCH, TOKENS
 from passes.neurons.merge import Record, merge
-from passes.options import WHOLE, Options
+from passes.options import WAYS, WHOLE, Options, Way
 from passes.own_attention import own_attention
 from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
@@ -138,7 +139,14 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 def sublayers_only(plan: Plan) -> Plan:
     """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
-    return replace(plan, route=None, whole=None)
+    conversions = tuple(replace(each, merged=_merged(plan.route, each)) for each in plan.conversions)
+    return replace(plan, conversions=conversions, route=None, whole=None)
+
+
+def _merged(route: Route | None, conversion: Conversion) -> bool:
+    """Whether the block's input has the tokens of all sequences in its first axis, as the route knows."""
+    sizes = () if route is None else route.sizes.get(conversion.inputs[0], ())
+    return bool(sizes) and sizes[0] == BATCH * TOKENS
 
 
 def carried(plan: Plan) -> Plan:
@@ -181,7 +189,7 @@ def _through_network(plan: Plan, options: Options) -> Plan:
             f"the bias tokens are appended to '{route.entry}' and carried through the network; blocks are proved one "
             "by one with bias tokens of their own, the file end to end"
         )
-        notes = (*notes, note)
+        notes = (*notes, note, *asides_of(route))
     if isinstance(whole, Whole):
         notes = (*notes, *notes_of(whole))
     return replace(plan, conversions=tuple(fit), left=(*left, *plan.left), route=route, whole=whole, notes=notes)
@@ -256,15 +264,15 @@ def _with_head_dimension(options: Options, views: tuple[GraphView, ...]) -> Opti
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
     """Choose the program, then let the form accept or refuse it."""
-    quick = options.precision == "model"
-    spelling = options.forms.spelling
+    chosen = WAYS.get(options.ways.get(block.kind, ""))
+    way = Way(options.precision == "model", options.forms.spelling) if chosen is None else chosen
     # The blocks of form whole are proved one by one in form maskless or staged.
     form = ("staged" if options.forms.sublayers == "3" else "maskless") if options.form == WHOLE else options.form
-    decision = choose(view, block, form, options.accuracy, inline=inline, quick=quick, spelling=spelling)
+    decision = choose(view, block, form, options.accuracy, inline=inline, quick=way.quick, spelling=way.spelling)
     if isinstance(decision, Miss):
         return decision
     prepare = prepare_whole if options.form == WHOLE else FORMS[form].prepare
-    return prepare(view, replace(decision, options=options.forms))
+    return prepare(view, replace(decision, options=replace(options.forms, spelling=way.spelling)))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:

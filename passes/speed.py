@@ -32,8 +32,6 @@ MEASURED = {
     ("gelu", False): Measured("gpt2-gelu", "GELU at GPT-2's widths", 1.11),
     ("silu", True): Measured("llama-swiglu", "SwiGLU at Llama 1B's widths", 1.10),
     ("gelu", True): Measured("gemma-geglu", "GEGLU at Gemma 2B's widths", 1.17),
-    ("relu6", False): Measured("relu6", "ReLU6 at GPT-2's widths", 1.12),
-    ("hard_swish", False): Measured("hard_swish", "hard swish at GPT-2's widths", 1.52),
 }
 """Activation, and whether the block is gated, to what was measured in float32."""
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         run_with_cache,
         validate,
     )
+    from rewriter.api.estimating.doctor import doctor
     from rewriter.errors import (
         ExitStatus,
         ModelError,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
-    from rewriter.health.diagnosing import doctor
     from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.comparison import Comparison
@@ -91,7 +91,7 @@ _ERRORS = (
 )
 _HOMES = {
     **dict.fromkeys(_ERRORS, "rewriter.errors"),
-    "doctor": "rewriter.health.diagnosing",
+    "doctor": "rewriter.api.estimating.doctor",
     "Benchmark": "rewriter.report.benchmark",
     "Comparison": "rewriter.report.comparison",
     "FolderReport": "rewriter.report.folder",

@@ -142,6 +142,7 @@ SHAPES: Mapping[str, Callable[..., Outputs]] = {
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": lambda _, x, repeats: np.tile(x, repeats),
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

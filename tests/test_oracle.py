@@ -27,6 +27,7 @@ INTS = ints(zero=0, one=1, two=2, axis=[1], pair=[1, 2], pads=[0, 1, 0, 2], shap
 GIVEN: dict[str, Any] = {
     **INTS,
     **ints(rows=[[1], [0]], nd=[[[0, 2], [1, -1]]], pick=[[[1, 0, 3]]], twice=[3, 2, 1, 4], to=[0, 2], up=[2, -1]),
+    **ints(tiles=[2, 1, 3]),
     **ints(ends=[-1, 3], axes=[1, 2], steps=[2, 1], back=[-3], end=[-(2**62)], last=[2], minus=[-1], uneven=[1, 3]),
     "scales": np.linspace(0.5, 2.0, 4),
     "K": np.random.default_rng(3).normal(size=(6, 2, 3)),
@@ -45,11 +46,13 @@ FLAT = {"inputs": "float[7, 4] x"}
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     *((f"out = {name}(x)", {}) for name in (
-        "Abs", "Cos", "Erf", "Exp", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sin", "Softplus",
-        "Softsign", "Tanh", "Elu", "Selu", "HardSigmoid", "LeakyRelu", "Dropout", "Softmax", "Transpose", "Flatten",
-        "Clip",
+        "Abs", "Ceil", "Cos", "Erf", "Exp", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sign",
+        "Sin", "Softplus", "Softsign", "Tanh", "Elu", "Selu", "HardSigmoid", "LeakyRelu", "Dropout", "Softmax",
+        "Transpose", "Flatten", "Clip",
     )),
-    *((f"y = Neg(x) z = Add(y, scales) out = {name}(x, z)", {}) for name in ("Add", "Div", "Mul", "Sub", "Max", "Sum")),
+    *((f"y = Neg(x) z = Add(y, scales) out = {name}(x, z)", {}) for name in (
+        "Add", "Div", "Mul", "Sub", "Max", "Min", "Sum"
+    )),
     *((f"n = Neg(x) c = {name}(x, n) out = Where(c, x, scales)", {}) for name in (
         "Greater", "GreaterOrEqual", "Less", "LessOrEqual"
     )),
@@ -59,6 +62,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("a = Mul(x, $9.0) b = Cast<to = 7>(a) c = Div(b, two) out = Cast<to = 1>(c)", {}),
     ("a = Div(negative, two) out = Cast<to = 1>(a)", {}),
     ("a = Abs(x) b = Log(a) c = Sqrt(a) d = Pow(a, $1.7) e = Pow(x, two) out = Sum(b, c, d, e)", {}),
+    ("out = Tile(x, tiles)", {}),
     ("out = Mish(x)", {"opset": 18}),
     ("out = PRelu(x, scales)", {}),
     (("a = Elu<alpha = 0.7>(x) b = Selu<alpha = 1.2, gamma = 1.3>(x) c = LeakyRelu<alpha = 0.3>(x) "
@@ -74,6 +78,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ('out = com.microsoft.FusedGemm<activation = "Relu", transB = 1, alpha = 0.5>(x, W1t, b1)', {**MS, **FLAT}),
     ("out = com.microsoft.MatMulNBits<K = 32, N = 8, bits = 4, block_size = 16>(x, B, nbits)", {**MS, **WIDE}),
     ("a = MatMul(x, W1) out = Add(a, b1)", {}),
+    (('a = Einsum<equation = "bsd,df->bsf">(x, W1) b = Einsum<equation = "fd,bsf->bsd">(W2, a) '
+     'c = Einsum<equation = "bsd,btd->bst">(b, x) out = MatMul(c, a)'), {}),
     (("a = Gemm<alpha = 0.5, beta = 2.0>(x, W1, b1) b = Gemm<transA = 1>(x, x) c = MatMul(a, W2) d = MatMul(c, b) "
      "e = Gemm<transB = 1>(x, W1t) f = MatMul(e, W2) out = Add(d, f)"), FLAT),
     ("w = DequantizeLinear<axis = 0>(wq, ws, wz) v = DequantizeLinear(wq, $0.1) s = Add(w, v) out = MatMul(x, s)", {}),

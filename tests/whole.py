@@ -179,10 +179,13 @@ def _neurons(stream: Stream, read: Array, layer: Layer, net: Network, program: P
 def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) -> Array:
     ones, tokens = read[:, stream.width, None], head.bias_tokens
     slots = read[:, stream.width + 1 + stream.count :][:, : len(tokens)]
+    # Softmax depends on differences of logits. With beta and gamma subtracted, those between tokens are 0, which OMEGA
+    # outweighs however steep the program is.
     slope, offset, value = (
-        slots @ np.array([[getattr(token, name)] for token in tokens]) for name in ("slope", "offset", "value")
+        slots @ (np.array([[getattr(token, name)] for token in tokens]).reshape(-1, 1) - own)
+        for name, own in (("slope", head.beta), ("offset", head.gamma), ("value", 0.0))
     )
-    keys = np.concatenate([head.beta * ones + slope, head.gamma * ones + offset], axis=1)
+    keys = np.concatenate([slope, offset], axis=1)
     queries = np.concatenate([y, ones], axis=1)
     values = head.c * z + head.d * ones + value
     return stream.attend(read, queries, keys, values, stream.w_neurons(len(tokens)))

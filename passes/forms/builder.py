@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
 from passes.forms.attention import Pattern, function_of
+from passes.forms.spelling import bounded
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROJECTIONS_KEY
 from passes.match.projections import Projections
 from passes.options import FormOptions
@@ -149,13 +150,8 @@ class Builder:
         return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
 
     def bounded(self, tensor: Tensor, name: str) -> Variable:
-        """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
-
-        No logit is infinite then: the difference of two infinite logits would be NaN.
-        """
-        limit = 2.0**500 if self.dtype == np.float64 else 2.0**60
-        low, high = (self.numbers(f"{name}_{end}", value) for end, value in (("low", -limit), ("high", limit)))
-        return self.node("Clip", [tensor, low, high], name)
+        """A query within numbers whose products with keys stay finite."""
+        return bounded(self.fragment, tensor, name, self.dtype, self.opset)
 
     def pattern_size(self) -> Constant:
         """The constant `pattern_size`, one for all patterns of a block; the proof also runs it with smaller values."""

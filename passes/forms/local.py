@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.forms.compact.form import emit_compact, prepare_softmax
-from passes.forms.spelling import Heads, LineOf, PowersOf, Spelling, clipped, function_of
+from passes.forms.spelling import LARGEST_PART, LARGEST_SINGLE, Heads, LineOf, PowersOf, Spelling, clipped, function_of
 from passes.match.linear import Miss
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
 from passes.programs.head import Head, heads_over
@@ -29,6 +29,7 @@ from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 from passes.programs.sharing import Group, Key, groups_of
+from passes.programs.softmax import FACTORED
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -67,6 +68,10 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     if conversion.options.spelling == "softmax":
         return emit_compact(view, conversion)
     return _Emitter(view, conversion).run()
+
+
+_STEEP = 8.0
+"""A head with a steeper key has weights below the smallest normal float32 where trained models have pre-activations."""
 
 
 class _Emitter:
@@ -125,6 +130,9 @@ class _Emitter:
         else:
             fragment.node("Mul", [own, self._scalar("linear_factor", program.linear)], "linear", output=output)
         if program.line is not None:
+            block = self._conversion.block
+            if block.value == block.gate and len(program.heads) == 1:
+                source = self._finite(program.heads[0], source, "gated_value", zeros=True)
             fragment.node("Mul", [source, fragment.tensor(output)], "gated", output=target)
 
     def _line(self, line: Line, query: Tensor) -> Variable:
@@ -197,17 +205,38 @@ class _Emitter:
         keys = sorted(
             (Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens), key=lambda key: key.slope
         )
-        steep = any(key.offset != 0.0 for key in keys)
+        offsets = any(key.offset != 0.0 for key in keys)
         zero_bias = plain.zero_bias
-        spelling = Heads(len(keys) + 1, zero_bias=zero_bias, steep=steep, double=self._double)
+        steep = abs(plain.beta) > _STEEP if zero_bias else offsets
+        # In float64 a self value may be too large for a clipped logit to take all its weight.
+        centred = offsets and not self._double and plain.alpha == plain.beta == 0.0
+        centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
+        spelling = Heads(len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, double=self._double)
+        # A line is bounded already, and a constant value reads nothing.
+        bounded = self._conversion.program.line is not None or plain.c == 0.0
+        value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
         inputs: dict[str, Tensor] = {
             "query": query,
-            "key": self._key(prefix, plain, query),
-            "value": self._scaled(source, plain.c, plain.d, f"{prefix}self_value"),
+            "value": self._scaled(value, plain.c, plain.d, f"{prefix}self_value"),
         }
+        if not centred:
+            inputs["key"] = self._key(prefix, plain, query)
         if not zero_bias:
-            inputs |= self._arrays(prefix, keys, ("bias_key", "bias_weight", "bias_part", "bias_offset"), steep=steep)
+            inputs |= self._arrays(prefix, keys, ("bias_key", "bias_weight", "bias_part", "bias_offset"), steep=offsets)
         return self._attend(prefix, spelling, inputs, output)
+
+    def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
+        """Values, clipped on the sides where a steep bias token has all the weight (with `zeros`: if its value is 0).
+
+        The weights of the others are tiny there, but not 0, since logits are clipped; times a value they must be.
+        """
+        if not any(abs(token.offset) > FACTORED for token in head.bias_tokens):
+            return source
+        by_slope = sorted(head.bias_tokens, key=lambda token: token.slope)
+        first, last = (token if token.value == 0.0 or not zeros else None for token in (by_slope[0], by_slope[-1]))
+        low = -LARGEST_SINGLE if first is not None and first.slope < head.beta else -math.inf
+        high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
+        return clipped(self._fragment, source, (low, high), name, self._dtype, self._opset)
 
     def _shared(
         self, prefix: str, keys: tuple[Key, ...], own: int, query: Tensor, source: Tensor, output: str

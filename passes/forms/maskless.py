@@ -19,7 +19,7 @@ from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
 from passes.forms.masked import prepare_masked
 from passes.forms.positions import Positions, default_omega
-from passes.forms.sublayer import Attend, as_batches, as_before, attend_block, write_output
+from passes.forms.sublayer import Attend, as_before, attend_block, sequences_of, write_output
 from passes.forms.weights import Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections
@@ -113,7 +113,7 @@ def _sublayer(
     model = projections.query.in_features
     layout = positions.layout(model)
     data = b.read(projections.query.data, elem_type, "input")
-    stream, count = with_positions(b, as_batches(b, data, projections.rank), model, positions)
+    stream, count = with_positions(b, sequences_of(b, data, conversion, projections), model, positions)
     one_batch = b.rows(stream, b.integers(0), b.integers(1), 0, "one_stream")
     columns = b.rows(one_batch, b.integers(model), b.integers(layout.width), 2, "position_columns")
     scores = positions.scores(columns, "position_scores", bias_tokens=True)

@@ -10,8 +10,10 @@
 
 A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
 e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
-The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Operators are
-those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
+The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
+logit is 0 and others are steep, it is logits relative to self that are clipped instead (`centred`). No exponential of a
+steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times as long for denormal results.
+Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from numpy.typing import DTypeLike
 from passes.match.marks import DOMAIN
 from passes.programs.line import HIGHEST, LOWEST
 from passes.programs.powers import REACH
+from passes.programs.softmax import LARGEST_QUERY
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
+
+LARGEST_SINGLE = 2.0**60
+"""Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
+_HIGHEST_LOGIT = 80.0
+"""The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
+LARGEST_PART = 2.0**12
+"""The largest weight or part of a bias token with which its product with e^80 is finite."""
 
 _DOC_ONE = (
     "The activation evaluated as fused softmax attention over {self, bias token}, with W1 and W2 as stacked "
@@ -42,6 +52,12 @@ _DOC_MANY = (
     "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / "
     "bias_weight[j]), keys in ascending order; the largest logit is subtracted first. query, value: [..., heads]; "
     "bias_key, bias_weight, bias_part: [{m}]."
+)
+_DOC_CENTRED = (
+    "Softmax attention of each neuron's head over {k} keys: the token itself (logit 0, value `value`) and {m} constant "
+    "bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / bias_weight[j]), whose "
+    "logits are clipped where all weight is on one side. query, value: [..., heads]; bias_key, bias_weight, bias_part: "
+    "[{m}]."
 )
 _DOC_LINE = (
     "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
@@ -90,7 +106,8 @@ class Heads:
         keys: number of keys that a head attends to, including its own.
         own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
-        steep: whether logits have offsets.
+        steep: whether logits have offsets, or the only slope is steep.
+        centred: whether the self logit is 0, in a steep head.
         double: whether the arithmetic is float64 (else float32).
     """
 
@@ -98,6 +115,7 @@ class Heads:
     own: int = 0
     zero_bias: bool = False
     steep: bool = False
+    centred: bool = False
     double: bool = False
 
     @property
@@ -107,7 +125,8 @@ class Heads:
             name = "NeuronAttention"
         else:
             name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
-        return name + ("_steep" if self.steep else "") + ("_double" if self.double else "")
+        steep = ("_centred" if self.centred else "_steep") if self.steep else ""
+        return name + steep + ("_double" if self.double else "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -117,7 +136,8 @@ class Heads:
         if self.own:
             return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
         offset = ["bias_offset"] if self.steep else []
-        return ("query", "key", "value", "bias_key", "bias_weight", "bias_part", *offset)
+        own = () if self.centred else ("key",)
+        return ("query", *own, "value", "bias_key", "bias_weight", "bias_part", *offset)
 
     @property
     def dtype(self) -> DTypeLike:
@@ -131,12 +151,15 @@ class Heads:
             return _DOC_ONE
         if self.own:
             return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
-        return _DOC_MANY.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
+        text = _DOC_CENTRED if self.centred else _DOC_MANY
+        return text.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
 
     def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
         """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
         if self.zero_bias:
-            _emit_one(fragment, self, inputs, output)
+            _emit_one(fragment, self, inputs, output, opset)
+        elif self.centred:
+            _emit_centred(fragment, self, inputs, output, opset)
         elif self.own:
             _emit_shared(fragment, self, inputs, output, opset)
         else:
@@ -253,17 +276,20 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
-def _emit_one(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str) -> None:
+def _emit_one(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
-    bias_weight = fragment.node("Exp", [fragment.node("Neg", [logit], "bias_logit")], "bias_weight")
+    logit: Tensor = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
+    logit = fragment.node("Neg", [logit], "bias_logit")
+    if spelling.steep:
+        logit = _normal(fragment, logit, "bias", spelling.dtype, opset)
+    bias_weight = fragment.node("Exp", [logit], "bias_weight")
     one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
     total = fragment.node("Add", [one, bias_weight], "total_weight")
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
 def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = _bounded(fragment, spelling, inputs["query"], opset)
+    query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
     count = spelling.keys - 1
     names = ["self", *(f"bias_{j}" for j in range(count))]
     logits = [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
@@ -273,25 +299,54 @@ def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], o
     ]
     # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
     ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
-    shares = _exponentials(fragment, names, logits, ends)
-    weights: list[Tensor] = [shares[0]]
-    parts: list[Tensor] = [fragment.node("Mul", [shares[0], inputs["value"]], "self_part")]
-    for j, (name, share) in enumerate(zip(names[1:], shares[1:], strict=True)):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"{name}_weight"))
-        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"{name}_part"))
+    top = fragment.node("Max", list(ends), "largest_logit")
+    shares = []
+    for name, logit in zip(names, logits, strict=True):
+        shifted: Tensor = fragment.node("Sub", [logit, top], f"{name}_shifted")
+        if spelling.steep:
+            shifted = _normal(fragment, shifted, name, spelling.dtype, opset)
+        shares.append(fragment.node("Exp", [shifted], f"{name}_share"))
+    own = fragment.node("Mul", [shares[0], inputs["value"]], "self_part")
+    _emit_mean(fragment, inputs, (shares[0], own), shares[1:], output)
+
+
+def _emit_centred(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+    # Infinite logits are clipped: unlike their differences, they are numbers.
+    one = fragment.constant("self_share", np.ones((), dtype=spelling.dtype))
+    shares = []
+    for j in range(spelling.keys - 1):
+        logit = _logit(fragment, inputs["query"], inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=True)
+        ends = _lowest(spelling.dtype), _HIGHEST_LOGIT
+        near = clipped(fragment, logit, ends, f"bias_{j}_clipped", spelling.dtype, opset)
+        shares.append(fragment.node("Exp", [near], f"bias_{j}_share"))
+    _emit_mean(fragment, inputs, (one, inputs["value"]), shares, output)
+
+
+def _emit_mean(
+    fragment: Fragment, inputs: dict[str, Tensor], own: tuple[Tensor, Tensor], shares: Sequence[Tensor], output: str
+) -> None:
+    """The mean of the values, from (weight, part) of self and the exponentials of the bias tokens."""
+    weights, parts = [own[0]], [own[1]]
+    for j, share in enumerate(shares):
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"bias_{j}_weight"))
+        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"bias_{j}_part"))
     total = _sum(fragment, weights, "total_weight")
     weighted = _sum(fragment, parts, "weighted_sum")
     fragment.node("Div", [weighted, total], "output", output=output)
 
 
 def _emit_shared(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = _bounded(fragment, spelling, inputs["query"], opset)
+    query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
     names = [f"key_{j}" for j in range(spelling.keys)]
     logits = [
         _logit(fragment, query, inputs, ("keys", "offsets"), j, name, steep=spelling.steep)
         for j, name in enumerate(names)
     ]
-    shares = _exponentials(fragment, names, logits, logits)
+    top = fragment.node("Max", list(logits), "largest_logit")
+    shares = [
+        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
+        for name, logit in zip(names, logits, strict=True)
+    ]
     weights: list[Tensor] = []
     parts: list[Tensor] = []
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
@@ -302,17 +357,6 @@ def _emit_shared(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor],
     weighted = _sum(fragment, parts, "weighted_sum")
     mean = fragment.node("Div", [weighted, total], "mean")
     fragment.node("Mul", [inputs["value"], mean], "output", output=output)
-
-
-def _exponentials(
-    fragment: Fragment, names: Sequence[str], logits: Sequence[Tensor], ends: Sequence[Tensor]
-) -> list[Variable]:
-    """The exponential of every logit less the largest of `ends`."""
-    top = fragment.node("Max", list(ends), "largest_logit")
-    return [
-        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
-        for name, logit in zip(names, logits, strict=True)
-    ]
 
 
 def _sum(fragment: Fragment, terms: Sequence[Tensor], name: str) -> Tensor:
@@ -344,13 +388,23 @@ def _logit(
     return fragment.node("Add", [score, _row(fragment, inputs, names[1], j)], f"{name}_logit") if steep else score
 
 
-def _bounded(fragment: Fragment, spelling: Heads, query: Tensor, opset: int) -> Variable:
-    """The query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
+def _lowest(dtype: DTypeLike) -> float:
+    """The smallest logit of steep keys: its exponential is a normal number, and negligible beside 1."""
+    return -700.0 if np.dtype(dtype) == np.float64 else -87.0
+
+
+def _normal(fragment: Fragment, logit: Tensor, name: str, dtype: DTypeLike, opset: int) -> Variable:
+    """A logit whose exponential is a normal number."""
+    return clipped(fragment, logit, (_lowest(dtype), LARGEST_SINGLE), f"{name}_clipped", dtype, opset)
+
+
+def bounded(fragment: Fragment, query: Tensor, name: str, dtype: DTypeLike, opset: int) -> Variable:
+    """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
 
     No logit is infinite then: the difference of two infinite logits would be NaN.
     """
-    limit = 2.0**500 if spelling.double else 2.0**60
-    return clipped(fragment, query, (-limit, limit), "finite_query", spelling.dtype, opset)
+    limit = LARGEST_QUERY if np.dtype(dtype) == np.float64 else LARGEST_SINGLE
+    return clipped(fragment, query, (-limit, limit), name, dtype, opset)
 
 
 def clipped(

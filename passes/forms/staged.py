@@ -26,7 +26,7 @@ from passes.forms.builder import Builder, replacement
 from passes.forms.maskless import emit_maskless, prepare_maskless
 from passes.forms.positions import Positions, default_omega
 from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
-from passes.forms.sublayer import as_batches, as_before
+from passes.forms.sublayer import as_before, sequences_of
 from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projection, Projections
@@ -107,7 +107,7 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
     omega = options.omega or default_omega(groups, conversion.compute_type)
     positions = Positions(b, m, options.max_tokens, omega)
     data = b.read(projections.query.data, elem_type, "input")
-    stream = open_stream(b, as_batches(b, data, projections.rank), model, hidden, positions)
+    stream = open_stream(b, sequences_of(b, data, conversion, projections), model, hidden, positions)
     alone = position_scores(b, stream, "self_scores", bias_tokens=False)
 
     read = [stream.columns(b, 0, model, "model_columns"), stream.ones(b, "linear_1_positions")]

@@ -1,7 +1,9 @@
 """Names of blocks, such as `model.layers.0.mlp`: the module path that the exporter left in the graph.
 
 Sources, best first: the dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node
-names, the names of the weights, the nodes of the activation. A block without any of these is called `mlp`, `mlp_2`, ...
+names, the names of the weights, the nodes of the activation. A quantiser replaces linear operators by nodes without any
+of these; then the addition of the bias tells the module, so that a block has one name in float32, float16 and int8. A
+block without any path is called `mlp`, `mlp_2`, ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from rewriter.graph.view import GraphView
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
+_MLP, _CONV = "mlp", "conv"
+_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")
+"""What quantisers and exporters put between a product and the addition of its bias."""
 
 
 class Namer:
@@ -38,15 +43,15 @@ class Namer:
         region: tuple[int, ...],
     ) -> str:
         """The common module path of the block's nodes. A lone operator is named by its own module."""
-        operators = [*(op.node for op in first), *(op.node for op in second[:1])]
-        paths = [path for index in operators if (path := _module_path(view.nodes[index]))]
+        operators = (*first, *second[:1])
+        paths = [path for op in operators if (path := _module_path(view.nodes[op.node]) or _bias_path(view, op.output))]
         if len(paths) < len(operators) or not paths:
             # A partial list would name a block after one operator (`mlp.fc1`), so weights replace it altogether.
-            paths = [path for op in (*first, *second[:1]) if (path := _weight_path(op.weight))]
+            paths = [path for op in operators if (path := _weight_path(op.weight))]
         common = _common(paths)
         if not common and region:
             common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
-        return self._unique(common or "mlp")
+        return self._unique(common or (_CONV if any("Conv" in op.kind for op in operators) else _MLP))
 
     def _unique(self, name: str) -> str:
         unique = name
@@ -64,6 +69,19 @@ def _module_path(node: onnx.NodeProto) -> list[str]:
             return _dynamo_path(entry.value)
     if node.name.startswith("/"):
         return [part for part in re.split(r"[/.]", node.name) if part][:-1]
+    return []
+
+
+def _bias_path(view: GraphView, output: str) -> list[str]:
+    """Module path of a linear operator by the addition of its bias, past nodes that scale its output."""
+    while len(readers := view.consumers.get(output, ())) == 1:
+        node = view.nodes[readers[0]]
+        if node.op_type == "Add":
+            bias = next((name for name in node.input if name in view.initializers), None)
+            return [] if bias is None else _module_path(node) or _weight_path(bias)
+        if node.op_type not in _SCALING or _module_path(node):
+            break
+        output = node.output[0]
     return []
 
 

@@ -8,8 +8,8 @@ be added. It exists for blocks whose linear operators are plain MatMul or Gemm n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 
 from passes.match.blocks import Block
 from passes.match.dataflow import FLOATS
-from passes.match.linear import LinearOperator
+from passes.match.linear import LinearOperator, Miss
+from passes.match.projections import Projection, leaf_of, output_of
+from rewriter.graph.constants import Constants
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Gives the values of a tensor, inline or external, in its own element type."""
+
+T = TypeVar("T")
 
 NO_AXIS = -1
 
@@ -60,8 +64,16 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Projection:
-    """The operands of one pre-activation: weight and biases (at most one inside a Gemm and one in an Add after it)."""
+class PreActivation:
+    """The operands of one pre-activation: weight and biases (inside a Gemm, and of the Adds after it).
+
+    Attributes:
+        leaf: the tensor.
+        data: what the weight is applied to.
+        weight: the weight.
+        biases: added one after the other.
+        nodes: the linear operator and the Adds, as indices.
+    """
 
     leaf: str
     data: str
@@ -99,8 +111,8 @@ class Layer:
         hidden: the tensors with a channel per neuron.
     """
 
-    gate: Projection
-    value: Projection | None
+    gate: PreActivation
+    value: PreActivation | None
     outputs: tuple[Output, ...]
     hidden: tuple[str, ...]
 
@@ -120,9 +132,11 @@ def read_layer(view: GraphView, block: Block, read: Read) -> Layer:
     """
     if not block.second:
         raise NotPlainError("no linear operator reads its neurons")
-    gate = read_projection(view, block, block.gate, read)
-    value = None if block.value == block.gate else read_projection(view, block, block.value, read)
-    outputs = tuple(_output(view, operator, read) for operator in block.second)
+    constants = Constants(view)
+    gate = read_preactivation(view, constants, block, block.gate, read)
+    gated = block.value != block.gate
+    value = read_preactivation(view, constants, block, block.value, read) if gated else None
+    outputs = tuple(_output(view, constants, operator, read) for operator in block.second)
     layer = Layer(gate, value, outputs, _hidden(view, block, gate, value))
     sizes = {operand.array.shape[operand.axis] for operand in layer.operands}
     if len(sizes) != 1:
@@ -172,57 +186,37 @@ def _turns_matrix(node: onnx.NodeProto) -> bool:
     return order == [1, 0]
 
 
-def read_projection(view: GraphView, block: Block, leaf: str, read: Read) -> Projection:
+def read_preactivation(view: GraphView, constants: Constants, block: Block, leaf: str, read: Read) -> PreActivation:
     """The weight and the biases of one pre-activation.
 
     Raises:
-        NotPlainError: its producer is not a MatMul or Gemm with a constant weight.
+        NotPlainError: it is not a constant matrix times data plus biases.
     """
-    # The pre-activation comes from a Gemm or MatMul itself, or from one Add of a bias after it.
-    index = view.producer[leaf]
-    outer: list[Operand] = []
-    nodes = [index]
-    operators = {operator.node: operator for operator in block.first}
-    if index not in operators:
-        bias, data = _added(view, index, frozenset(operators), read)
-        outer.append(bias)
-        index = view.producer[data]
-        nodes.append(index)
-    operator = operators[index]
-    weight, inner = _weight(view, operator, read, neurons_last=True)
-    biases = tuple(_along_channels(bias, weight) for bias in (*inner, *outer))
-    return Projection(leaf, operator.data, weight, biases, tuple(nodes))
+    found = _plain(leaf_of(view, constants, block, leaf))
+    # Layout nodes and parts of stacked projections hold sizes, which would have to change with the number of neurons.
+    for index in found.nodes[1:]:
+        if view.nodes[index].op_type != "Add":
+            raise NotPlainError(f"{label(view.nodes[index])} stands between a linear operator and the activation")
+    weight = _weight(view, found, read, neurons_last=True)
+    biases = tuple(
+        _along_channels(constant_operand(view, vector.node, vector.slot, read), weight) for vector in found.biases
+    )
+    return PreActivation(leaf, found.data, weight, biases, found.nodes)
 
 
-def _added(view: GraphView, index: int, operators: frozenset[int], read: Read) -> tuple[Operand, str]:
-    """The constant that an Add adds to the output of one of the operators, and the name of that output."""
-    node = view.nodes[index]
-    if not view.is_onnx(node) or node.op_type != "Add":
-        raise NotPlainError(f"{label(node)} stands between the first operator and the activation")
-    data = [slot for slot in (0, 1) if view.producer.get(node.input[slot]) in operators]
-    if len(data) != 1:
-        raise NotPlainError(f"{label(node)} does not add a bias to one projection")
-    return constant_operand(view, index, 1 - data[0], read), node.input[data[0]]
+def _plain(found: T | Miss) -> T:
+    if isinstance(found, Miss):
+        raise NotPlainError(found.reason)
+    return found
 
 
-def _weight(
-    view: GraphView, operator: LinearOperator, read: Read, *, neurons_last: bool
-) -> tuple[Operand, tuple[Operand, ...]]:
-    """Weight and inner bias of a MatMul or Gemm; neurons are the columns of W1 and the rows of W2."""
-    node = view.nodes[operator.node]
-    if not view.is_onnx(node) or operator.kind not in ("MatMul", "Gemm"):
-        raise NotPlainError(f"{label(node)} is not a plain MatMul or Gemm")
-    flags = {attribute.name: attribute for attribute in node.attribute}
-    if any(name in flags and flags[name].f != 1.0 for name in ("alpha", "beta")):
-        raise NotPlainError(f"{label(node)} scales its operands")
-    weight = constant_operand(view, operator.node, 1, read)
-    if weight.array.ndim != 2:
-        raise NotPlainError(f"the weight of {label(node)} is not a matrix")
-    # [in, out], or [out, in] with transB: the neurons are outputs of W1 and inputs of W2.
-    turned = "transB" in flags and flags["transB"].i != 0
-    weight = Operand(weight.node, 1, weight.name, weight.array, weight.elem_type, int(neurons_last != turned))
-    has_bias = operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]
-    return weight, (constant_operand(view, operator.node, 2, read),) if has_bias else ()
+def _weight(view: GraphView, projection: Projection, read: Read, *, neurons_last: bool) -> Operand:
+    """The weight of a linear operator; neurons are the columns of W1 and the rows of W2."""
+    node = projection.nodes[0]
+    slot = list(view.nodes[node].input).index(projection.weight)
+    weight = constant_operand(view, node, slot, read)
+    # [in, out], or [out, in] if transposed: the neurons are outputs of W1 and inputs of W2.
+    return replace(weight, axis=int(neurons_last != projection.transposed))
 
 
 def _along_channels(bias: Operand, weight: Operand) -> Operand:
@@ -236,28 +230,18 @@ def _along_channels(bias: Operand, weight: Operand) -> Operand:
     return Operand(bias.node, bias.slot, bias.name, bias.array, bias.elem_type, axis)
 
 
-def _output(view: GraphView, operator: LinearOperator, read: Read) -> Output:
-    weight, inner = _weight(view, operator, read, neurons_last=False)
-    channels = weight.array.shape[1 - weight.axis]
-    if inner:
-        # A scalar bias cannot take up one constant per channel.
-        return Output(operator, weight, inner[0] if _one_each(inner[0], channels) else None, operator.output)
-    readers = view.consumers.get(operator.output, ())
-    if len(readers) == 1 and operator.output not in view.outputs and view.nodes[readers[0]].op_type == "Add":
-        try:
-            bias, _ = _added(view, readers[0], frozenset((operator.node,)), read)
-        except NotPlainError:
-            return Output(operator, weight, None, operator.output)
-        if _one_each(bias, channels):
-            return Output(operator, weight, bias, view.nodes[readers[0]].output[0])
-    return Output(operator, weight, None, operator.output)
+def _output(view: GraphView, constants: Constants, operator: LinearOperator, read: Read) -> Output:
+    after, found = _plain(output_of(view, constants, operator))
+    weight = _weight(view, found, read, neurons_last=False)
+    # A bias that is one number for all channels cannot take up one constant per channel.
+    bias = next((vector for vector in found.biases if vector.size == found.out_features), None)
+    if bias is None:
+        return Output(operator, weight, None, operator.output)
+    added = constant_operand(view, bias.node, bias.slot, read)
+    return Output(operator, weight, added, operator.output if bias.node == operator.node else after)
 
 
-def _one_each(bias: Operand, channels: int) -> bool:
-    return bool(bias.array.size == channels == bias.array.shape[-1])
-
-
-def _hidden(view: GraphView, block: Block, gate: Projection, value: Projection | None) -> tuple[str, ...]:
+def _hidden(view: GraphView, block: Block, gate: PreActivation, value: PreActivation | None) -> tuple[str, ...]:
     """The tensors with a channel per neuron, which nothing but the block itself may read."""
     projections = (gate,) if value is None else (gate, value)
     inside = {*block.region.nodes, *(index for projection in projections for index in projection.nodes)}

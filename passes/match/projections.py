@@ -34,12 +34,16 @@ class Vector:
         size: the number of its elements.
         start: the first channel.
         stop: the end of the channels; None for all.
+        node: index of the node that reads it; -1 where the constant does not come from a graph.
+        slot: which input of that node it is.
     """
 
     name: str
     size: int
     start: int = 0
     stop: int | None = None
+    node: int = -1
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Projection:
         biases: constants added to the output.
         start: the first column.
         stop: the end of the columns; None for all.
+        nodes: the linear operator and the nodes after it that belong to the projection, as indices.
     """
 
     data: str
@@ -65,6 +70,7 @@ class Projection:
     biases: tuple[Vector, ...] = ()
     start: int = 0
     stop: int | None = None
+    nodes: tuple[int, ...] = ()
 
     def part(self, start: int, stop: int) -> Projection:
         """The projection restricted to some of its output channels."""
@@ -114,6 +120,18 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -
     return _Reader(view, constants).matrix(operator)
 
 
+def leaf_of(view: GraphView, constants: Constants, block: Block, leaf: str) -> Projection | Miss:
+    """The projection that gives one of the tensors that the activation of `block` reads."""
+    return _Reader(view, constants).leaf(block, leaf)
+
+
+def output_of(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[str, Projection] | Miss:
+    """A second operator with the bias that it or the Add after it adds, and the name of the tensor after both."""
+    reader = _Reader(view, constants)
+    matrix = reader.matrix(operator)
+    return matrix if isinstance(matrix, Miss) else reader.with_bias(operator.output, matrix)
+
+
 class _Reader:
     def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
         self._view = view
@@ -125,8 +143,8 @@ class _Reader:
         if len(block.second) != 1:
             reason = "several linear operators read" if block.second else "no linear operator reads"
             return Miss(f"{reason} the activation's output", block.output)
-        query = self._leaf(block, block.gate)
-        value = query if block.value == block.gate else self._leaf(block, block.value)
+        query = self.leaf(block, block.gate)
+        value = query if block.value == block.gate else self.leaf(block, block.value)
         output = self.matrix(block.second[0])
         miss = next((part for part in (query, value, output) if isinstance(part, Miss)), None) or self._way_out(block)
         if isinstance(query, Projection) and isinstance(value, Projection) and isinstance(output, Projection):
@@ -143,7 +161,7 @@ class _Reader:
         types |= {block.elem_type, block.gate_type, block.value_type}
         if len(types) != 1:
             return Miss("its tensors have different element types", block.output)
-        result, output = self._with_bias(block.second[0].output, output)
+        result, output = self.with_bias(block.second[0].output, output)
         # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
@@ -152,9 +170,9 @@ class _Reader:
             return Miss("the number of axes of its input or output is not known, or changes", block.output)
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
-    def _leaf(self, block: Block, leaf: str) -> Projection | Miss:
+    def leaf(self, block: Block, leaf: str) -> Projection | Miss:
         """The projection that produces a leaf: its operator, then the bias, layout and split nodes after it."""
-        chain: list[tuple[onnx.NodeProto, str]] = []
+        chain: list[tuple[int, str]] = []
         tensor = leaf
         made = {operator.output: operator for operator in block.first}
         while tensor not in made:
@@ -162,13 +180,13 @@ class _Reader:
             data = [] if node is None else self._data_of(node)
             if node is None or len(data) != 1:
                 return Miss("a projection is not a single linear operator", leaf)
-            chain.append((node, tensor))
+            chain.append((self._view.producer[tensor], tensor))
             tensor = data[0]
         projection = self.matrix(made[tensor])
-        for node, output in reversed(chain):
+        for index, output in reversed(chain):
             if isinstance(projection, Miss):
                 return projection
-            projection = self._step(projection, node, output)
+            projection = self._step(projection, index, output)
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
@@ -176,9 +194,12 @@ class _Reader:
         names = node.input[:1] if node.op_type in (*_LAYOUT_ONLY, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
-    def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
+    def _step(self, projection: Projection, index: int, output: str) -> Projection | Miss:
+        node = self._view.nodes[index]
+        projection = replace(projection, nodes=(*projection.nodes, index))
         if node.op_type in ("Add", "Sum"):
-            vectors = [self._vector(name, projection.out_features) for name in node.input if name in self._constants]
+            slots = [slot for slot, name in enumerate(node.input) if name in self._constants]
+            vectors = [self._vector(index, slot, projection.out_features) for slot in slots]
             found = tuple(vector for vector in vectors if vector is not None)
             if len(found) == len(vectors):
                 return replace(projection, biases=(*projection.biases, *found))
@@ -190,18 +211,19 @@ class _Reader:
             bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
             if bounds is not None:
                 return projection.part(*bounds)
-        return Miss(f"{label(node)} is part of a projection", label(node))
+        return Miss(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _width(self, tensor: str) -> int | None:
         shape = self._view.type_of(tensor).shape
         last = shape[-1] if shape else None
         return last if isinstance(last, int) else None
 
-    def _vector(self, name: str, channels: int) -> Vector | None:
+    def _vector(self, node: int, slot: int, channels: int) -> Vector | None:
+        name = self._view.nodes[node].input[slot]
         shape = self._constants.shape(name)
         if shape is None or prod(shape) not in (1, channels) or any(size != 1 for size in shape[:-1]):
             return None
-        return Vector(name, prod(shape))
+        return Vector(name, prod(shape), node=node, slot=slot)
 
     def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
@@ -257,12 +279,14 @@ class _Reader:
             return Miss("the shape of its weight is not known", where)
         given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
-            return Miss(f"{where} has factors alpha and beta", where)
-        if self._quantised(operator.weight):
-            return Miss("its weight is quantised", where)
+            return Miss(f"{where} scales its operands", where)
+        maker = self._computed_by(operator.weight)
+        if maker is not None:
+            quantised = maker.op_type == "DequantizeLinear"
+            return Miss("its weight is quantised" if quantised else f"its weight is computed by {label(maker)}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
-            vector = self._vector(node.input[2], operator.out_features)
+            vector = self._vector(operator.node, 2, operator.out_features)
             if vector is None:
                 return Miss(f"{where} has a bias that is not one value per channel", where)
             biases = (vector,)
@@ -271,16 +295,22 @@ class _Reader:
             read = einsum_map(given["equation"].decode(), list(node.input).index(operator.weight))
             transposed = read is not None and read.transposed
         return Projection(
-            operator.data, operator.weight, transposed, operator.in_features, operator.out_features, biases
+            operator.data,
+            operator.weight,
+            transposed,
+            operator.in_features,
+            operator.out_features,
+            biases,
+            nodes=(operator.node,),
         )
 
-    def _with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
+    def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
         """The second operator with the bias of a following Add, if that Add is the only consumer of its output."""
         readers = self._view.consumers.get(result, ())
         node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
         if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
             return result, output
-        step = self._step(output, node, node.output[0])
+        step = self._step(output, readers[0], node.output[0])
         if isinstance(step, Miss) or len(step.biases) == len(output.biases):
             return result, output
         return node.output[0], step
@@ -304,17 +334,15 @@ class _Reader:
         nodes = {index for tensor in tensors if self._rank(tensor) == rank for index in self._shape_nodes(tensor)}
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
-    def _quantised(self, weight: str) -> bool:
-        """Whether a weight is computed by more than layout nodes and casts, as by DequantizeLinear."""
+    def _computed_by(self, weight: str) -> onnx.NodeProto | None:
+        """The node that computes a weight, unless that only changes its layout or type."""
         # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
         # quantisation.
-        while (node := self._view.made_by(weight)) is not None:
-            if node.op_type == "Constant":
-                return False
+        while (node := self._view.made_by(weight)) is not None and node.op_type != "Constant":
             if node.op_type not in (*_LAYOUT_ONLY, "Transpose", "Cast"):
-                return True
+                return node
             weight = node.input[0]
-        return False
+        return None
 
     def _unflattened(self, data: str) -> str:
         """The tensor before a Reshape that merges batch and tokens into one axis for a Gemm; `data` where none does."""

@@ -127,10 +127,13 @@ def split(known: Known, node: onnx.NodeProto) -> Step | Miss:
     axis = attributes(node).get("axis", 0)
     if sizes is None or not isinstance(axis, int) or axis % len(sizes) - len(sizes) in token_axes(sizes):
         return Miss(f"{label(node)}: it splits the tokens", label(node))
+    lengths = known.shapes.integers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     outs = []
-    for name in node.output:
+    for number, name in enumerate(node.output):
         shape = known.view.type_of(name).shape
         part = shape[axis] if shape is not None else None
+        if not isinstance(part, int) and lengths is not None:
+            part = lengths[number]
         out = list(sizes)
         out[axis] = Size(part) if isinstance(part, int) else None
         outs.append(tuple(out))

@@ -19,6 +19,7 @@ from passes.network.route import Route, find_route
 from rewriter.graph.view import GraphView, all_views
 
 _MOST_AXES = 3
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,16 @@ def route_for(view: GraphView, conversions: Sequence[Conversion], instead: str) 
             found.node,
         )
     return found
+
+
+def asides_of(route: Route) -> tuple[str, ...]:
+    """What the report says about operators that bias tokens do not pass."""
+    nodes = [aside.node for aside in route.asides]
+    if not nodes:
+        return ()
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    what = "see the tokens alone; bias tokens have zeros where the results join the stream"
+    return (f"convolutions or relative positions {what}: {', '.join(nodes[:_NAMED])}{more}",)
 
 
 def carry_out(model: onnx.ModelProto, view: GraphView, route: Route, conversions: Sequence[Conversion]) -> Carried:

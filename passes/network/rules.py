@@ -1,8 +1,8 @@
 """How each operator carries a bias token: the sizes of its outputs, and the edits that it needs.
 
-A carried tensor has N + m rows where the original has N. A rule gives a `Step`, or a `Miss` with the reason why the
-bias token cannot pass. Two invariants make the rules local: tensors that are not carried, shapes included, keep their
-original values, and so do all rows of a carried tensor except the last m.
+A carried tensor has N + m rows where the original has N. A rule gives a `Step`, an `Aside` where the tokens go on
+alone, or a `Miss` with the reason why the bias token cannot pass. Two invariants make the rules local: tensors that are
+not carried, shapes included, keep their original values, and so do all rows of a carried tensor except the last m.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import onnx
 
 from passes.match.linear import MICROSOFT, Miss
-from passes.network import layout
+from passes.network import aside, layout
 from passes.network.sizes import KEYS, TOKENS, Size, Sizes, attributes
-from passes.network.step import Known, Pad, Rule, Step, token_axes
+from passes.network.step import Aside, Known, Pad, Rule, Step, token_axes
 from rewriter.graph.view import label
 
 
-def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Aside | Miss:
     """The rule for `node`."""
     fused = node.domain == MICROSOFT and node.op_type in _FUSED_ACTIVATIONS and len(node.input) == 1
     rule = _unary if fused else RULES.get(node.op_type) if known.view.is_onnx(node) else None
@@ -140,20 +140,18 @@ def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(out),))
 
 
-def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _matmul(known: Known, node: onnx.NodeProto) -> Step | Aside | Miss:
     left, right = (known.carried(name) for name in node.input[:2])
     flat = Miss(f"{label(node)}: it mixes tokens outside a softmax", label(node))
     if left is None:
         return Miss(f"{label(node)}: its first factor is not part of the residual stream", label(node))
     if right is None:
         if node.input[1] not in known.constants:
-            return Miss(
-                f"{label(node)}: its second factor is neither constant nor computed from the stream", label(node)
-            )
+            # Queries times relative positions, say: scores of tokens, which join those of the stream later.
+            reason = f"{label(node)}: its second factor is neither constant nor computed from the stream"
+            return Aside(reason, label(node), scores=True)
         weight = known.constants.shape(node.input[1])
-        if -1 in token_axes(left) or weight is None or len(weight) != 2:
-            return flat
-        return Step(((*left[:-1], Size(weight[-1])),))
+        return flat if weight is None or -1 in token_axes(left) else _by_constant(node, left, weight)
     # A sum over tokens must not include the bias tokens' rows. In an attention pattern their weights are 0 for every
     # token; in any other tensor they need not be.
     contracted = -1 in token_axes(left)
@@ -166,6 +164,18 @@ def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step(((*lead, left[-2], right[-1]),))
 
 
+def _by_constant(node: onnx.NodeProto, left: Sizes, weight: tuple[int, ...]) -> Step | Miss:
+    """Rows times a constant matrix, or one for each head."""
+    if len(weight) < _MATRIX or len(left) < _MATRIX:
+        return Miss(f"{label(node)}: '{node.input[1]}' is no matrix", label(node))
+    stacked = (*(Size(number) for number in weight[:-_MATRIX]), Size(), Size())
+    if any(_at(stacked, axis) != Size(1) for axis in token_axes(left) if axis < -_MATRIX):
+        return Miss(f"{label(node)}: '{node.input[1]}' has a matrix for each token", label(node))
+    rank = max(len(left), len(weight))
+    lead = (_broadcast([_at(left, axis), _at(stacked, axis)]) for axis in range(-rank, -_MATRIX))
+    return Step(((*lead, left[-_MATRIX], Size(weight[-1])),))
+
+
 def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
     sizes, given = known.carried(node.input[0]), attributes(node)
     weight = known.constants.shape(node.input[1])
@@ -176,6 +186,8 @@ def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
         return Miss(f"{label(node)}: its weight or bias is not constant", label(node))
     return Step(((sizes[0], Size(weight[0] if given.get("transB") else weight[1])),))
 
+
+_MATRIX = 2
 
 _FUSED_ACTIVATIONS = frozenset(("Gelu", "QuickGelu", "FastGelu"))
 """Elementwise operators of onnxruntime's domain, which blocks hold."""
@@ -208,5 +220,8 @@ RULES: dict[str, Rule] = {
     "Gather": layout.gather,
     "Concat": layout.concat,
     "Shape": layout.shape,
+    "Conv": aside.conv,
+    "Pad": aside.pad,
+    "GatherElements": aside.gather_elements,
 }
 """Operator type to its rule."""

@@ -60,14 +60,30 @@ class Step:
     correct: tuple[bool, ...] = ()
 
 
+@dataclass(frozen=True)
+class Aside:
+    """A node that reads the tokens alone, as in the original: the stream does not pass it, what it gives joins again.
+
+    Attributes:
+        reason: why the stream does not pass it, with the node's name.
+        node: the node's name.
+        scores: whether what it gives is a product of two tensors that depend on the input, as scores are.
+    """
+
+    reason: str
+    node: str
+    scores: bool = False
+
+
 @dataclass
 class Known:
-    """What the rules read: the graph, and the tensors carried so far."""
+    """What the rules read: the graph, the tensors carried so far, and those computed beside the route from tokens."""
 
     view: GraphView
     constants: Constants
     shapes: ShapeReader
     patterns: set[str] = field(default_factory=set)
+    beside: dict[str, Aside] = field(default_factory=dict)
     static_tokens: int | None = None
 
     def carried(self, tensor: str) -> Sizes | None:
@@ -75,7 +91,7 @@ class Known:
         return self.shapes.carried.get(tensor)
 
 
-Rule = Callable[[Known, onnx.NodeProto], Step | Miss]
+Rule = Callable[[Known, onnx.NodeProto], Step | Aside | Miss]
 
 
 def token_axes(sizes: Sizes) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import MICROSOFT
-from passes.match.operands import AnyArray, NotPlainError, Projection, Read, constant_operand, read_projection
+from passes.match.operands import AnyArray, NotPlainError, PreActivation, Read, constant_operand, read_preactivation
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import ONNX_DOMAINS, GraphView
@@ -45,7 +45,7 @@ NORMS: dict[tuple[str, str], _Norm] = {
 """Operators whose first output is normalised along the last axis."""
 
 
-def preactivation_bounds(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
+def preactivation_bounds(view: GraphView, projection: PreActivation, read: Read) -> tuple[Array, Array] | None:
     """Smallest and largest value that each neuron's pre-activation can take, rounding included.
 
     Returns:
@@ -75,13 +75,13 @@ def preactivation_bounds(view: GraphView, projection: Projection, read: Read) ->
 def reach(view: GraphView, block: Block, read: Read) -> float | None:
     """The largest |pre-activation| of a block over all inputs; None where its weights do not bound it."""
     try:
-        found = preactivation_bounds(view, read_projection(view, block, block.gate, read), read)
+        found = preactivation_bounds(view, read_preactivation(view, Constants(view), block, block.gate, read), read)
     except NotPlainError:
         return None
     return None if found is None else float(np.max(np.abs(found)))
 
 
-def _of_rows(view: GraphView, projection: Projection, read: Read) -> tuple[Array, Array] | None:
+def _of_rows(view: GraphView, projection: PreActivation, read: Read) -> tuple[Array, Array] | None:
     """The bounds where the data are sums of rows of constant tables."""
     longest = _longest_row(view, projection.data, read)
     if longest is None:

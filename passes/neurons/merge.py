@@ -15,7 +15,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL, Identifier
-from passes.match.operands import AnyArray, Layer, NotPlainError, Projection, Read, read_layer
+from passes.match.operands import AnyArray, Layer, NotPlainError, PreActivation, Read, read_layer
 from passes.neurons.bounds import preactivation_bounds
 from passes.neurons.reduce import Nature, Neurons, reduce_neurons
 from passes.neurons.shrink import Shrinker
@@ -133,7 +133,7 @@ def _neurons(layer: Layer) -> Neurons:
     return Neurons(gate, gate_inputs, value, value_inputs, tuple(output.weight.per_neuron for output in layer.outputs))
 
 
-def _columns(projection: Projection) -> tuple[AnyArray, int]:
+def _columns(projection: PreActivation) -> tuple[AnyArray, int]:
     """Columns of W1 followed by the biases, one row per neuron, and the number of columns of W1."""
     weight = projection.weight.per_neuron
     biases = [np.broadcast_to(bias.array.reshape(-1, 1), (len(weight), 1)) for bias in projection.biases]

@@ -18,6 +18,9 @@ class Arithmetic:
         limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
         lines: which lines of the table (`passes.programs.line`) are close enough: those for "single", "double" or
             "half" precision.
+        narrow: lines of the table with fewer keys, for gates whose self value counts near 0 only.
+        pairs: the lines of the table with which forms that pay for every head make gates: keys in pairs, whose errors
+            are those of the arithmetic. Empty where the limit is close enough.
     """
 
     steepness: float
@@ -25,13 +28,24 @@ class Arithmetic:
     small: float
     limit: float
     lines: str
+    narrow: str = ""
+    pairs: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether gates are over pairs of keys, since more is asked for than the limit gives."""
+        return bool(self.pairs) and self.tolerance < self.limit
 
 
 _HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
 
+_SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
+
 ARITHMETIC: dict[int, Arithmetic] = {
-    onnx.TensorProto.FLOAT: Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single"),
-    onnx.TensorProto.DOUBLE: Arithmetic(2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double"),
+    onnx.TensorProto.FLOAT: _SINGLE,
+    onnx.TensorProto.DOUBLE: Arithmetic(
+        2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double", pairs="double pairs"
+    ),
     onnx.TensorProto.FLOAT16: _HALF,
     onnx.TensorProto.BFLOAT16: _HALF,
 }
@@ -40,6 +54,6 @@ ARITHMETIC: dict[int, Arithmetic] = {
 steepness: SiLU(k y) / k is within 0.28 / k of ReLU everywhere, and equal bit for bit once |k y| > 104, where the
 exponential is 0 or infinite: with k = 2^40, for |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16
 uses float16's, since one more bias token costs little, and its own would leave GELU at 1.5e-3. small: balances the
-error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64) and beyond every float16, against
-float64's rounding over e, 2e-9 and 2e-8.
+error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64, clipped gates only) and beyond every
+float16, against float64's rounding over e, 2e-9 and 2e-8.
 """

@@ -37,6 +37,12 @@ def bounded_programs() -> tuple[tuple[str, Program], ...]:
 
 
 @cache
+def precise_programs() -> tuple[tuple[str, Program], ...]:
+    """One-head programs for float64, as (activation, program), whose errors only ball arithmetic can prove."""
+    return tuple((entry["activation"], _program(entry)) for entry in _file()["precise"])
+
+
+@cache
 def gate_programs() -> tuple[tuple[str, Program], ...]:
     """One-head programs with few nonzero values: in a gate each nonzero value costs a head, and self costs two."""
     return _table(gate=True)
@@ -48,7 +54,7 @@ def cheapest(activation: str, tolerance: float) -> Program:
     Ties go to the smallest float32 rounding; if no program reaches the tolerance, the closest one is returned.
     `tolerance` is absolute, in units of the activation's output.
     """
-    known = [program for name, program in fitted_programs() if name == activation]
+    known = [program for name, program in (*fitted_programs(), *precise_programs()) if name == activation]
     close = [program for program in known if program.max_error <= tolerance]
     if close:
         return min(close, key=lambda program: (program.bias_tokens, program.rounding))
@@ -60,7 +66,8 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
 
     It has the fewest nonzero values, then the fewest keys; if none reaches the tolerance, the closest is returned.
     """
-    known = [program for name, program in (*gate_programs(), *fitted_programs()) if name == activation]
+    table = (*gate_programs(), *fitted_programs(), *precise_programs())
+    known = [program for name, program in table if name == activation]
     known = [program for program in known if len(program.heads) == 1]
     close = [program for program in known if program.max_error <= tolerance]
     if close:
@@ -88,7 +95,7 @@ def in_powers(activation: str, tolerance: float) -> Program | None:
 
 @cache
 def lines(arithmetic: str) -> tuple[Line, ...]:
-    """The lines for "single", "double" or "half" precision, the most precise first."""
+    """The lines of one kind (`passes.programs.arithmetic.Arithmetic`), the most precise first."""
     return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
 
 
@@ -130,7 +137,9 @@ def _line(entry: dict[str, Any]) -> Line:
 def _program(entry: Entry) -> Program:
     rows = entry.get("heads", [entry])
     heads = tuple(_head(row) for row in rows) if isinstance(rows, list) else ()
-    if not entry.get("float32"):  # a shift would move coefficients off the float32 grid
+    if not (
+        entry.get("float32") or entry.get("precise")
+    ):  # a shift would round coefficients that must stay as they are
         heads = tuple(head.conditioned() for head in heads)
     program = Program(
         name=str(entry["name"]),

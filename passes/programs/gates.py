@@ -17,6 +17,10 @@ T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
 
 about x^2/3 of h where p is 0 or 1; `limit_error` bounds it over max(1, |h|). Rounding errors are the arithmetic's
 precision over e, so these programs need float64.
+
+In float64 models that is too much. There a gate is the program with the line, written out as heads over pairs of keys
+(`Arithmetic.pairs`): a line with a step of 1/32 costs a twelfth of the keys that the step 2^-24 saves, and rounding is
+the arithmetic's precision over the step.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ import numpy as np
 
 from passes.certificates.changes import largest_change
 from passes.certificates.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
+from passes.certificates.pairs import LOGARITHMS, pairable, pairing_error
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import lines
+from passes.programs.groups import spread, spreads
 from passes.programs.head import BiasToken, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.program import Program
-from passes.programs.softmax import FACTORED, UNIT, Array
+from passes.programs.softmax import FACTORED, LARGEST_QUERY, UNIT, Array
 
 _TIGHT = 1.1
 _ENOUGH = 2.0**-8
@@ -56,20 +62,30 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
         program: a program in the arithmetic of its model, not itself a gate.
         arithmetic: provides the lines.
     """
-    candidates = [line for found in lines(arithmetic.lines) for line in (found, found.reversed())]
-    added = [_line_error(program, line) for line in candidates]
-    close = [place for place, error in enumerate(added) if error <= _ADDED * arithmetic.tolerance]
-    place = close[0] if close else int(np.argmin(added))
-    line = candidates[place]
+    line, added, domain = _closest(program, arithmetic)
     return replace(
         program,
         name=f"{program.name}_gate",
         line=line,
-        max_error=program.max_error + added[place] * (1.0 + program.max_error),
+        max_error=program.max_error + added * (1.0 + program.max_error),
         rounding=program.rounding + _LINE_ROUNDING[arithmetic.lines] / abs(line.step),
-        domain=min(program.domain, line.domain),
+        domain=domain,
         certificate=f"{program.certificate}; {line.name}: {line.max_error:.2g} |g| for |g| <= {line.domain:g}",
     )
+
+
+def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, float]:
+    """The line of a gate, the error that it adds, and the domain on which it does so."""
+    # Beyond the kinks of a clip, self has no weight, and it does not matter how far a narrow line is off.
+    candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
+    for line in lines(arithmetic.lines):
+        domain = min(program.domain, line.domain)
+        candidates += [(line, domain), (line.reversed(), domain)]
+    added = [_line_error(program, line, domain) for line, domain in candidates]
+    close = [place for place, error in enumerate(added) if error <= _ADDED * arithmetic.tolerance]
+    place = close[0] if close else int(np.argmin(added))
+    line, domain = candidates[place]
+    return line, added[place], domain
 
 
 def needs_line(program: Program) -> bool:
@@ -89,11 +105,13 @@ _LINE_ROUNDING = {"single": 2.0**-23, "half": 2.0**-23, "double": 2.0**-52}
 """Rounding of 1 - e^-x near x = 0, where e^-x is a multiple of half this or of this; divided by the step."""
 
 
-def _line_error(program: Program, line: Line) -> float:
+def _line_error(program: Program, line: Line, domain: float) -> float:
     """A bound on |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain."""
-    domain = min(program.domain, line.domain)
-    steps = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 400)]) * domain
-    edges = np.unique(np.concatenate([-steps, steps, [value for value in [line.lowest] if abs(value) < domain]]))
+    reach = min(domain, line.domain)
+    steps = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 400) * reach])
+    if domain > reach:
+        steps = np.concatenate([steps, np.geomspace(reach, min(domain, LARGEST_QUERY), 400)])
+    edges = np.unique(np.concatenate([-steps, steps, [value for value in [line.lowest] if abs(value) < reach]]))
     g = edges[:-1], edges[1:]
     multiples, constants = [affine(0.0, program.linear, g)], [affine(0.0, program.constant, g)]
     for head in program.heads:
@@ -104,9 +122,13 @@ def _line_error(program: Program, line: Line) -> float:
     multiple = total(*multiples)
     slopes = size(multiple)
     floor = np.maximum(1.0, least_size(total(product(multiple, g), *constants)))
+    # Squares multiply h by g once more. Their error is over max(1, |h g|), hence the floor 1 / |g| for |h|.
+    if program.constant == 0.0 and all(head.multiples is not None for head in program.heads):
+        floor = np.maximum(1.0 / np.maximum(1.0, size(g)), least_size(product(multiple, g)))
     # Beyond its lowest g the line stays where it is.
     constant = (g[1] <= line.lowest) if line.step > 0.0 else (g[0] >= line.lowest)
     off = np.where(constant, 1.0, line.max_error * (1.0 + line.max_error)) * size(g)
+    off = np.where(size(g) > reach, size(g) + line.largest, off)
     return float(np.max(slopes * off / floor)) * (1.0 + 1e-6)
 
 
@@ -129,6 +151,8 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
     if head.c == 0.0 and program.linear == 0.0:
         return replace(made, heads=_constants(head))
+    if arithmetic.paired and pairable(head):
+        return _in_pairs(program, f"{program.name}_gate", arithmetic)
     line = _line(program.linear, arithmetic.small) if program.linear != 0.0 else ()
     if head.c == 0.0:
         return _limit(replace(made, heads=(*_constants(head), *line)), head, program.linear, arithmetic)
@@ -141,9 +165,32 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
     """The program of factor g u: two heads, each the other's bias token."""
+    if arithmetic.paired:
+        return _in_pairs(Program(name, (), linear=factor), name, arithmetic)
     # The limit's error depends on the linear term only, so the head in `_limit` is an empty one.
     made = Program(name, _line(factor, arithmetic.small))
     return _limit(made, Head(beta=0.0, bias_tokens=(), c=0.0), factor, arithmetic)
+
+
+def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
+    """The gate of a program of at most one head, over the pairs of its keys and those of a line."""
+    (line,) = lines(arithmetic.pairs)
+    if program.linear != 0.0 and spreads(program):
+        # A linear term beside the head would cancel it where the gate is small, as in groups.
+        program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
+    domain = min(program.domain, line.domain)
+    written = replace(line, max_error=line.max_error + LOGARITHMS)
+    added = _line_error(program, written, domain)
+    added += sum(pairing_error(head, written, domain, enough=line.max_error) for head in program.heads)
+    made = replace(
+        program,
+        name=name,
+        line=line,
+        max_error=program.max_error + added * (1.0 + program.max_error),
+        domain=domain,
+        certificate=f"{program.certificate}; {line.name} in pairs of keys: {added:.2g}, bounded on cells",
+    )
+    return made.as_heads.in_double(gated=True)
 
 
 def limit_error(head: Head, linear: float, small: float, domain: float, *, enough: float) -> float:

@@ -51,7 +51,7 @@ def groups_of(program: Program) -> tuple[Group, ...]:
     """The groups of a program, in order; at least one."""
     heads = list(program.heads)
     if program.linear != 0.0 and spreads(program):
-        heads = _spread(heads[0], program.linear)
+        heads = spread(heads[0], program.linear)
     elif program.linear != 0.0 or program.constant != 0.0:
         heads.append(Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant))
     return tuple(_group(head) for head in heads)
@@ -86,7 +86,7 @@ def _multiples(head: Head) -> bool:
     return head.alpha == 0.0 and head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
-def _spread(head: Head, linear: float) -> list[Head]:
+def spread(head: Head, linear: float) -> list[Head]:
     """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
     own = BiasToken(slope=head.beta, offset=head.gamma)
     heads = [replace(head, c=head.c + linear)] if head.c + linear != 0.0 else []

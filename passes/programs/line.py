@@ -60,6 +60,11 @@ class Line:
         """The g on one side beyond which the line is constant; on the other side that is outside the domain."""
         return LOWEST / self.step
 
+    @property
+    def largest(self) -> float:
+        """A bound on the line's magnitude: that of the values of its two ends."""
+        return 1.0 / abs(self.step * self.end)
+
     @cached_property
     def keys(self) -> tuple[tuple[float, float, float], ...]:
         """(slope, offset, value) of every key of the softmax whose mean of values is the line; the two ends first."""
@@ -111,11 +116,14 @@ class Line:
         """
         own = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
         multiples = [head.d, *(token.value for token in head.bias_tokens)]
-        # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
-        relative = [(a - head.beta, b - head.gamma) for a, b in own]
-        paired = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
         ends = [head.c * value for _, _, value in self.keys[:2]]
-        return (*heads_over(paired, ends), *heads_over(own, multiples))
+        return (*heads_over(self.pairs_with(head), ends), *heads_over(own, multiples))
+
+    def pairs_with(self, head: Head) -> list[tuple[float, float]]:
+        """(slope, offset) of all pairs of keys of a head and of the line, those of the head's self key first."""
+        # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
+        relative = [(token.slope - head.beta, token.offset - head.gamma) for token in head.bias_tokens]
+        return [(a + slope, b + offset) for a, b in [(0.0, 0.0), *relative] for slope, offset, _ in self.keys]
 
     def rounded(self, dtype: DTypeLike) -> Line:
         """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""

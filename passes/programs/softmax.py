@@ -34,7 +34,7 @@ The rounding error of a logit is proportional to its magnitude, so an offset in 
 offsets e^b could leave the range of float32; they belong to steep keys, whose weights are 0 or 1.
 """
 
-_LARGEST_QUERY = 2.0**500
+LARGEST_QUERY = 2.0**500
 """Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
 
 _EXPONENTIAL = 8.0
@@ -66,7 +66,7 @@ class Keys:
 
     def logits(self, y: Array) -> Array:
         """[keys, ...] at points [...]; finite for finite y."""
-        query = np.clip(y, -_LARGEST_QUERY, _LARGEST_QUERY)
+        query = np.clip(y, -LARGEST_QUERY, LARGEST_QUERY)
         logits = np.multiply.outer(self.slopes, query) + _column(self.offsets, query)
         if self.alpha != 0.0:
             logits[0] = (self.alpha * query + self.slopes[0]) * query + self.offsets[0]
@@ -149,7 +149,7 @@ class Keys:
 
         A product with a power of two is exact, and so is a sum near 0 of two large numbers: kinks stay in place.
         """
-        query = np.abs(np.clip(y, -_LARGEST_QUERY, _LARGEST_QUERY))
+        query = np.abs(np.clip(y, -LARGEST_QUERY, LARGEST_QUERY))
         slopes = np.where(np.abs(np.frexp(self.slopes)[0]) == 0.5, 0.0, np.abs(self.slopes))
         sizes = np.multiply.outer(slopes, query) + np.abs(logits)
         if self.alpha != 0.0:

@@ -104,6 +104,8 @@ class Whole:
 
 def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion], omega: float) -> Whole | Miss:
     """What form `whole` does on `route`, or the operator that prevents it, and why."""
+    if route.asides:
+        return Miss(route.asides[0].reason, route.asides[0].node)
     found = _Finder(view, route, conversions).run()
     if isinstance(found, Miss):
         return found

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api.benching import bench
     from rewriter.api.comparing import diff, judge, validate
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import Inspection, inspect
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.ranking.copies import idle_heads
     from rewriter.api.interpret.ranking.tokens import head_tokens
     from rewriter.api.rewriting import rewrite
+    from rewriter.api.timing.benching import bench
 
 __all__ = [
     "Inspection",
@@ -52,7 +52,7 @@ __all__ = [
 _HOMES = {
     "attribute": "interpret.attribution",
     "attribution_graph": "interpret.graph.tracing",
-    "bench": "benching",
+    "bench": "timing.benching",
     "compositions": "interpret.ranking.composition",
     "head_pictures": "interpret.pictures.contents",
     "head_activity": "interpret.ranking.activity",

@@ -18,6 +18,8 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.inputs.given import Given
 from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.search import other_cases, tried_sizes
+from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
 
@@ -39,13 +41,15 @@ def accepted_cases(
             kept.append(case)
         except ValidationError as error:
             skipped.append(f"{case.name}: {error}")
-    if kept:
+    settings = Settings(inputs=inputs, seed=seed, dims=dims)
+    if kept or (kept := list(other_cases(model, settings, provider))):
         return kept, skipped
     if inputs is not None:
         raise UsageError(f"nothing could be compared: model A refuses every case of {inputs.name} ({skipped[0]})")
+    more = tried_sizes(model, settings)
     raise ValidationError(
-        f"nothing could be compared: model A runs on none of the {len(made)} inputs tried; give some with --inputs or "
-        f"sizes with --dim ({skipped[0]})"
+        f"nothing could be compared: model A runs on none of the {len(made)} inputs tried{more}; give some with "
+        f"--inputs or sizes with --dim ({skipped[0]})"
     )
 
 

@@ -44,6 +44,7 @@ def validate(
     expect: str | None = None,
     generate: int | None = None,
     save_run: str | os.PathLike[str] | None = None,
+    allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does, against a float64 evaluation of the original.
@@ -68,6 +69,7 @@ def validate(
             (`rewriter.compare.expected`); parts are ranked by the error that they add.
         generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
         save_run: npz file for the outputs of both, to be judged again with `judge`; a file is replaced.
+        allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
 
     Returns:
@@ -79,7 +81,9 @@ def validate(
         ProviderError: a requested execution provider is not available.
         ValidationError: nothing could be compared, for example because a model does not run.
     """
-    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run)
+    options = _Options(
+        providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run, allow_links
+    )
     return _compare(original, rewritten, options, progress, graph=False, outputs=True)
 
 
@@ -101,6 +105,7 @@ def diff(
     expect: str | None = None,
     generate: int | None = None,
     save_run: str | os.PathLike[str] | None = None,
+    allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Compare two models: their files, and what they compute.
@@ -122,6 +127,7 @@ def diff(
         expect: as for `validate`.
         generate: as for `validate`.
         save_run: as for `validate`.
+        allow_links: as for `validate`.
         progress: as for `validate`.
 
     Returns:
@@ -140,7 +146,9 @@ def diff(
         raise UsageError("taps and bisect need the models to be run: leave the outputs in")
     if not outputs and (expect or generate or save_run):
         raise UsageError("expect, generate and save_run need the models to be run: leave the outputs in")
-    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run)
+    options = _Options(
+        providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run, allow_links
+    )
     return _compare(a, b, options, progress, graph=graph, outputs=outputs)
 
 
@@ -160,6 +168,7 @@ class _Options:
     expect: str | None
     generate: int | None
     save_run: str | os.PathLike[str] | None
+    allow_links: bool = False
 
     @property
     def _providers(self) -> tuple[str, ...]:
@@ -288,7 +297,7 @@ def _nothing_yet(a: str, b: str) -> Comparison:
 def _compare(a: Source, b: Source, options: _Options, progress: Progress, *, graph: bool, outputs: bool) -> Comparison:
     run, recording = Run(progress), Recording()
     with run.step("load", "loading"):
-        models = load_model(a), load_model(b)
+        models = load_model(a, allow_links=options.allow_links), load_model(b, allow_links=options.allow_links)
     pairing = options.pairing(models[0], progress, recording)
     result = replace(
         _nothing_yet(name_of(a), name_of(b)), signature=signature_differences(models[0].proto, models[1].proto)

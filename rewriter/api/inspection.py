@@ -46,6 +46,7 @@ def inspect(
     tokens: int = TOKENS,
     max_pattern_mb: float = DEFAULT_PATTERN_MB,
     max_tokens: int = DEFAULT_MAX_TOKENS,
+    allow_links: bool = False,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
@@ -58,6 +59,7 @@ def inspect(
         max_pattern_mb: bound on the largest pattern tensor in these costs, in units of 2^20 bytes.
         max_tokens: number of one-hot positions in these costs, for the forms that use them; raised to `tokens` if
             smaller.
+        allow_links: let external data be links inside one Hugging Face cache directory.
 
     Raises:
         UsageError: an option is invalid.
@@ -65,7 +67,7 @@ def inspect(
     """
     run = Run(silent)
     with run.step("load", "loading"):
-        source = load_model(model)
+        source = load_model(model, allow_links=allow_links)
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options)

@@ -27,6 +27,7 @@ class RewriteKeywords(TypedDict, total=False):
     gate: str
     precision: str
     fit: bool
+    tune: bool
     accuracy: float | None
     domain: float | None
     max_pattern_mb: float

@@ -20,14 +20,16 @@ from passes.options import Options
 from passes.pipeline import MlpToAttention, pipeline
 from passes.plan import Plan, apply, sublayers_only
 from rewriter.api.details import details_of
+from rewriter.api.estimating.counting import estimate_of
 from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claim_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
+from rewriter.api.timing.tuning import check_tunable, tuned
 from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.ort.providers import require_float64
-from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
+from rewriter.ort.providers import chosen_providers, require_float64
+from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.sandbox import prove
@@ -36,17 +38,21 @@ from rewriter.proof.validate import Progress, Validation
 from rewriter.report.report import Report
 from rewriter.text import quoted
 
+Arrange = Callable[[tuple[Pass, ...]], Sequence[Pass]]
+"""Gets the passes that the options ask for, and returns those to run."""
+
 
 def rewrite(
     model: Source,
     output: str | os.PathLike[str] | None = None,
     *,
-    passes: Callable[[tuple[Pass, ...]], Sequence[Pass]] | None = None,
+    passes: Arrange | None = None,
     save_after: Mapping[str, str | os.PathLike[str]] | None = None,
     dry_run: bool = False,
     validate: bool = True,
     force: bool = False,
     details: bool = False,
+    allow_links: bool = False,
     progress: Progress = silent,
     **options: Unpack[RewriteKeywords],
 ) -> Report:
@@ -60,10 +66,11 @@ def rewrite(
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
         save_after: pass name to a file; the model after that pass is saved there, unproved.
-        dry_run: stop after the plan.
+        dry_run: stop after the plan; `Report.estimate` says what the run would take.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
         details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
+        allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
         **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
             below with their defaults.
@@ -81,6 +88,7 @@ def rewrite(
     """
     of_rewriting, of_proof = parted(options)
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
+    check_tunable(choices)
     if validate and not dry_run:
         settings = checked(settings)
     if dry_run and save_after:
@@ -89,21 +97,14 @@ def rewrite(
     run = Run(progress)
     with run.step("load", "loading"):
         # A result in memory must not depend on the file.
-        source = load_model(model, mapped=output is not None)
+        source = load_model(model, mapped=output is not None, allow_links=allow_links)
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
     sequence = arrange(pipeline(choices))
     saved = _checked_stages(save_after or {}, sequence, source, out, force=force)
     start = Unit(source.proto, partial(read_tensor, source))
-    with run.step("plan", "finding the MLP blocks"):
-        unit, timings = run_passes(split(sequence)[0], start)
-    if unit.fact(Plan).undetermined:
-        with run.step("calibrate", "measuring pre-activations"):
-            choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            sequence = arrange(pipeline(choices))
-            unit, timings = run_passes(split(sequence)[0], start)
-            unit = _noted(unit, notes)
+    choices, sequence, unit, timings = _planned(run, source, start, arrange, choices, settings)
     if validate and not dry_run and source.size <= LARGE:
         unit = _noted(unit, domain_notes(unit.fact(Plan), start.read))
     plan = unit.fact(Plan)
@@ -111,7 +112,8 @@ def rewrite(
     if details:
         report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
-        return run.finish(replace(report, passes=timings))
+        planned = estimate_of(source, plan, settings, proved=validate) if plan.conversions else None
+        return run.finish(replace(report, passes=timings, estimate=planned))
     _check_arithmetic(plan, settings.providers if validate else ())
     with run.step("apply", "replacing them by attention heads"):
         unit, further = run_passes(split(sequence)[1], unit)
@@ -147,6 +149,31 @@ describe(rewrite, Options, Settings)
 def made(unit: Unit) -> onnx.ModelProto:
     """The model that the passes made."""
     return unit.model
+
+
+def _planned(
+    run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings
+) -> tuple[Options, tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+    """The plan, made again with what was measured where that is needed: the options, the passes, and their outcome."""
+
+    def planned() -> tuple[tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+        sequence = tuple(arrange(pipeline(choices)))
+        return sequence, *run_passes(split(sequence)[0], start)
+
+    with run.step("plan", "finding the MLP blocks"):
+        sequence, unit, timings = planned()
+    notes: tuple[str, ...] = ()
+    if unit.fact(Plan).undetermined:
+        with run.step("calibrate", "measuring pre-activations"):
+            choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
+            sequence, unit, timings = planned()
+    if choices.tune and unit.fact(Plan).conversions:
+        with run.step("tune", "timing the ways of writing the heads"):
+            provider = chosen_providers(settings.providers)[-1]  # an accelerator, where one is used
+            ways, further = tuned(source, unit.fact(Plan), choices, provider, run.progress)
+            choices, notes = replace(choices, ways=ways), (*notes, *further)
+            sequence, unit, timings = planned()
+    return choices, sequence, _noted(unit, notes), timings
 
 
 def _check_arithmetic(plan: Plan, providers: Sequence[str]) -> None:

@@ -26,9 +26,10 @@ from rewriter.cli.interpret.graph import graph
 from rewriter.cli.interpret.heads import heads
 from rewriter.cli.interpret.rank import rank
 from rewriter.cli.interpret.run_cached import run_cached
-from rewriter.cli.judge import judge
 from rewriter.cli.options import with_json_files
 from rewriter.cli.passes import passes
+from rewriter.cli.saved.judge import judge
+from rewriter.cli.saved.page import page
 from rewriter.cli.streams import forgiving
 from rewriter.cli.validate import validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
@@ -39,6 +40,7 @@ COMMANDS: dict[str, click.Command] = {
     "validate": validate,
     "diff": diff,
     "judge": judge,
+    "page": page,
     "bench": bench,
     "passes": passes,
     "doctor": doctor,
@@ -81,7 +83,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return int(error.exit_status)
     except click.ClickException as error:
         name = _name(error.ctx.command) if isinstance(error, click.UsageError) and error.ctx else "rewrite"
-        click.echo(f"rewrite: {error.format_message().rstrip('.')}; see '{name} --help'", err=True)
+        message = error.format_message().rstrip(".")
+        # click's own suggestions end in a question mark.
+        click.echo(f"rewrite: {message}{' See' if message.endswith('?') else '; see'} '{name} --help'", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         terminated = isinstance(error.__cause__ or error, _Terminated)

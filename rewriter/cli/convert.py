@@ -11,31 +11,40 @@ import click
 from passes.options import Options
 from rewriter.cli.declared import declared_options
 from rewriter.cli.folder import convert_folder
-from rewriter.cli.options import check_page, check_report, check_suffix, report_options, write_report
+from rewriter.cli.options import check_page, check_report, check_suffix, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
 
 _HELP_STATUS = """\b
-Commands (rewrite COMMAND --help):
-  inspect   print the blocks of a model, their size and their heads; write nothing
-  validate  judge whether a rewritten model computes what the original does
-  diff      compare any two models: graphs, weights, outputs
-  judge     judge a saved comparison by other tolerances
-  bench     measure how long models take beside the original
-  passes    list the passes of the pipeline and their options
-  doctor    check versions, execution providers, memory and disk
+Commands for models (rewrite COMMAND --help):
+  inspect    print the blocks of a model, their size and their heads
+  validate   judge whether a rewritten model computes what the original does
+  diff       compare any two models: graphs, weights, outputs
+  judge      judge a saved comparison by other tolerances
+  page       make the web page of a saved report
+  bench      measure how long models take beside the original
+  passes     list the passes of the pipeline and their options
+  doctor     check versions, execution providers, memory and disk
+
+\b
+Commands for heads:
+  heads      list all heads, and write their weights or a page about them
+  run        run a model and record what heads compute on inputs
+  rank       rank heads: which work together, on what, which do nothing
+  attribute  attribute a logit to heads, tokens and biases
+  graph      make the attribution graph of a logit
 
 \b
 Exit status:
-  0  converted, and proved (or --no-validate, or --dry-run)
-  1  the proof failed; nothing is written at OUT
-  2  usage error
-  3  nothing to convert; nothing is written
-  4  the model is unreadable, malformed or unsafe
-  5  a requested execution provider is not available, or lacks float64 that the heads need
-  6  the proof did not finish within --time-limit; nothing is written
-  70 internal error; please report it
+  0   converted, and proved (or --no-validate, or --dry-run)
+  1   the proof failed; nothing is written at OUT
+  2   usage error
+  3   nothing to convert; nothing is written
+  4   the model is unreadable, malformed or unsafe
+  5   an execution provider is not available, or lacks float64
+  6   the proof did not finish within --time-limit; nothing is written
+  70  internal error; please report it
 """
 
 
@@ -68,7 +77,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path), help="Where to write the result.")
 @declared_options(Options)
-@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, and what the run would take; write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @click.option(
     "--save-after",
@@ -79,6 +88,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 )
 @click.option("--time-passes", is_flag=True, help="Print the time of each pass.")
 @declared_options(Settings)
+@links_option
 @click.option("--html", metavar="FILE.html", type=click.Path(path_type=Path), help="Write the report as a page.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @report_options("the report")
@@ -107,6 +117,7 @@ def convert(
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if model.is_dir():
         refused = {"--html": html, "--save-after": options.pop("save_after"), "--force": options.pop("force")}
+        refused["--allow-links"] = options.pop("allow_links")
         return convert_folder(
             model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
             refused={**refused, "--time-passes": time_passes}, **options,

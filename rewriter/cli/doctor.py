@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.options import check_report, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ _LABEL = 10
 
 @click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", type=click.Path(path_type=Path), required=False)
+@links_option
 @report_options("what was found")
-def doctor(model: Path | None, *, report: Path | None, quiet: bool) -> int:
+def doctor(model: Path | None, *, allow_links: bool, report: Path | None, quiet: bool) -> int:
     """Look at versions, execution providers, CUDA libraries, memory and disk, and say how to mend what is wrong.
 
     Every execution provider is started in a process of its own. With MODEL, memory and disk are compared with what its
@@ -35,12 +36,12 @@ def doctor(model: Path | None, *, report: Path | None, quiet: bool) -> int:
     """
     if report is not None:
         check_report(report, (model,))
-    from rewriter.health.diagnosing import doctor as look
+    from rewriter.api.estimating.doctor import doctor as look
     from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, error=report == STANDARD)
     with console.progress() as progress:
-        found = look(model, progress=progress)
+        found = look(model, allow_links=allow_links, progress=progress)
     write_report(report, found.to_json)
     for label, text in _lines(found):
         console.line(f"{label:{_LABEL}}{text}")
@@ -54,6 +55,7 @@ def doctor(model: Path | None, *, report: Path | None, quiet: bool) -> int:
 
 def _lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
     from rewriter.report.terminal.layout import size
+    from rewriter.report.terminal.summary import taken
 
     yield "packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in found.packages.items())
     runtimes = ", ".join(f"{name} {version}" for name, version in found.onnxruntimes.items())
@@ -76,4 +78,5 @@ def _lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.model is not None:
         how = "block by block" if found.model.by_blocks else "whole"
         yield "model", f"{found.model.path}: {size(found.model.bytes)}, proved {how}"
-        yield "", f"about {size(found.model.memory)} of memory, {size(found.model.disk)} on disk beside it"
+        yield "", f"{size(found.model.disk)} on disk beside it"
+        yield "", taken(found.model.estimate) if found.model.estimate is not None else "no MLP block to convert"

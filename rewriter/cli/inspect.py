@@ -9,7 +9,7 @@ import click
 
 from passes.options import Options
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.options import check_report, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input
 
 
@@ -29,6 +29,7 @@ from rewriter.cli.streams import STANDARD, from_standard_input
     show_default=True,
     help="Sequence length for which heads, widths and peak memory of each form are computed.",
 )
+@links_option
 @report_options("what was found")
 def inspect(
     model: Path,
@@ -37,6 +38,7 @@ def inspect(
     head_dim: int | None,
     *,
     tokens: int,
+    allow_links: bool,
     report: Path | None,
     quiet: bool,
 ) -> int:
@@ -51,7 +53,7 @@ def inspect(
     from rewriter.report.terminal.console import Console
 
     with from_standard_input(model) as source:
-        found = look(source, scope=scope, gate=gate, head_dimension=head_dim, tokens=tokens)
+        found = look(source, scope=scope, gate=gate, head_dimension=head_dim, tokens=tokens, allow_links=allow_links)
     found = replace(found, report=replace(found.report, model=str(model)))
     write_report(report, found.to_json)
     show_inspection(found, Console(quiet=quiet, error=report == STANDARD))

@@ -125,6 +125,15 @@ def _run_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -
     return path
 
 
+def links_option(command: Command) -> Command:
+    """The option of whatever reads model files."""
+    return click.option(
+        "--allow-links",
+        is_flag=True,
+        help="Let external data be links into the blobs of the same Hugging Face cache directory.",
+    )(command)
+
+
 _JUDGING = (
     click.option(
         "--atol",
@@ -181,5 +190,5 @@ def judging_options(command: Command) -> Command:
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
-    command = judging_options(with_options(_COMPARING)(command))
+    command = judging_options(with_options(_COMPARING)(links_option(command)))
     return declared_options(Settings, only=("providers", "inputs", "dims", "seed"))(command)  # type: ignore[return-value]

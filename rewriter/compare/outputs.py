@@ -126,7 +126,7 @@ def compare_pair(
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
     """Open a session on a model, from its file if it has one."""
-    if model.path is not None:
+    if model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise)
     return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
 

@@ -35,8 +35,8 @@ from rewriter.text import quoted
 KEYS = frozenset({"location", "offset", "length", "checksum"})
 _READ = 64 * 2**20
 _LINK_ADVICE = (
-    "copy the model with its data (`cp -rL DIRECTORY COPY`), or download it again with `--local-dir` "
-    "(the Hugging Face cache stores links)"
+    "copy the model with its data (`cp -rL DIRECTORY COPY`), or pass --allow-links (allow_links=True) for a model in "
+    "a Hugging Face cache, which stores links"
 )
 
 
@@ -78,7 +78,7 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
 
 def open_inside(base_dir: Path, location: str, tensor: str) -> int:
     """Open the data file `location` below `base_dir` and return its file descriptor. Raises ModelError."""
-    parts = _parts(location, tensor)
+    parts = location_parts(location, tensor)
     try:
         handle = os.open(base_dir, os.O_RDONLY | os.O_DIRECTORY)
     except (OSError, ValueError) as error:
@@ -135,7 +135,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"tensor {name} has {length} bytes of external data where its dimensions need {need}; "
                 "model and data file do not belong together: export the model again"
             )
-        yield handle, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length)
+        yield handle, ExternalRef(tensor.name, location, base.joinpath(*location_parts(location, "")), offset, length)
     finally:
         os.close(handle)
 
@@ -157,7 +157,8 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
     return entries
 
 
-def _parts(location: str, tensor: str) -> list[str]:
+def location_parts(location: str, tensor: str) -> list[str]:
+    """The names on the way to a data file. Raises ModelError where it could leave the model's directory."""
     parts: list[str] = []
     # protobuf returns bytes for a string that is not valid UTF-8.
     fault = "is empty" if not location else None if isinstance(location, str) else "is not UTF-8"

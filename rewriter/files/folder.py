@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rewriter.errors import UsageError
 from rewriter.files.durable import CHUNK, create, hidden_path, os_errors, sync_directory, write_all
+from rewriter.files.journal import FOLDER, journal, sweep
 from rewriter.text import quoted
 
 _SKIPPED = (".git", ".cache", ".ipynb_checkpoints", "__pycache__")
@@ -45,8 +46,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def check_new_folder(out: Path, source: Path) -> None:
-    """Refuse, before the long work, a folder that exists or cannot be made. Raises UsageError."""
+    """Refuse, before the long work, a folder that exists or cannot be made. Raises UsageError.
+
+    What a killed run for `out` left is removed even then: a folder that exists is never written again.
+    """
     with os_errors("write", out):
+        sweep(out.absolute())
         if os.path.lexists(out):
             raise UsageError(f"{quoted(out)} exists; a folder is never replaced: remove it, or choose another output")
         parent = out.absolute().parent
@@ -60,14 +65,20 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`; `publish` renames it. Without that, it is removed when the block ends."""
-    staged = hidden_path(out.absolute().parent, "")
-    with os_errors("write", staged):
-        staged.mkdir()
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    """A hidden folder beside `out`; `publish` renames it. Without that, it is removed when the block ends.
+
+    A journal names it, so that the next run for `out` removes the folder of a run that was killed.
+    """
+    out = out.absolute()
+    with journal(out) as made:
+        staged = hidden_path(out.parent, FOLDER)
+        made.append(staged)
+        try:
+            with os_errors("write", staged):
+                staged.mkdir()
+            yield staged
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 def publish(staged: Path, out: Path) -> None:

@@ -1,10 +1,10 @@
-"""A note beside an output of the files that a run is making, so that the next run can remove what a killed one left.
+"""A note beside an output of what a run is making, so that the next run can remove what a killed one left.
 
 The journal is a hidden file that lists names, one per line, each before the file is created. The run holds a lock on it
 that the system releases when the process ends, however it ends. A journal of the same OUT without a lock is therefore
 that of a killed run, and what it lists is removed: nothing else, and no data file from the moment of the commit on,
-since OUT may refer to it. Without locks (Windows, some network file systems) there is no journal, and nothing is
-removed.
+since OUT may refer to it. The hidden folder in which a folder is made is listed, and removed, as one thing. Without
+locks (Windows, some network file systems) there is no journal, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +26,10 @@ except ImportError:  # Windows
 
 _COMMITTED = "/committed"
 """A line that no file name can be."""
-_OURS = re.compile(r"\.rewrite-[0-9a-f]{16}\.(onnx|data|tmp)|.+-[0-9a-f]{12}\.data")
+_OURS = re.compile(r"\.rewrite-[0-9a-f]{16}\.(onnx|data|tmp|folder)|.+-[0-9a-f]{12}\.data")
 _LONGEST = 2**20
+FOLDER = ".folder"
+"""How the hidden name of a folder ends."""
 
 
 class Journal:
@@ -37,7 +40,7 @@ class Journal:
         self.paths: list[Path] = []
 
     def append(self, path: Path) -> None:
-        """Note a file that is about to be created."""
+        """Note a file, or a folder, that is about to be created."""
         self.paths.append(path)
         self._write(path.name)
 
@@ -96,6 +99,9 @@ def _remove(path: Path, handle: int, *, alone: bool) -> None:
     for name in names:
         hidden = name.startswith(".rewrite-")
         if _OURS.fullmatch(name) and "/" not in name and (hidden or (alone and _COMMITTED not in names)):
+            if name.endswith(FOLDER):
+                shutil.rmtree(path.parent / name, ignore_errors=True)  # does not follow links
+                continue
             with suppress(OSError):
                 (path.parent / name).unlink(missing_ok=True)
     with suppress(OSError):

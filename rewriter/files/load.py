@@ -4,8 +4,8 @@ The structure of the model and its external references are checked; external dat
 values of one tensor when they are needed.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
-the link, in the directory of the path as given, and the data files themselves may not be links. For a model in that
-cache with external weights, the error says how to copy it.
+the link, in the directory of the path as given, and the data files themselves may not be links, unless the caller
+allows those of such a cache (`rewriter.files.links`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import onnx
 
 from rewriter.errors import ModelError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
+from rewriter.files.links import without_links
 from rewriter.files.modelfile import byte_size, parse_model, read_model
 from rewriter.files.soundness.order import sort_main_graph
 from rewriter.files.soundness.structure import check_structure
@@ -35,10 +36,12 @@ class LoadedModel:
     Attributes:
         proto: the model; external data is not loaded, initializers keep their references.
         path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
-        base_dir: directory that external data is resolved in, `path.parent`; None for a proto in memory.
+        base_dir: directory that external data is resolved in, `path.parent` or the cache directory that its links
+            stay in; None for a proto in memory.
         external: all references to other files: of initializers, attributes, subgraphs, functions and sparse tensors.
         file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
-        mapped: whether large weights stayed in the model file, as external data of that file.
+        mapped: whether the proto refers to data otherwise than the file does: large weights stayed in the file, as
+            external data of that file, or links were replaced by the files that they point to.
     """
 
     proto: onnx.ModelProto
@@ -70,13 +73,14 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 """What can be loaded: a path, the bytes of a file, or a model in memory."""
 
 
-def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
+def load_model(source: Source, *, mapped: bool = False, allow_links: bool = False) -> LoadedModel:
     """Load and check a model.
 
     A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
     resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
     refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
-    for external data refuse that (a link, a strange name).
+    for external data refuse that (a link, a strange name). With `allow_links`, data files may be links inside one
+    Hugging Face cache directory.
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -93,9 +97,11 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     proto, file_size = read_model(path, mapped=mapped)
     sort_main_graph(proto)
     check_structure(proto)
-    external = collect_external(proto, path.parent)
+    base_dir = without_links(proto, path.parent) if allow_links else path.parent
+    external = collect_external(proto, base_dir)
     others = tuple(ref for ref in external if ref.path != path) if mapped else external
-    return LoadedModel(proto, path, path.parent, others, file_size, mapped=len(others) < len(external))
+    elsewhere = len(others) < len(external) or base_dir != path.parent
+    return LoadedModel(proto, path, base_dir, others, file_size, mapped=elsewhere)
 
 
 def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:

@@ -20,6 +20,9 @@ _GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 _PLAIN = {1, 2, 8, _RAW, 12, 16}
 """Fields of a tensor that may stand beside raw data: dims, type, name, doc string, metadata."""
 
+_LOCATION, _DEFAULT = 14, b"\0"
+"""The field `data_location`; onnx writes the default after it has loaded external data into a model."""
+
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 """Wire types of protobuf: numbers, contents with a length, contents of a fixed length."""
 
@@ -107,12 +110,16 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
     """The tensor with a reference to its raw data; None if it has none, or anything unusual beside it."""
     fields = list(_fields(data, first, last, _RAW))
     raw = [(start, end) for number, _, start, end in fields if number == _RAW]
-    if len(raw) != 1 or raw[0][1] - raw[0][0] < LARGE or not all(number in _PLAIN for number, *_ in fields):
+    odd = (
+        number not in _PLAIN and not (number == _LOCATION and data[start:end] == _DEFAULT)
+        for number, _, start, end in fields
+    )
+    if len(raw) != 1 or raw[0][1] - raw[0][0] < LARGE or any(odd):
         return None
     (start, end), reference = raw[0], onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():
         reference.external_data.add(key=key, value=value)
-    kept = [data[begin:stop] for number, begin, _, stop in fields if number != _RAW]
+    kept = [data[begin:stop] for number, begin, _, stop in fields if number not in (_RAW, _LOCATION)]
     return b"".join([*kept, reference.SerializeToString(deterministic=True)])
 
 

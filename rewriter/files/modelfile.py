@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from pathlib import Path
@@ -85,7 +86,7 @@ def _read(path: Path) -> bytes:
             _check_regular(status, path)
             data = file.read(status.st_size + 1)  # one byte more, to notice a file that grows
     except FileNotFoundError as error:
-        raise ModelError(f"{quoted(path)} does not exist; check the path (a link may point to nothing)") from error
+        raise ModelError(f"{quoted(path)} does not exist; {_instead(path)}") from error
     except PermissionError as error:
         raise ModelError(f"{quoted(path)} may not be read: permission denied; change its mode or copy it") from error
     except (OSError, ValueError) as error:
@@ -94,6 +95,18 @@ def _read(path: Path) -> bytes:
     if len(data) != status.st_size:
         raise ModelError(f"{quoted(path)} changed while it was read; run again when nothing writes to it")
     return data
+
+
+def _instead(path: Path) -> str:
+    """What was meant by the path of a file that does not exist."""
+    if path.name == "-":
+        return "only `rewrite` and `rewrite inspect` read standard input: give the path of a file"
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
+    except OSError:
+        names = []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f"did you mean {quoted(path.parent / near[0])}?" if near else "check the path (a link may point to nothing)"
 
 
 def _check_regular(status: os.stat_result, path: Path) -> None:

@@ -131,8 +131,8 @@ def _needed(view: GraphView, inside: list[int], outputs: Sequence[str]) -> list[
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, including those that its subgraphs capture."""
-    return [name for name in (*node.input, *captured_names(node)) if name]
+    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
+    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
 
 
 def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProto:

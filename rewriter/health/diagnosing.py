@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rewriter.files.load import load_model
-from rewriter.health.findings import Diagnosis, Problem, ProviderState
+from rewriter.health.findings import Diagnosis, ModelNeeds, Problem, ProviderState
 from rewriter.health.libraries import DRIVER
-from rewriter.health.machine import machine_at, machine_problems, needs_of
+from rewriter.health.machine import machine_at, machine_problems
 from rewriter.health.packages import onnxruntimes, package_problems, packages
 from rewriter.health.probe import ask
 from rewriter.ort.providers import PROVIDERS, Provider
@@ -19,26 +17,23 @@ Progress = Callable[[str, int, int], None]
 
 
 def doctor(
-    model: str | os.PathLike[str] | None = None, *, progress: Progress = lambda _what, _done, _total: None
+    model: Path | None = None,
+    needs: ModelNeeds | None = None,
+    *,
+    progress: Progress = lambda _what, _done, _total: None,
 ) -> Diagnosis:
-    """Look at packages, execution providers, CUDA libraries, memory and disk.
-
-    Every execution provider is started in a process of its own, so that a crash is a finding.
+    """What `rewriter.doctor` finds.
 
     Args:
-        model: a model whose needs are compared with memory and disk; the graph is read, its external data is not.
+        model: the model whose folder is looked at; None for the current one.
+        needs: what the model needs.
         progress: called with (current activity, steps done, total steps).
-
-    Raises:
-        ModelError: the model is unreadable, malformed or unsafe.
     """
-    path = None if model is None else Path(model)
-    needs = None if path is None else needs_of(load_model(path, mapped=True), path)
     progress("onnxruntime", 0, 1)
     built = ask(None)
     states = tuple(_states(built, progress))
     found, runtimes = packages(), onnxruntimes()
-    machine = machine_at(Path.cwd() if path is None else path.absolute().parent)
+    machine = machine_at(Path.cwd() if model is None else model.absolute().parent)
     problems = (
         *package_problems(found, runtimes),
         *_runtime_problems(built, states),

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rewriter.estimate.formula import Estimate
+
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, and a command or step that mends it."""
+    """Something that is wrong.
+
+    Attributes:
+        what: what is wrong.
+        advice: a command or step that mends it.
+    """
 
     what: str
     advice: str
@@ -69,15 +76,17 @@ class ModelNeeds:
         path: the model.
         bytes: its size with external data.
         by_blocks: whether it would be proved one block or segment at a time.
-        memory: an estimate of the memory for its proof, in bytes.
+        memory: about how much memory that takes, in bytes; None if there is nothing to convert.
         disk: what a result beside it would take on disk; weights in external files are shared, not copied.
+        estimate: time and memory of converting it in form `local` with the proof, as of a dry run.
     """
 
     path: str
     bytes: int
     by_blocks: bool
-    memory: int
+    memory: int | None
     disk: int
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rewriter.estimate.formula import Estimate
 from rewriter.files.load import LoadedModel
-from rewriter.files.walk import iter_tensors
 from rewriter.health.findings import Machine, ModelNeeds, Problem
 from rewriter.proof.settings import LARGE
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-
-WHOLE, SEGMENT, BASE = 2, 2, 200 * 10**6
-"""Bytes of memory per byte of the model where whole models are loaded, per byte of the largest weight where one segment
-is loaded at a time, and for Python and its packages. Rounded up from measured peaks: 282 MB for a decoder of 82 MB, 536
-MB for one of 309 MB, 1.2 GB for one of 10.2 GB whose largest weight has 524 MB."""
 
 
 def machine_at(folder: Path) -> Machine:
@@ -60,20 +55,18 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def needs_of(model: LoadedModel, path: Path) -> ModelNeeds:
-    """An estimate of what the rewriting and the proof of a model need."""
+def needs_of(model: LoadedModel, path: Path, estimate: Estimate | None) -> ModelNeeds:
+    """What rewriting a model and proving it needs; `estimate` is None where there is nothing to convert."""
     by_blocks = model.size > LARGE
-    largest = max((ref.length for ref in model.external), default=0)
-    largest = max(largest, max((tensor.ByteSize() for tensor in iter_tensors(model.proto)), default=0))
-    memory = BASE + (SEGMENT * largest + 2 * model.file_size if by_blocks else WHOLE * model.size)
-    return ModelNeeds(str(path), model.size, by_blocks, memory, model.file_size)
+    memory = None if estimate is None else estimate.memory_bytes
+    return ModelNeeds(str(path), model.size, by_blocks, memory, model.file_size, estimate)
 
 
 def machine_problems(machine: Machine, model: ModelNeeds | None) -> Iterator[Problem]:
     """Where memory or disk will not do."""
     if model is None:
         return
-    if machine.available is not None and machine.available < model.memory:
+    if machine.available is not None and model.memory is not None and machine.available < model.memory:
         advice = "close other programs or take a larger machine" if model.by_blocks else "use --proof blocks"
         yield Problem(
             f"the proof of this model takes about {_gigabytes(model.memory)} of memory, and "

@@ -228,9 +228,22 @@ def require_float64(texts: Sequence[str], blocks: Sequence[str]) -> None:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """Import onnxruntime and silence its log."""
-    with _quiet_stderr():  # the import itself may log devices, before the severity can be set
-        import onnxruntime
+    """Import onnxruntime and silence its log.
+
+    Raises:
+        MemoryError: its libraries do not fit into the memory that this process may have.
+        ProviderError: it is missing or broken.
+    """
+    try:
+        with _quiet_stderr():  # the import itself may log devices, before the severity can be set
+            import onnxruntime
+    except ImportError as error:
+        reason = one_line(error, 160)
+        if any(sign in reason for sign in ("map segment", "allocate memory", "bad_alloc")):
+            raise MemoryError(reason) from error
+        raise ProviderError(
+            f"onnxruntime cannot be imported ({reason}); pip install --force-reinstall onnxruntime"
+        ) from error
     onnxruntime.set_default_logger_severity(4)
     return onnxruntime
 

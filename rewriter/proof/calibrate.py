@@ -13,6 +13,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
 from rewriter.proof.end_to_end import CPU
 from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.inputs.search import other_cases
 from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import Progress, Wanted
 from rewriter.proof.settings import Settings
@@ -36,6 +37,8 @@ def largest_magnitudes(
         cases = make_cases(model.proto, seed=settings.seed, dims=settings.dims)
     wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
     runs = run_model(side, cases, wanted, progress, by_blocks=settings.by_blocks(model.size))
+    if not runs.cases and (others := other_cases(model, settings)):
+        runs = run_model(side, others, wanted, progress, by_blocks=settings.by_blocks(model.size))
     if not runs.cases:
         raise ValidationError(f"the model runs on none of the {len(cases)} inputs tried ({runs.skipped[0]})")
     return dict(runs.reached)

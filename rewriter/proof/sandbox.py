@@ -1,7 +1,7 @@
 """Run a proof in a child process, with limits on memory and time.
 
 A model that crashes onnxruntime, exhausts memory or never ends takes down the child and not the caller, who gets a
-one-line ValidationError. The module has three parts: the parent, the wire format, and the child, which runs as
+one-line ValidationError. The module has two parts: the parent, and the child, which runs as
 `python -m rewriter.proof.sandbox`.
 
 The parent pickles a `Request` to the child's standard input. The child answers in JSON, one object per line:
@@ -16,16 +16,15 @@ import json
 import os
 import sys
 import threading
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import IO, Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any
 
 from rewriter.child import ERRORS, Child, Tell, as_message, how_it_ended, kill, pipes, received, send, started, teller
 from rewriter.errors import RewriteError, TimeLimitError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.plain import from_plain
 from rewriter.proof.claims import NO_VARIANTS, Claim, Variants
 from rewriter.proof.run.whole import Progress
 from rewriter.proof.settings import Settings
@@ -144,52 +143,6 @@ _ADVICE = "give it more, or try --proof blocks, or fewer and shorter inputs with
 
 def _given(settings: Settings) -> str:
     return "" if settings.memory_limit_mb is None else f" (it had {settings.memory_limit_mb} MB)"
-
-
-# -- the wire format ---------------------------------------------------------------------------------------------------
-
-Made = TypeVar("Made")
-
-_NUMBERS = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
-
-
-def from_plain(kind: type[Made], data: object) -> Made:
-    """Rebuild a value of `kind`: a dataclass of strings, numbers, tuples, mappings and further dataclasses.
-
-    Raises:
-        ValueError: the data has another form.
-    """
-    made: Made = _value(kind, data)
-    return made
-
-
-def _value(kind: Any, data: object) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if data is None and type(None) in inner:
-            return None
-        return _value(next(each for each in inner if each is not type(None)), data)
-    if is_dataclass(kind):
-        return _dataclass(kind, data)
-    if origin is tuple and isinstance(data, list):
-        kinds = inner[:1] * len(data) if inner[-1] is Ellipsis else inner
-        if len(kinds) == len(data):
-            return tuple(_value(each, entry) for each, entry in zip(kinds, data, strict=True))
-    if origin is Mapping and isinstance(data, dict):
-        return {str(key): _value(inner[1], entry) for key, entry in data.items()}
-    if kind in _NUMBERS and isinstance(data, _NUMBERS[kind]) and (kind is bool or not isinstance(data, bool)):
-        return kind(data)
-    raise ValueError(f"not a {kind}: {str(data)[:80]}")
-
-
-def _dataclass(kind: Any, data: object) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004 - the data is wrong, not the call
-    hints = typing.get_type_hints(kind)
-    names = {field.name for field in fields(kind)}
-    if set(data) != names:
-        raise ValueError(f"{kind.__name__} has other fields")
-    return kind(**{name: _value(hints[name], data[name]) for name in names})
 
 
 # -- the child ---------------------------------------------------------------------------------------------------------

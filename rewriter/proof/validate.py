@@ -28,6 +28,7 @@ from rewriter.proof.distance import Array
 from rewriter.proof.end_to_end import CPU, Evaluations, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.planned import planned_side, reached, shaken
 from rewriter.proof.run.jobs import run_jobs
 from rewriter.proof.run.model import run_model
@@ -142,15 +143,7 @@ def _measured(
     # Positions that all blocks share are proved end to end, up to the last one; those of a block are proved with it.
     longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)
     to_blocks, to_rewritten, to_plan, to_verdict = (within(progress, *ends) for ends in pairwise(_SHARES))
-    before = _run_original(
-        run,
-        old,
-        named,
-        _cases(original, settings, longest),
-        asked,
-        within(progress, 0.0, _SHARES[0]),
-        quick=settings.quick,
-    )
+    before = _run_original(run, old, named, settings, longest, asked, within(progress, 0.0, _SHARES[0]))
 
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
@@ -217,16 +210,24 @@ def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[s
     return failures
 
 
-def _cases(original: LoadedModel, settings: Settings, longest: int) -> tuple[Case, ...]:
+def cases_of(original: LoadedModel, settings: Settings, longest: int) -> tuple[Case, ...]:
+    """The inputs of the proof: those that were given, or generated ones, one with a sequence of `longest` tokens.
+
+    Raises:
+        UsageError: the inputs do not fit the model, or none can be made.
+    """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
     return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
 
 
 def _run_original(
-    run: Runner, original: Side, named: Side, cases: Sequence[Case], asked: _Asked, progress: Progress, *, quick: bool
+    run: Runner, original: Side, named: Side, settings: Settings, longest: int, asked: _Asked, progress: Progress
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts, with the tensors that the blocks read."""
+    """The runs of the original on the cases that it accepts, with the tensors that the blocks read.
+
+    If it accepts none of the generated ones, other sizes are searched.
+    """
     ways = asked.ways
     if any(parse_provider(way.provider).name != "cpu" for way in ways):
         ways = tuple(dict.fromkeys((*ways, CPU)))
@@ -236,8 +237,12 @@ def _run_original(
     wanted = Wanted(
         ways, *((taps, watched) if tapped_here else ((), ())), wide=True, may_refuse=True, what="the original"
     )
+    first = partial(_run_first, run) if settings.quick else run
+    cases = cases_of(original.model, settings, longest)
     try:
-        runs = _run_first(run, original, cases, wanted, progress) if quick else run(original, cases, wanted, progress)
+        runs = first(original, cases, wanted, progress)
+        if not runs.cases and (others := other_cases(original.model, settings)):
+            runs = replace(first(original, others, wanted, progress), skipped=runs.skipped)
         if not tapped_here and runs.cases:
             # Only the lowered form, which computes the same, has the tensors under these names.
             found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
@@ -245,9 +250,10 @@ def _run_original(
     except ValidationError as error:
         raise ValidationError(_refused(original, error)) from error
     if not runs.cases:
+        more = tried_sizes(original.model, settings)
         raise ValidationError(
-            f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs or sizes with "
-            f"--dim ({runs.skipped[0]})"
+            f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
+            f"with --dim ({runs.skipped[0]})"
         )
     return runs
 

@@ -28,6 +28,7 @@ MODELS = (
     *(("phi3", exporter, way) for exporter in ("torchscript", "dynamo") for way in OPTIONS),
     *(("modernbert", exporter, way) for exporter in ("torchscript", "dynamo") for way in OPTIONS),
     *(("glm", "dynamo", way) for way in OPTIONS),
+    *(("codegen", exporter, "network") for exporter in ("torchscript", "dynamo")),
     *(("gpt2-cache", exporter, "network") for exporter in ("torchscript", "dynamo")),
 )
 ERROR = 1e-6

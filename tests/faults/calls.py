@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 WRITING = (
     "write", "pwrite64", "writev", "copy_file_range", "sendfile", "ftruncate", "fsync", "fdatasync",
-    "rename", "renameat", "renameat2", "unlink", "unlinkat", "mkdir",
+    "rename", "renameat", "renameat2", "unlink", "unlinkat", "mkdir", "rmdir",
 )  # fmt: skip
 READING = ("read", "pread64")
 _TRACED = ("openat", *WRITING, *READING)
-_LINE = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<rest>.*)")
+_LINE = re.compile(r"(?P<name>\w+)\((?P<rest>.*)")
+_END = re.compile(r"(\)\s+= .*| <unfinished \.\.\.>)$")
+_RANDOM = re.compile(r"\w*\d\w*")
 HAVE_STRACE = shutil.which("strace") is not None
+STRACE = ("strace", "-y", "-s", "0", "-e", f"trace={','.join(_TRACED)}")
+"""Says when it is attached. It follows no threads: their calls have numbers of their own, which a fault would meet."""
 
 
 @dataclass(frozen=True)
@@ -39,37 +40,16 @@ class Call:
     def writes(self) -> bool:
         return self.name in WRITING or "O_CREAT" in self.text
 
-
-def traced(command: list[str], log: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of this interpreter under strace."""
-    strace = ["strace", "-f", "-y", "-qq", "-s", "0", "-o", str(log), "-e", f"trace={','.join(_TRACED)}", *options]
-    return subprocess.run(
-        [*strace, sys.executable, "-B", *command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        # A shell may have started the tests in the background, where Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "COLUMNS": "200"},
-    )
+    def like(self, folder: Path) -> str:
+        """The call without what differs between two runs: the folder, and whatever contains digits."""
+        return f"{self.name} " + _RANDOM.sub("#", self.text.replace(str(folder), ""))
 
 
-def calls_of(command: list[str], folder: Path, log: Path) -> list[Call]:
-    """The calls of a run that create, write, rename, remove or read files below `folder`."""
-    run = traced(command, log)
-    assert run.returncode == 0, run.stderr
+def logged(log: Path) -> list[Call]:
+    """The calls of the main thread in a log, which may end where the process was killed."""
     seen, found = Counter[str](), list[Call]()
-    main = ""
     for line in log.read_text(errors="replace").splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        main = main or match["thread"]
-        if match["thread"] != main:
-            continue
-        seen[match["name"]] += 1
-        call = Call(match["name"], seen[match["name"]], match["rest"].rpartition(" = ")[0])
-        if str(folder) in match["rest"] and (call.name != "openat" or call.writes):
-            found.append(call)
+        if match := _LINE.match(line):
+            seen[match["name"]] += 1
+            found.append(Call(match["name"], seen[match["name"]], _END.sub("", match["rest"])))
     return found

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import slow
-from tests.faults.calls import HAVE_STRACE, Call
+from tests.faults.calls import HAVE_STRACE
 from tests.faults.trial import OLD, Setting, after, tried
 
-RENAME = Call("rename", 1, "")
 NEW = b"the new model"
 
 
@@ -31,6 +31,20 @@ def test_some_faults(fault: str, tmp_path: Path) -> None:
         assert outcome.status != 0 or survives, (call, outcome)
 
 
+@slow
+@pytest.mark.skipif(not HAVE_STRACE, reason="strace is not installed")
+def test_a_fault_that_misses_its_call_is_tried_again(tmp_path: Path) -> None:
+    setting = Setting(external=False, previous=True)
+    made = [call for call in setting.calls(tmp_path / "expected") if call.name == "openat"]
+    shifted = replace(made[-1], number=made[-1].number - 2)
+    outcome = tried(setting, shifted, "ENOSPC", tmp_path / "expected", tmp_path / "tried")
+    assert outcome.status == 2
+    assert "r.json" in outcome.message
+    assert (tmp_path / "tried" / "1").exists()
+    with pytest.raises(LookupError):
+        tried(setting, replace(made[-1], text="another"), "ENOSPC", tmp_path / "expected", tmp_path / "never")
+
+
 @pytest.mark.parametrize(
     ("files", "status", "said", "finding"),
     [
@@ -43,6 +57,7 @@ def test_some_faults(fault: str, tmp_path: Path) -> None:
         ({"attnonly.onnx": OLD}, 0, "", "neither the old nor the new"),
         ({"attnonly.onnx": NEW, "r.json": b"{"}, -9, "", "half a report"),
         ({"attnonly.onnx": OLD}, 2, "two\nlines", "not one line"),
+        ({"attnonly.onnx": OLD}, 2, "50%, proving\nrewrite: full", ""),
         ({"attnonly.onnx": OLD}, 1, "Traceback (most recent call last)", "ended with 1"),
         ({"attnonly.onnx": OLD}, 70, "rewrite: internal error", "ended with 70"),
     ],
@@ -55,6 +70,6 @@ def test_the_checks_see_what_they_are_for(
         for file, data in content.items():
             (tmp_path / name / "out" / file).write_bytes(data)
     run = subprocess.CompletedProcess([], status, "", said)
-    found = after(Setting(external=False, previous=True), run, RENAME, tmp_path / "expected", tmp_path / "tried")
+    found = after(Setting(external=False, previous=True), run, tmp_path / "expected", tmp_path / "tried")
     assert bool(found) == bool(finding)
     assert finding in "; ".join(found)

@@ -10,7 +10,6 @@ import argparse
 import faulthandler
 import hashlib
 import multiprocessing
-import re
 import resource
 import shutil
 import signal
@@ -23,6 +22,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.damage import damaged
+from tests.fuzz.guided import key_of, run_guided
 from tests.fuzz.seeds import committed, small
 from tests.fuzz.trial import Outcome, a_way, tried
 
@@ -47,7 +47,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "fuzz", help="where findings go")
+    parser.add_argument("--guided", action="store_true", help="let coverage guide the damage; needs atheris")
     given = parser.parse_args()
+    if given.guided:
+        return 1 if run_guided(given.minutes, given.seed, given.keep, _say) else 0
     given.keep.mkdir(parents=True, exist_ok=True)
     small(), committed()  # made once, before the first fork
     ends, counts, found, number = time.monotonic() + 60 * given.minutes, Counter[int](), dict[str, str](), given.first
@@ -55,7 +58,7 @@ def main() -> int:
         for outcome, at in _batch(given.seed, number, ends, given.keep):
             number = at + 1
             counts[outcome.status] += 1
-            key = re.sub(r"'.*'", "", outcome.message.rpartition(" in ")[2]) + outcome.message[:12]
+            key = key_of(outcome)
             if (outcome.finding or outcome.status == DIED) and key not in found:
                 found[key] = outcome.message
                 name = f"{hashlib.sha256(key.encode()).hexdigest()[:8]}.onnx"

@@ -23,13 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cosmic_ray.work_item import MutationSpec
-
 from tests.mutation.equivalent import reason_of
-from tests.mutation.mutants import Mutant, made_of, mutants
-from tests.mutation.rooms import ROOMS, suites_of
+from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
+from tests.mutation.rooms import ROOMS, ROOT, suites_of
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
 
 _LEAST = 60.0
@@ -125,7 +122,7 @@ def row_of(mutant: Mutant, room: str, seed: int, killer: str | None) -> Row:
         "line": spec.start_pos[0],
         "operator": spec.operator_name.removeprefix("core/"),
         "occurrence": spec.occurrence,
-        "diff": [f"- {mutant.before}", f"+ {mutant.after}"],
+        "diff": diff_of(mutant),
         "result": "killed" if killer else "equivalent" if reason else "survived",
         "by": killer or reason or "",
     }
@@ -166,18 +163,24 @@ def main(arguments: list[str]) -> int:
 
 
 def _try(rows: list[Row], copy: Copy, options: argparse.Namespace, rooms: Sequence[str]) -> None:
-    known = {_key(row): place for place, row in enumerate(rows)}
     for room, seed, mutant in _again(rows, rooms) if options.again else _drawn(options, rooms):
-        key = str(mutant.spec.module_path), mutant.spec.operator_name.removeprefix("core/"), mutant.spec.occurrence
-        if key in known and not options.again:
+        module = str(mutant.spec.module_path)
+        key = module, mutant.spec.operator_name.removeprefix("core/"), diff_of(mutant)
+        # By the changed line, not by its place, which moves as a module grows.
+        known = next((place for place, each in enumerate(rows) if _key(each) == key), len(rows))
+        if known < len(rows) and not options.again:
             continue
-        known_reason = options.again and reason_of(str(mutant.spec.module_path), mutant.after)
+        known_reason = options.again and reason_of(module, mutant.after)
         row = row_of(mutant, room, seed, None if known_reason else copy.killer(mutant, 1 if options.quick else None))
-        known.setdefault(key, len(rows))
-        rows[known[key] : known[key] + 1] = [row]
-        options.results.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        rows[known : known + 1] = [row]
+        _write(options.results, rows)
         _say(f"{row['result']}: {row['module']}:{row['line']} {row['by']}")
         _say(*([f"    {line}" for line in row["diff"]] if row["result"] == "survived" else []))
+    _write(options.results, rows)
+
+
+def _write(results: Path, rows: Sequence[Row]) -> None:
+    results.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 
 def _drawn(options: argparse.Namespace, rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
@@ -186,17 +189,19 @@ def _drawn(options: argparse.Namespace, rooms: Sequence[str]) -> Iterator[tuple[
             yield room, options.seed, mutant
 
 
-def _again(rows: Sequence[Row], rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
-    for row in list(rows):
-        if row["room"] in rooms and row["result"] == "survived":
-            name = f"core/{row['operator']}"
-            mutant = made_of(ROOT, MutationSpec(row["module"], name, row["occurrence"], (row["line"], 0), (10**9, 0)))
-            if mutant is not None:
-                yield row["room"], row["seed"], mutant
+def _again(rows: list[Row], rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
+    """Those that survived, by their changed line; rows whose line is gone are dropped."""
+    for row in [row for row in rows if row["room"] in rooms and row["result"] == "survived"]:
+        mutant = found_again(ROOT, row["module"], f"core/{row['operator']}", row["diff"])
+        if mutant is None:
+            rows.remove(row)
+            _say(f"gone: {row['module']}:{row['line']}")
+        else:
+            yield row["room"], row["seed"], mutant
 
 
-def _key(row: Row) -> tuple[str, str, int]:
-    return row["module"], row["operator"], row["occurrence"]
+def _key(row: Row) -> tuple[str, str, list[str]]:
+    return row["module"], row["operator"], row["diff"]
 
 
 def _say(*lines: str) -> None:

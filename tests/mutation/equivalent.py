@@ -107,6 +107,66 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "return view.nodes[index].input[1 - slot], constant.reshape(constant.shape[- 2:])",
         "a leading axis of 1 more, which broadcasts",
     ),
+    (
+        f"{_DIFFERENCES}/nodes.py",
+        "data: bytes = plain.SerializeToString(deterministic=False)",
+        "it orders the entries of maps, which an attribute does not have",
+    ),
+    (
+        f"{_DIFFERENCES}/tensors.py",
+        "_PIECE = 8 * 2** 21",
+        "pieces of any size compare the same; larger ones take more memory",
+    ),
+    (
+        f"{_DIFFERENCES}/scopes.py",
+        "weights[node.output[ -1]] = value",
+        "a Constant has one output",
+    ),
+    (
+        f"{_DIFFERENCES}/nodes.py",
+        "if len(ours) <= len(theirs) == 1:",
+        "no group is empty",
+    ),
+    (
+        "rewriter/files/datafiles.py",
+        "and entry.is_file(follow_symlinks=True)",
+        "a link has no digest, so it is not taken either",
+    ),
+    (
+        "rewriter/files/tensors.py",
+        "return (count_elements(tensor.dims, tensor.name, bits) * bits + 6) // 8",
+        "rounds up as well: every element type has an even number of bits",
+    ),
+    (
+        "rewriter/graph/edit.py",
+        "for index in sorted(replaced, reverse=False):",
+        "readers are counted down, in any order, before anything is looked at",
+    ),
+    (
+        f"{_PROOF}/blocks/sublayer.py",
+        "names = tuple(inputs[ -1]) if inputs else claim.block_inputs",
+        "every case has the same names",
+    ),
+    (
+        "passes/certificates/certify.py",
+        "y = np.linspace(-12.0, 12.0, 4800)",
+        "a choice of samples: they only say how small the tails ought to be",
+    ),
+    (
+        f"{_PROOF}/pass_rule.py",
+        "middle = used[(used.size - 1) // 2] if used.size else -1.0",
+        "scales are at least 0 already",
+    ),
+    (
+        "passes/programs/powers.py",
+        "SENSITIVITY = 1.55",
+        "a larger bound is a bound, too",
+    ),
+    (
+        "passes/certificates/changes.py",
+        "rest = np.multiply.outer(np.array(tokens), np.ones_like(own[ 1]))",
+        "both ends of an interval have one shape",
+    ),
 )
 """Module, the changed line with the change, and why it makes no difference."""
 

@@ -1,7 +1,8 @@
 """All mutants of a module as cosmic-ray makes them, but for those that mean nothing.
 
 Left out: what is no part of a computation (annotations, type aliases, `__all__`, `if TYPE_CHECKING`), guards against
-programmers that change no result (options of dataclasses, `strict=` of zip), `@cache`, and widths in messages.
+programmers that change no result (options of dataclasses, `strict=` of zip, a `*` before arguments by name), `@cache`,
+and widths in messages.
 """
 
 from __future__ import annotations
@@ -59,6 +60,23 @@ def mutants(root: Path, modules: Sequence[str], count: int, seed: int) -> Iterat
             yield first
 
 
+def found_again(root: Path, module: str, operator: str, diff: Sequence[str]) -> Mutant | None:
+    """The mutant of an operator that makes this change, wherever the line stands by now; None if it is gone."""
+    lines = (root / module).read_text(encoding="utf-8").splitlines()
+    for (line, _), specs in _places(root, module).items():
+        if lines[line - 1].strip() in diff[0]:
+            made = (made_of(root, spec) for spec in specs if spec.operator_name == operator)
+            for mutant in made:
+                if mutant is not None and diff_of(mutant) == list(diff):
+                    return mutant
+    return None
+
+
+def diff_of(mutant: Mutant) -> list[str]:
+    """The changed line before and after, as in the results file."""
+    return [f"- {mutant.before}", f"+ {mutant.after}"]
+
+
 def made_of(root: Path, spec: MutationSpec) -> Mutant | None:
     """The mutant that a specification names; None where the result is no Python, or the same."""
     source = (root / spec.module_path).read_text(encoding="utf-8")
@@ -98,6 +116,8 @@ def _meaningless(tree: ast.AST) -> Iterator[tuple[Place, Place]]:
     """Start and end of whatever is not mutated."""
     for node in ast.walk(tree):
         skipped: list[ast.AST | None] = []
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            yield from _star(node.args)
         if isinstance(node, ast.FunctionDef):
             skipped = [node.returns, *(each for each in node.decorator_list if ast.unparse(each) == "cache")]
         elif isinstance(node, ast.ClassDef):
@@ -116,3 +136,14 @@ def _meaningless(tree: ast.AST) -> Iterator[tuple[Place, Place]]:
             if isinstance(each, ast.expr | ast.stmt) and each.end_lineno and each.end_col_offset is not None:
                 # The @ of a decorator stands before it.
                 yield (each.lineno, max(each.col_offset - 1, 0)), (each.end_lineno, each.end_col_offset)
+
+
+def _star(arguments: ast.arguments) -> Iterator[tuple[Place, Place]]:
+    """The `*` after which arguments are passed by name: from the last one by position to the first one by name."""
+    if arguments.vararg or not arguments.kwonlyargs:
+        return
+    before: list[ast.arg | ast.expr] = [*arguments.posonlyargs, *arguments.args, *arguments.defaults]
+    first = arguments.kwonlyargs[0]
+    start = max((each.end_lineno or 0, each.end_col_offset or 0) for each in before) if before else None
+    # Without others it stands at most one line above.
+    yield start or (first.lineno - 1, 0), (first.lineno, first.col_offset)

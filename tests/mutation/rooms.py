@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _PROOF = "tests/rewriter/proof"
 _REFERENCE = f"{_PROOF}/reference"
@@ -36,13 +39,17 @@ ROOMS: Mapping[str, Sequence[str]] = {
         )
     ],
     "rewriter/compare/files": [
-        f"rewriter/compare/files/{name}.py" for name in ("models", "nodes", "scopes", "tensors")
+        f"rewriter/compare/files/{name}.py" for name in ("models", "nodes", "scopes", "tensors", "fields")
     ],
     "rewriter/files": [
         *(f"rewriter/files/{name}.py" for name in ("external", "journal", "load", "modelfile", "save", "tensors")),
-        *(f"rewriter/files/soundness/{name}.py" for name in ("functions", "order", "scopes", "structure")),
+        *(f"rewriter/files/{name}.py" for name in ("datafiles", "mapped", "outputrules", "walk")),
+        *(f"rewriter/files/soundness/{name}.py" for name in ("functions", "operators", "order", "scopes", "structure")),
     ],
-    "rewriter/graph": ["rewriter/graph/edit.py"],
+    "rewriter/graph": [
+        f"rewriter/graph/{name}.py"
+        for name in ("constants", "edit", "elementwise", "extract", "segments", "surgeon", "types", "view")
+    ],
 }
 """Room to the modules that decide something."""
 
@@ -72,7 +79,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
     ),
     "passes/certificates/certify.py": ("tests/passes/certificates/test_certify.py",),
     "passes/match/linear.py": (
-        "tests/passes/match/test_linear.py",
+        "tests/passes/match/test_linear_table.py tests/passes/match/test_linear.py",
         "tests/passes/match/test_blocks.py tests/passes/forms/test_cost.py",
     ),
     "passes/match/lower.py": (
@@ -85,13 +92,41 @@ _TESTS: Mapping[str, Sequence[str]] = {
         "tests/passes/forms",
     ),
     "rewriter/compare/files/*.py": ("tests/rewriter/compare/files",),
-    "rewriter/files/*.py": ("tests/rewriter/files",),
-    "rewriter/graph/edit.py": ("tests/rewriter/graph", "tests/rewriter/api/test_rewriting.py"),
+    "rewriter/files/*.py": ("tests/rewriter/files", "tests/rewriter/adapters/test_ir_pass.py"),
+    "rewriter/graph/*.py": ("tests/rewriter/graph", "tests/passes/match tests/rewriter/api/test_rewriting.py"),
 }
 """Glob to tests, quick ones first; the first glob that fits counts."""
 
 
+_OWN: Mapping[str, str] = {
+    "rewriter/compare/files/models.py": "test_differences test_wiring",
+    "rewriter/compare/files/nodes.py": "test_node_matching",
+    "rewriter/compare/files/scopes.py": "test_wiring",
+    "rewriter/compare/files/tensors.py": "test_weights",
+    "rewriter/files/load.py": "test_load test_modelfile",
+    "rewriter/files/outputrules.py": "test_save",
+    "rewriter/files/soundness/functions.py": "test_structure",
+    "rewriter/files/soundness/scopes.py": "test_structure",
+    "rewriter/files/walk.py": "test_load soundness/test_structure",
+    "rewriter/proof/blocks/activation.py": "test_region test_activation",
+    "rewriter/proof/blocks/adversarial_points.py": "test_activation",
+    "rewriter/proof/blocks/sublayer.py": "test_block",
+    "rewriter/proof/reference/decisions.py": "test_audit",
+    "rewriter/proof/reference/engine.py": "test_reference_engine",
+    "passes/certificates/certify.py": "test_tails test_certify",
+    "passes/certificates/intervals.py": "test_changes",
+    "passes/match/linear.py": "test_linear_table",
+    "passes/neurons/reduce.py": "test_merge",
+    "passes/programs/program.py": "test_program test_programs",
+}
+"""Module to its own tests in the mirrored folder, where they have another name."""
+
+
 def suites_of(module: str) -> list[tuple[str, ...]]:
-    """The tests of a module, group by group, quick ones first."""
+    """The tests of a module, group by group: its own, then others, quick ones first."""
     groups = next(groups for glob, groups in _TESTS.items() if fnmatchcase(module, glob))
-    return [tuple(group.split()) for group in groups]
+    folder, _, name = module.removesuffix(".py").rpartition("/")
+    paths = (f"tests/{folder}/{own}.py" for own in _OWN.get(module, f"test_{name}").split())
+    own = tuple(path for path in paths if (ROOT / path).is_file())
+    found = [tuple(part for part in group.split() if part not in own) for group in groups]
+    return [group for group in (own, *found) if group]

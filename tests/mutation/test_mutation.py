@@ -12,10 +12,10 @@ pytest.importorskip("cosmic_ray", reason="needs the extra mutation")
 
 from cosmic_ray.work_item import MutationSpec
 
-from tests.mutation.__main__ import RESULTS, ROOT, Copy, copied, score
+from tests.mutation.__main__ import RESULTS, Copy, copied, score
 from tests.mutation.equivalent import EQUIVALENT
-from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.rooms import ROOMS, suites_of
+from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
+from tests.mutation.rooms import _OWN, ROOMS, ROOT, suites_of
 
 FIXED = {
     "float64-slack": ("rewriter/proof/pass_rule.py", "SLACK = 16.0", "SLACK = 17e6"),
@@ -64,13 +64,19 @@ if TYPE_CHECKING:
     WRONG = 1 + 1
 
 @cache
-def f(x: int | None, y: int = 3) -> int | None:
+def f(x: int | None, y: int = 3, *, z: int) -> int | None:
     """Add 1 + 1."""
     total: int | float = 0
     for one, other in zip([x], [y], strict=True):
         if one > other:
             total = one * other
     raise ValueError(one_line("x", 120 + 1))
+
+def g(
+    *,
+    x: int,
+) -> int:
+    return x
 '''
 
 
@@ -79,21 +85,52 @@ def test_what_means_nothing_is_not_mutated(tmp_path: Path) -> None:
     found = list(mutants(tmp_path, ["m.py"], 100, 0))
     lines = SOURCE.splitlines()
     assert {lines[each.spec.start_pos[0] - 1].strip() for each in found} == {
-        "def f(x: int | None, y: int = 3) -> int | None:",
+        "def f(x: int | None, y: int = 3, *, z: int) -> int | None:",
         "total: int | float = 0",
         "for one, other in zip([x], [y], strict=True):",
         "if one > other:",
         "total = one * other",
     }
     assert all(each.before in SOURCE and each.before != each.after for each in found)
+    assert all("*, z" in each.after for each in found if "def f" in each.before)
     places = [each.spec.start_pos for each in found]
     assert len(places) == len(set(places)), "one mutant at each place"
+
+
+def test_a_mutant_is_found_again_where_its_line_has_moved(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(SOURCE)
+    drawn = next(each for each in mutants(tmp_path, ["m.py"], 100, 0) if each.before == "total = one * other")
+    (tmp_path / "moved.py").write_text(f"def before(x: int) -> int:\n    return x * 3\n\n{SOURCE}")
+    found = found_again(tmp_path, "moved.py", drawn.spec.operator_name, diff_of(drawn))
+    assert found is not None
+    assert (found.before, found.after) == (drawn.before, drawn.after)
+    assert found.spec.start_pos[0] == drawn.spec.start_pos[0] + 3
+    (tmp_path / "gone.py").write_text(SOURCE.replace("one * other", "one"))
+    assert found_again(tmp_path, "gone.py", drawn.spec.operator_name, diff_of(drawn)) is None
 
 
 def test_a_sample_is_the_same_every_time(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SOURCE)
     whole = [each.after for each in mutants(tmp_path, ["m.py"], 100, 7)]
     assert [each.after for each in mutants(tmp_path, ["m.py"], 3, 7)] == whole[:3]
+
+
+def test_a_module_s_own_tests_come_first() -> None:
+    """Where there are any; what comes later is not run twice."""
+    own, *others = suites_of("rewriter/proof/judging.py")
+    assert own == ("tests/rewriter/proof/test_judging.py",)
+    assert others
+    assert all(own[0] not in group for group in others)
+    first = suites_of("rewriter/proof/blocks/block.py")[0]
+    assert first == ("tests/rewriter/proof/blocks/test_block.py",)
+    assert suites_of("rewriter/files/journal.py")[0] == ("tests/rewriter/files/test_journal.py",)
+    assert suites_of("rewriter/compare/files/nodes.py")[0] == ("tests/rewriter/compare/files/test_node_matching.py",)
+
+
+def test_own_tests_of_another_name_are_there() -> None:
+    for module, names in _OWN.items():
+        assert module in {each for room in ROOMS.values() for each in room}
+        assert len(suites_of(module)[0]) == len(names.split())
 
 
 def test_modules_and_tests_are_there() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from tests.sabotage.edits import Array, Edit, anywhere, applied, inner
+from tests.sabotage.mixing import BATCH_LEAK, FIRST_SEQUENCE, NEXT_SEQUENCE
 from tests.sabotage.pieces import Change, becomes, constant, maker, scaled, weight
 from tests.sabotage.sabotages import Expect, Sabotage
 from tests.sabotage.squares import rolled
@@ -203,6 +204,18 @@ THREE: tuple[tuple[str, Edit], ...] = (
 )
 """Of three sublayers per block."""
 
+MERGED: tuple[tuple[str, Edit], ...] = (
+    ("neurons read the next sequence", inner("*/heads/in_batches", NEXT_SEQUENCE)),
+    ("neurons read a thousandth of the first sequence", inner("*/heads/in_batches", BATCH_LEAK)),
+    (
+        "sequences are interleaved on the way in",
+        inner("*/heads/in_batches", "n = Shape(own) t = Transpose<perm = [1, 0, 2]>(own) out = Reshape(t, n)"),
+    ),
+    ("neurons write to the next sequence", inner("*/heads/z_side_by_side", NEXT_SEQUENCE)),
+    ("all sequences write what the first does", inner("*/heads/z_side_by_side", FIRST_SEQUENCE)),
+)
+"""Of MLPs that read the tokens of all sequences as one axis; none does anything to a single sequence."""
+
 _TEXTS, _FITTED = network("silu-decoder", "relu-decoder"), network("gelu-vision", "gelu-encoder")
 _MIXED = network("silu-decoder", "gelu-vision")
 _THREE = tuple(Subject(each.model, {**each.options, "sublayers": "3"}) for each in _MIXED)
@@ -216,7 +229,13 @@ FURTHER: tuple[tuple[str, Edit], ...] = (("neurons see a neighbour at the last p
 NETWORKS = (
     *(
         Sabotage(f"{what}, form whole", applied(edit, only_carried=True), subjects, Expect.MODEL)
-        for edits, subjects in ((ROWS, _MIXED), (TEXTS, _TEXTS), (FITTED, _FITTED), (FURTHER, _FURTHER))
+        for edits, subjects in (
+            (ROWS, _MIXED),
+            (TEXTS, _TEXTS),
+            (FITTED, _FITTED),
+            (FURTHER, _FURTHER),
+            (MERGED, network("relu-decoder")),
+        )
         for what, edit in edits
     ),
     *(

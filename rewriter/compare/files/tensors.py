@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rewriter.errors import ModelError
 from rewriter.files.external import ExternalRef, open_inside, resolve
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.files.tensors import ELEMENT_TYPES, element_type
+from rewriter.files.tensors import ELEMENT_TYPES, byte_count, element_type
 from rewriter.files.walk import is_external
 from rewriter.text import quoted
 
@@ -67,8 +67,7 @@ def kind_of(tensor: onnx.TensorProto) -> str:
 def only(name: str, tensor: onnx.TensorProto, status: Status) -> TensorChange:
     """The change for a weight that only one model has."""
     kind = kind_of(tensor)
-    count = element_type(tensor).bits * int(np.prod(tensor.dims, dtype=object) or 0) // 8
-    return TensorChange(name, status, (kind, "") if status == "only in A" else ("", kind), count)
+    return TensorChange(name, status, (kind, "") if status == "only in A" else ("", kind), byte_count(tensor))
 
 
 def compare_tensors(

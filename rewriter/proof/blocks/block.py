@@ -330,8 +330,8 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
         # The original took all of `cases`, but a length that the variant chose may not suit it.
         if not any(case is each for each in cases) and not accepted(item.before.model, [case]):
             continue
-        truth, planned = (_wide(side, [case]) for side in (item.before, item.planned))
-        if truth is None or planned is None:
+        truth, planned, moved = (_wide(side, [case]) for side in (item.before, item.planned, shaken(item.planned)))
+        if truth is None or planned is None or moved is None:
             return []
         made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(wanted(case.feeds, part))
         old = _runs(item.before, way, [case], claim.block_outputs)
@@ -339,7 +339,8 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
             channels = Channels.of([truth[0][name]], claim.axis)
             own = [old[0][name]]
             rounding = channels.rounding(channels.errors(own, [truth[0][name]], own), machine_epsilon(claim.elem_type))
-            found = worst(channels.errors([made[name]], [planned[0][name]], own), rounding)
+            granted = channels.errors([moved[0][name]], [planned[0][name]])
+            found = worst(channels.errors([made[name]], [planned[0][name]], own), rounding, granted)
             if not found.holds:
                 failures.append(f"{claim.name}: {what} the block's {found.text} on {way}")
     return failures

@@ -128,7 +128,10 @@ def _exact(heads: Heads, claim: Claim) -> tuple[list[_Case], float | None, list[
             rounding = rounding + _EXACT_SLACK * _linear_size(truth, claim)
             cases.append(_Case(feeds, truth, planned))
             found = _tokens(made[claim.heads], truth[claim.output])
-            units, inside = unit(truth[claim.output], claim, truth), _inside(truth, claim)
+            # What overflows even float64, or is NaN, has no distance from anything.
+            inside = _inside(truth, claim) & np.isfinite(truth[claim.output])
+            units = np.where(inside, unit(truth[claim.output], claim, truth), 1.0)
+            rounding = np.where(inside, rounding, 0.0)
             worst = max(worst, largest((gap(found, truth[claim.output]) / units)[inside]))
             off = (gap(planned, truth[claim.output]) - rounding) / units - claim.max_error
             if largest(off[inside]) > 0.0:

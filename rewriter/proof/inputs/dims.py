@@ -80,9 +80,12 @@ def resolve(
     hints: Hints,
     fixed: Mapping[str, int],
     longest: int | None,
+    given: Mapping[Kind, int] | None = None,
 ) -> Sizes:
-    """Give every dimension a size."""
-    kinds = _kind_sizes(specs, setting, fixed, longest)
+    """Give every dimension a size; `given` are sizes of kinds that replace the usual ones, and what weights imply."""
+    given = given or {}
+    kinds = {**_kind_sizes(specs, setting, fixed, longest), **given}
+    hints = {place: size for place, size in hints.items() if place not in _places(specs, given)}
     values = dict(fixed)
     # Dimensions that are a plain name first: their axis tells what they count. Names that occur only inside arithmetic
     # (`past + sequence`) are then sized by the name alone.
@@ -97,6 +100,11 @@ def resolve(
     if Kind.TOTAL in used and any(spec.role is Role.PAST for spec in specs):
         used |= {Kind.PAST, Kind.SEQUENCE}
     return Sizes(shapes, kinds, frozenset(used))
+
+
+def _places(specs: Sequence[InputSpec], kinds: Mapping[Kind, int]) -> set[tuple[str, int]]:
+    """The axes of the inputs that count one of these kinds."""
+    return {(spec.name, axis) for spec in specs for axis in range(len(spec.shape)) if kind_of(spec, axis) in kinds}
 
 
 def _shape(spec: InputSpec, kinds: Mapping[Kind, int], values: Mapping[str, int], hints: Hints) -> tuple[int, ...]:

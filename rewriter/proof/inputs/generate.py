@@ -16,11 +16,11 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.dims import Setting, Sizes, check_dims, resolve
 from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
 from rewriter.proof.inputs.npz import load_cases
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
 from rewriter.proof.inputs.values import Request, make_values, masks_tokens
 from rewriter.proof.inputs.weight_hints import find_hints
 
-__all__ = ["Case", "load_cases", "make_cases"]
+__all__ = ["Case", "Maker", "load_cases", "make_cases"]
 
 _SETTINGS = (
     Setting(1, 17), Setting(3, 17), Setting(1, 1), Setting(3, 2), Setting(1, 64), Setting(3, 9, special=True),
@@ -47,6 +47,66 @@ class _Plan:
     setting: Setting
 
 
+class Maker:
+    """Makes inputs for one model.
+
+    Attributes:
+        specs: the inputs.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
+        """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
+        view = view_model(model)
+        self.specs = input_specs(model, view)
+        self._seed, self._fixed = seed, dict(dims or {})
+        check_dims(self.specs, self._fixed)
+        scope = main_scope(model, view)
+        self._tables, self._hints = find_tables(scope), find_hints(scope)
+        self._masked = any(masks_tokens(spec) for spec in self.specs)
+
+    @property
+    def open_kinds(self) -> frozenset[Kind]:
+        """The kinds of dimensions that neither the model nor the caller fixes."""
+        free = [
+            (spec, axis)
+            for spec in self.specs
+            for axis, dim in enumerate(spec.shape)
+            if not isinstance(dim, int) and dim not in self._fixed
+        ]
+        return frozenset(kind_of(spec, axis) for spec, axis in free)
+
+    def usual(self, longest: int = 0) -> tuple[Case, ...]:
+        """The cases of `make_cases`."""
+        branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in self.specs)
+        plans = [self._plan(setting) for setting in _settings(self.specs, branches=branches, longest=longest)]
+        # Numbered before they are sorted: the number seeds the values, which stay the same if the order changes.
+        numbered = sorted(enumerate(_distinct(plans, branches=branches)), key=lambda entry: _place(entry[1][1].setting))
+        return tuple(self._case(name, plan, number) for number, (name, plan) in numbered)
+
+    def case(self, setting: Setting, sizes: Mapping[Kind, int]) -> Case:
+        """A case in which these kinds of dimensions have these sizes, where the model leaves them open."""
+        plan = self._plan(setting, sizes)
+        return self._case(_name(plan, branches=False), plan, 0)
+
+    def _plan(self, setting: Setting, given: Mapping[Kind, int] | None = None) -> _Plan:
+        sizes = resolve(
+            self.specs,
+            setting,
+            hints=self._hints,
+            fixed=self._fixed,
+            longest=None if given else self._tables.sequence,
+            given=given or {},
+        )
+        return _Plan(sizes, setting.past > 0, setting.special, setting)
+
+    def _case(self, name: str, plan: _Plan, number: int) -> Case:
+        def request(spec: InputSpec) -> Request:
+            rows = self._tables.rows.get(spec.name)
+            return Request(spec, plan.sizes, rows, plan.cached, plan.special, self._masked, self._seed, number)
+
+        return Case(name, {spec.name: make_values(request(spec)) for spec in self.specs})
+
+
 def make_cases(
     model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None, longest: int = 0
 ) -> tuple[Case, ...]:
@@ -64,35 +124,7 @@ def make_cases(
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
-    view = view_model(model)
-    specs = input_specs(model, view)
-    fixed = dict(dims or {})
-    check_dims(specs, fixed)
-    scope = main_scope(model, view)
-    tables, hints = find_tables(scope), find_hints(scope)
-    branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in specs)
-    plans = [
-        _Plan(
-            resolve(specs, setting, hints=hints, fixed=fixed, longest=tables.sequence),
-            setting.past > 0,
-            setting.special,
-            setting,
-        )
-        for setting in _settings(specs, branches=branches, longest=longest)
-    ]
-    masked = any(masks_tokens(spec) for spec in specs)
-    chosen = _distinct(plans, branches=branches)
-
-    def request(spec: InputSpec, plan: _Plan, number: int) -> Request:
-        rows = tables.rows.get(spec.name)
-        return Request(spec, plan.sizes, rows, plan.cached, plan.special, masked, seed, number)
-
-    # Numbered before they are sorted: the number seeds the values, which stay the same if the order changes.
-    numbered = sorted(enumerate(chosen), key=lambda entry: _place(entry[1][1].setting))
-    return tuple(
-        Case(name, {spec.name: make_values(request(spec, plan, number)) for spec in specs})
-        for number, (name, plan) in numbered
-    )
+    return Maker(model, seed=seed, dims=dims).usual(longest)
 
 
 def _place(setting: Setting) -> int:

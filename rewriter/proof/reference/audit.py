@@ -83,7 +83,7 @@ def audit(
         NoReference: the model has no float64 evaluation.
         ValidationError: onnxruntime cannot run it.
     """
-    plain, wide = (read_model(model, base_dir, wide=wide) for wide in (False, True))
+    plain, wide = (read_model(model, base_dir, wide=wide, held=False) for wide in (False, True))
     auditor = _Auditor(twins(plain, wide), plain_ways(own or {}), float64_ways(own or {}), frozenset(own or ()))
     # Every output is kept, so that each operator's operands and results can be seen after the part ran.
     ways = plain_ways(own or {}, keep=lambda _: True, longest=_TOGETHER)

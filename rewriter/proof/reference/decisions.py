@@ -73,7 +73,7 @@ def decided_by_rounding(
         NoReference: the model has no float64 evaluation.
         ValidationError: onnxruntime cannot run it.
     """
-    plain, wide = (read_model(model, base_dir, wide=wide) for wide in (False, True))
+    plain, wide = (read_model(model, base_dir, wide=wide, held=False) for wide in (False, True))
     pairs = twins(plain, wide)
     ours = _decisions(plain, plain_ways(own or {}, keep=discontinuous), feeds)
     truth = _decisions(wide, float64_ways(own or {}, keep=discontinuous), {k: widened(v) for k, v in feeds.items()})

@@ -134,8 +134,9 @@ class Program:
         """
         # Given values come last: an input may override the initializer of its name. A chain of maps lets a body capture
         # what surrounds it without copying, and keeps its own names out of the scopes around it.
-        local: dict[str, Value] = {**self.scope.constants, **given}
-        values = ChainMap(local, dict(around)) if not isinstance(around, ChainMap) else around.new_child(local)
+        local: dict[str, Value] = dict(given)
+        outer = around.maps if isinstance(around, ChainMap) else [dict(around)]
+        values = ChainMap(local, self.scope.constants, *outer)  # type: ignore[arg-type] # only `local` is written
         for step, dead in zip(self.steps, self.dead, strict=True):
             made = step.run(values, watch)
             if self.wide:

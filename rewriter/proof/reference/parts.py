@@ -17,10 +17,7 @@ from onnx import helper, numpy_helper
 
 from rewriter.errors import ValidationError
 from rewriter.ort.sessions import Session, open_session
-from rewriter.proof.reference.scope import Array, Node, Value
-
-_INLINE = 2**16
-"""Maximum size in bytes of a constant that is stored in a part instead of fed."""
+from rewriter.proof.reference.scope import KEPT, Array, Node, Value
 
 _SMALL = 2**18
 """Maximum number of fed elements for which one thread is faster than starting more."""
@@ -82,7 +79,7 @@ class Part:
     def _is_inline(self, name: str, values: Mapping[str, Value]) -> bool:
         # A constant that is also an input may have been overridden.
         constant = self.constants.get(name)
-        return constant is not None and constant.nbytes <= _INLINE and values[name] is constant
+        return constant is not None and constant.nbytes <= KEPT and values[name] is constant
 
     def _model(self, kinds: _Kinds, inline: set[str]) -> onnx.ModelProto:
         absent = {name for name, kind in kinds if kind is None}

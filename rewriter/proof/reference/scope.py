@@ -7,7 +7,8 @@ are bound. With `wide`, floats of every type become float64, and what has no flo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,9 @@ Value = Any
 
 Key = tuple[str, str]
 """Domain (the default one is the empty string) and type of an operator."""
+
+KEPT = 2**16
+"""Bytes up to which a constant is stored in a part instead of fed, and a weight that is read on demand is kept."""
 
 CALL = "call"
 """The name of the only body of a node that calls a local function."""
@@ -92,20 +96,51 @@ class Scope:
         return tuple(name for name in dict.fromkeys([*read, *self.outputs]) if name not in known)
 
 
-def read_model(model: onnx.ModelProto, base_dir: Path | None, *, wide: bool) -> Scope:
+def read_model(model: onnx.ModelProto, base_dir: Path | None, *, wide: bool, held: bool = True) -> Scope:
     """The main graph of `model`.
 
     Args:
         model: the model; external data may be loaded or not. It is not changed.
         base_dir: where its external data lies.
         wide: whether floats become float64.
+        held: whether weights are read now and kept; otherwise each is read when it is used, every time.
 
     Raises:
-        NoReference: a tensor cannot be read or, with `wide`, something has no float64 form.
+        NoReference: a tensor cannot be read or, with `wide`, something has no float64 form. Without `held`, weights
+            raise it when they are used.
     """
     functions = {(function.domain, function.name): function for function in model.functions}
-    reader = _Reader(functions, LoadedModel(model, None, base_dir, (), 0), wide)
+    reader = _Reader(functions, LoadedModel(model, None, base_dir, (), 0), wide, held)
     return reader.graph(model.graph, opsets(model.opset_import))
+
+
+class _OnDemand(Mapping[str, Array]):
+    """Weights that are read when they are used: float64 copies of all would take twice the memory of the model.
+
+    Small ones are kept: `rewriter.proof.reference.parts` tells by identity whether a constant is overridden.
+    """
+
+    def __init__(self, tensors: Iterable[onnx.TensorProto], read: Callable[[onnx.TensorProto], Array]) -> None:
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._read = read
+        self._small: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._small:
+            return self._small[name]
+        array = self._read(self._tensors[name])
+        if array.nbytes <= KEPT:
+            self._small[name] = array
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +148,7 @@ class _Reader:
     functions: Mapping[Key, onnx.FunctionProto]
     model: LoadedModel
     wide: bool
+    held: bool
 
     def values(self, tensor: onnx.TensorProto) -> Array:
         """The values of a tensor."""
@@ -132,8 +168,10 @@ class _Reader:
             raise NoReference("the model has sparse initializers")
         if self.wide:
             check_values((*graph.input, *graph.output))
-        constants = {tensor.name: self.values(tensor) for tensor in graph.initializer}
-        nodes = tuple(self.nodes(graph.node, versions, constants))
+        stated: dict[str, Array] = {}
+        nodes = tuple(self.nodes(graph.node, versions, stated))
+        weights = _OnDemand(graph.initializer, self.values)
+        constants = {**weights, **stated} if self.held else ChainMap(stated, weights)  # type: ignore[arg-type]
         inputs, outputs = (tuple(value.name for value in values) for values in (graph.input, graph.output))
         return Scope(inputs, outputs, constants, nodes)
 

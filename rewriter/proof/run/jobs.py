@@ -25,6 +25,9 @@ _BROUGHT_BY = {"dask": ("distributed", "pip install 'dask[distributed]'"), "ray"
 _REGISTERED_BY = {"ray": ("ray.util.joblib", "register_ray")}
 """Maps a backend to the function that registers it with joblib."""
 
+_ALWAYS: Mapping[str, Mapping[str, Any]] = {"ray": {"ray_remote_args": {"max_restarts": 3, "max_task_retries": 3}}}
+"""Maps a backend to options that it always gets: Ray starts a lost worker, and its items, again only if it is told."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -88,7 +91,7 @@ def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, b
     if wanted.name in _REGISTERED_BY:
         module, function = _REGISTERED_BY[wanted.name]
         getattr(importlib.import_module(module), function)()
-    arguments: dict[str, Any] = dict(wanted.options)
+    arguments: dict[str, Any] = {**_ALWAYS.get(wanted.name or "", {}), **wanted.options}
     try:
         context = joblib.parallel_config(backend=wanted.name or "loky", **arguments)
     except (ValueError, TypeError, OSError) as error:

@@ -44,11 +44,11 @@ def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]
     # Scopes are compared pair by pair from the outside in: only bodies of nodes that are equal apart from their bodies
     # have a counterpart, and the bodies of other nodes are covered by the finding about the node.
     old, new = (Scope.of_graph(model, model.proto.graph) for model in models)
-    pending = [Pair(old, new, ((), ())), *_function_bodies(models, functions)]
+    pending = [Pair(old, new, ()), *_function_bodies(models, functions)]
     unseen = list(claims)
     while pending:
         pair = pending.pop()
-        here = [claim for claim in unseen if pair.paths is not None and claim.path == pair.paths[0]]
+        here = [claim for claim in unseen if claim.path == pair.path]
         unseen = [claim for claim in unseen if claim not in here]
         regions = [_region(claim, pair, (original, rewritten), functions[1]) for claim in here]
         explained = frozenset(index for region in regions for index in region.nodes)
@@ -76,7 +76,7 @@ class _Region:
 
 
 def _region(claim: Claim, pair: Pair, sides: tuple[Side, Side], functions: Functions) -> _Region:
-    old, new = (side.views[path] for side, path in zip(sides, pair.paths or (), strict=True))
+    old, new = (side.views[claim.path] for side in sides)
     starts: Sequence[str] = claim.inputs
     ends: Sequence[str] = [claim.output]
     if claim.heads:

@@ -26,12 +26,13 @@ class Pair:
     Attributes:
         old: the original's.
         new: the rewritten model's.
-        paths: the paths of both graphs, as in `GraphView`; None in functions.
+        path: the path of the graph in either model, as in `GraphView`; None in functions. It is one path, because
+            partners, which hold the bodies, have the same outputs.
     """
 
     old: Scope
     new: Scope
-    paths: tuple[Path, Path] | None = None
+    path: Path | None = None
 
     @property
     def models(self) -> Models:
@@ -98,10 +99,7 @@ def inner(pair: Pair, same: Mapping[int, int]) -> Iterator[Pair]:
             where = "/".join(part for part in (pair.new.where, node.name or node.op_type, name) if part)
             old = Scope.of_graph(pair.old.model, bodies[name], where, pair.old)
             new = Scope.of_graph(pair.new.model, graph, where, pair.new)
-            paths = None
-            if pair.paths is not None:
-                paths = (*pair.paths[0], (holder_name(other), name)), (*pair.paths[1], (holder_name(node), name))
-            yield Pair(old, new, paths)
+            yield Pair(old, new, None if pair.path is None else (*pair.path, (holder_name(node), name)))
 
 
 def _bodies(node: onnx.NodeProto) -> dict[str, onnx.GraphProto]:

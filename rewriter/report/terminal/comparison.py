@@ -108,7 +108,7 @@ def _verdict(found: Comparison) -> str:
     if not any(each.exceeds for each in verdicts) and not _guilty(found):
         some = "not every output" if any(each.passed for each in verdicts) else "nothing"
         return f"{pair}: {some} could be compared, {seconds}"
-    return f"{found.b} does not compute what {found.a} does{_blame(found)}, {seconds}"
+    return f"{found.b} does not compute what {found.a} does, {seconds}{_blame(found)}"
 
 
 def _guilty(found: Comparison) -> list[str]:

@@ -39,16 +39,20 @@ def differences(providers: Mapping[str, PairProof], title: str, *, verbose: bool
         for row, (_, each) in zip(table.rows, found, strict=True)
     )
     shown = replace(table, rows=tuple(rows))
-    ranks = (name for name in ("top-1", "KL", "top-k") if shown.pick(name).filled().columns)
-    at = ("abs at", "rel at") if verbose else ("", "")
-    absolute, relative = ("max abs", "mean abs", "p99 abs", at[0]), ("max rel", "mean rel", "p99 rel", at[1])
+    # Without -v, what fits into 80 columns.
+    known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
+    ranks = (name for name in known if shown.pick(name).filled().columns)
+    absolute: tuple[str, ...] = ("max abs", "mean abs")
+    relative: tuple[str, ...] = ("max rel",)
+    if verbose:
+        absolute, relative = (*absolute, "p99 abs", "abs at"), (*relative, "mean rel", "p99 rel", "rel at")
     return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
 
 
 def verdicts(providers: Mapping[str, PairProof], reference: str, names: tuple[str, str]) -> Table:
     """Errors against the truth, what was allowed, and the verdict."""
     truth = names[0] if reference.startswith("no float64") else "float64"
-    a, b = (f"of {name}" for name in names)
+    a, b = names
     errors = (*columns("error", a, b), Column("ratio", "ratio"), Column("allowed", "error"))
     heads = (*columns("text", "provider", "output"), *errors, *columns("text", "rule", "verdict"))
     found = ((provider, each) for provider, proof in providers.items() for each in proof.outputs.values())

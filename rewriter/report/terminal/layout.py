@@ -10,6 +10,7 @@ from rewriter.report.table import Cell, Kind, Table
 from rewriter.text import clean
 
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f", "agreement": ".2f"}
+_LARGE_RATIO = 1e4
 _LONGEST = 600
 """Characters of a line, or of a line of a cell."""
 _COLOURS = {"good": "green", "bad": "red"}
@@ -42,6 +43,8 @@ def written(value: str | float | None, kind: Kind) -> str:
         return f"{100 * value:{_FORMATS[kind]}} %"
     if kind == "error" and value == 0.0:
         return "0"
+    if kind == "ratio" and abs(value) >= _LARGE_RATIO:
+        return f"{value:.1e}"
     return f"{value:{_FORMATS[kind]}}"
 
 

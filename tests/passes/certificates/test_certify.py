@@ -51,13 +51,14 @@ def test_stated_errors_are_proved(activation: str, program: Program) -> None:
 )
 def test_the_bound_holds_at_random_points(activation: str, program: Program) -> None:
     """10^7 points if ATTNONLY_SLOW is set: half of them near 0, some far out, none on the grid of the cells."""
-    rng = np.random.default_rng(5)
-    for _ in range(max(1, POINTS // 1_000_000)):
-        count = min(POINTS, 1_000_000)
+    rng, count = np.random.default_rng(5), 20_000  # arrays that stay in the cache
+    for _ in range(POINTS // count):
         y = np.concatenate([rng.uniform(-8.0, 8.0, count // 2), 30.0 * rng.standard_cauchy(count // 2)])
         y = y[np.abs(y) <= min(program.domain, 1e6)]
-        rounding = program.float64_rounding(y) + 8.0 * 2.0**-53 * np.abs(y)  # of the program, and of the curve
-        assert np.all(errors(activation, program, y) <= program.max_error + rounding)
+        seen = errors(activation, program, y)
+        above = seen > program.max_error  # by rounding of the program, and of the curve; its bound takes long
+        rounding = program.float64_rounding(y[above]) + 8.0 * 2.0**-53 * np.abs(y[above])
+        assert np.all(seen[above] <= program.max_error + rounding)
 
 
 @pytest.mark.parametrize(("activation", "program"), ENTRIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from passes.programs.fitted import fitted_programs, gate_programs
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
 from passes.programs.softmax import Array
-from tests.passes.programs.balls import arb, ball_points, precision, program_at, upper
+from tests.passes.programs.balls import arb, ball_points, evaluator, narrow, precision, upper
 
 COUNT = 2000 if os.environ.get("ATTNONLY_SLOW") else 150
 ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
@@ -38,16 +39,20 @@ def in_float32(program: Program) -> Program:
 
 def seen(program: Program, other: Program, *, gated: bool = False) -> float:
     """The largest change at many points, over max(1, |program|)."""
-    worst = 0.0
+    worst, old, new = 0.0, evaluator(program), evaluator(other)
+
+    def change(y: arb) -> arb:
+        z = arb(1) if gated else y
+        before = old(y, z)
+        return (new(y, z) - before) / max(arb(1), abs(before).lower())
+
     with precision():
         for y in [
             *ball_points(program, np.random.default_rng(0), COUNT),
             *ball_points(other, np.random.default_rng(1), 8),
         ]:
             if abs(y) < 2.0**128:
-                z = arb(1) if gated else y
-                old = program_at(program, y, z)
-                worst = max(worst, upper(program_at(other, y, z) - old) / max(1.0, float(abs(old).lower())))
+                worst = max(worst, upper(narrow(partial(change, y), 1e-30, 1e-12)))
     return worst
 
 

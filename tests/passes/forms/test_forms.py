@@ -227,8 +227,8 @@ def test_quadratic_self_logit(form: str, first: str) -> None:
 # -- ways to make the projections -----------------------------------------------------------------------------------
 
 BY_REFERENCE = {
-    "bias-sub": "is part of a projection",
-    "per-channel-scale": "is part of a projection",
+    "bias-sub": "stands between a linear operator and the activation",
+    "per-channel-scale": "stands between a linear operator and the activation",
     "dequantised": "its weight is quantised",
     "lora": "not a single linear operator",
     "lora-scaled-and-biased": "not a single linear operator",

@@ -1,13 +1,15 @@
-"""Fused operators taken apart: operands that are left out."""
+"""Fused operators taken apart, node by node and in a model; which local functions are inlined."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import onnx
 import pytest
 from onnx import helper
 
-from passes.match.lower import _fast_gelu, _gemm_fast_gelu
+from passes.match.lower import LOWERINGS, _fast_gelu, _gemm_fast_gelu, lower
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,191 @@ def test_fast_gelu(inputs: list[str], apart: bool) -> None:
     """Without a bias there is nothing to take apart."""
     made = _fast_gelu(helper.make_node("FastGelu", inputs, ["y"], "n", domain="com.microsoft"))
     assert [node.op_type for node in made or []] == (["Add", "FastGelu"] if apart else [])
+
+
+Part = tuple[str, str, str, list[str], list[str], dict[str, Any]]
+
+
+def parts(operator: str, inputs: list[str], name: str = "n", **attributes: Any) -> list[Part] | None:
+    """Domain, operator, name, inputs, outputs and attributes of the parts of a fused operator."""
+    domain = "" if operator == "SwiGLU" else "com.microsoft"
+    made = LOWERINGS[domain, operator](helper.make_node(operator, inputs, ["y"], name, domain=domain, **attributes))
+    return None if made is None else [part(node) for node in made]
+
+
+def part(node: onnx.NodeProto) -> Part:
+    given = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    return node.domain, node.op_type, node.name, list(node.input), list(node.output), given
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes", "expected"),
+    [
+        ("BiasGelu", ["x", "b"], {}, [
+            ("", "Add", "n/bias", ["x", "b"], ["y/bias"], {}),
+            ("com.microsoft", "Gelu", "n/gelu", ["y/bias"], ["y"], {}),
+        ]),
+        ("FastGelu", ["x", "b"], {}, [
+            ("", "Add", "n/bias", ["x", "b"], ["y/bias"], {}),
+            ("com.microsoft", "FastGelu", "n/fastgelu", ["y/bias"], ["y"], {}),
+        ]),
+        ("GemmFastGelu", ["x", "w", "b"], {}, [
+            ("", "MatMul", "n/matmul", ["x", "w"], ["y/matmul"], {}),
+            ("", "Add", "n/bias", ["y/matmul", "b"], ["y/bias"], {}),
+            ("com.microsoft", "FastGelu", "n/fastgelu", ["y/bias"], ["y"], {}),
+        ]),
+        ("SwiGLU", ["g", "u"], {"alpha": 1.5}, [
+            ("", "Swish", "n/swish", ["g"], ["y/swish"], {"alpha": 1.5}),
+            ("", "Mul", "n/mul", ["y/swish", "u"], ["y"], {}),
+        ]),
+        ("FusedGemm", ["x", "w", "b"], {"activation": "Relu", "transB": 1, "alpha": 2.0}, [
+            ("", "Gemm", "n/gemm", ["x", "w", "b"], ["y/gemm"], {"transB": 1, "alpha": 2.0}),
+            ("", "Relu", "n/relu", ["y/gemm"], ["y"], {}),
+        ]),
+        ("FusedGemm", ["x", "w"], {"activation": "LeakyRelu", "activation_alpha": 0.25}, [
+            ("", "Gemm", "n/gemm", ["x", "w"], ["y/gemm"], {}),
+            ("", "LeakyRelu", "n/leakyrelu", ["y/gemm"], ["y"], {"alpha": 0.25}),
+        ]),
+        ("FusedGemm", ["x", "w"], {"activation": "HardSigmoid", "activation_alpha": 0.25, "activation_beta": 0.5}, [
+            ("", "Gemm", "n/gemm", ["x", "w"], ["y/gemm"], {}),
+            ("", "HardSigmoid", "n/hardsigmoid", ["y/gemm"], ["y"], {"alpha": 0.25, "beta": 0.5}),
+        ]),
+        ("FusedConv", ["x", "k"], {"activation": "HardSigmoid", "activation_params": [0.25, 0.75], "group": 2}, [
+            ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {"group": 2}),
+            ("", "HardSigmoid", "n/hardsigmoid", ["y/conv"], ["y"], {"alpha": 0.25, "beta": 0.75}),
+        ]),
+        ("FusedConv", ["x", "k"], {"activation": "HardSigmoid", "activation_params": [0.25]}, [
+            ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
+            ("", "HardSigmoid", "n/hardsigmoid", ["y/conv"], ["y"], {"alpha": 0.25}),
+        ]),
+        ("FusedConv", ["x", "k"], {"activation": "Elu"}, [
+            ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
+            ("", "Elu", "n/elu", ["y/conv"], ["y"], {}),
+        ]),
+        ("FusedConv", ["x", "k", "b", "z"], {"activation": "Relu"}, None),  # adds a tensor before the activation
+        ("FusedConv", ["x", "k"], {"activation": "Softmax"}, None),
+        ("FusedGemm", ["x", "w"], {}, None),
+    ],
+)  # fmt: skip
+def test_parts(operator: str, inputs: list[str], attributes: dict[str, Any], expected: list[Part] | None) -> None:
+    assert parts(operator, inputs, **attributes) == expected
+
+
+def test_parts_of_a_node_without_a_name() -> None:
+    found = parts("BiasGelu", ["x", "b"], name="")
+    assert found is not None
+    assert [entry[2] for entry in found] == ["y/bias", "y/gelu"]
+
+
+def model_of(body: str, functions: str = "", outputs: str = "float[n, 4] out") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "d": 1, "e": 1, "attnonly": 1]> '
+        f"g (float[n, 4] x, bool c) => ({outputs}) <float[4] b = {{1, 2, 3, 4}}> {{ {body} }} {functions}"
+    )
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_a_model_with_nothing_to_lower_is_the_same_object() -> None:
+    model = model_of("h = Relu(x) out = com.microsoft.FastGelu(h)")
+    found = lower(model)
+    assert found.model is model
+    assert (found.fused, found.inlined, found.between) == (frozenset(), (), frozenset())
+
+
+def test_a_lowered_model_is_a_copy() -> None:
+    """Also the nodes of a body; what stands between is kept as it was, metadata goes to every part."""
+    model = model_of(
+        "p = com.microsoft.BiasGelu(x, b) q = Abs(p) out = If (c) "
+        "<then_branch = t () => (float[n, 4] r) { r = com.microsoft.BiasGelu(q, b) }, "
+        "else_branch = e () => (float[n, 4] s) { s = Neg(q) }>"
+    )
+    model.graph.node[0].metadata_props.add(key="scope", value="mlp")
+    before = model.SerializeToString(deterministic=True)
+    found = lower(model)
+    assert model.SerializeToString(deterministic=True) == before
+    assert operators(found.model) == ["Add", "Gelu", "Abs", "If"]
+    assert found.fused == {"p", "r"}
+    assert (found.inlined, found.between) == ((), frozenset())
+    for node in found.model.graph.node[:2]:
+        assert [(entry.key, entry.value) for entry in node.metadata_props] == [("scope", "mlp")]
+    assert not found.model.graph.node[2].metadata_props
+    then, other = (attribute.g for attribute in found.model.graph.node[3].attribute)
+    assert [node.op_type for node in then.node] == ["Add", "Gelu"]
+    assert [node.op_type for node in other.node] == ["Neg"]
+
+
+def test_what_is_kept_is_not_taken_apart() -> None:
+    model = model_of("p = com.microsoft.BiasGelu(x, b) out = com.microsoft.BiasGelu(p, b)")
+    found = lower(model, frozenset({"p"}))
+    assert operators(found.model) == ["BiasGelu", "Add", "Gelu"]
+    assert found.fused == {"out"}
+    assert lower(model, frozenset({"p", "out"})).model is model
+
+
+def test_operators_between_blocks_only_on_request() -> None:
+    model = model_of("p = com.microsoft.FusedMatMul<transB = 1>(x, x) q = com.microsoft.BiasGelu(x, b) out = Abs(q)")
+    plain = lower(model)
+    assert operators(plain.model) == ["FusedMatMul", "Add", "Gelu", "Abs"]
+    assert (set(plain.fused), set(plain.between)) == ({"q"}, set())
+    found = lower(model, network=True)
+    assert operators(found.model) == ["Transpose", "MatMul", "Add", "Gelu", "Abs"]
+    assert (set(found.fused), set(found.between)) == ({"p", "q"}, {"p"})
+    assert lower(model, frozenset({"p"}), network=True).between == frozenset()
+
+
+BRANCHES = """
+z = ReduceMax(a) t = Cast<to = 9>(z) r = If (t) <
+  then_branch = p () => (float[n, 4] q) { q = Relu(a) }, else_branch = p () => (float[n, 4] q) { q = Abs(a) }
+>
+"""
+
+
+def function(domain: str, name: str, body: str) -> str:
+    imports = '<opset_import: ["": 17, "com.microsoft": 1, "d": 1, "e": 1]'
+    return f'{imports}, domain: "{domain}"> {name} (a) => (r) {{ {body} }} '
+
+
+@pytest.mark.parametrize(
+    ("functions", "inlined"),
+    [
+        (function("d", "f", "r = Relu(a)"), ("d::f",)),
+        (function("d", "f", "r = Abs(a)"), ()),
+        (function("d", "f", "r = com.microsoft.QuickGelu(a)"), ("d::f",)),
+        (function("d", "f", "r = e.Relu(a)"), ()),  # of another domain
+        (function("attnonly", "f", "r = Relu(a)"), ()),  # heads of an earlier run
+        # Through calls, however deep, in any order.
+        (
+            function("d", "f", "r = e.g(a)") + function("e", "g", "r = e.h(a)") + function("e", "h", "r = Tanh(a)"),
+            ("d::f", "e::g", "e::h"),
+        ),
+        (
+            function("d", "f", "r = e.g(a)") + function("e", "g", "r = Abs(a)") + function("e", "h", "r = Tanh(a)"),
+            ("e::h",),
+        ),
+        # In a body.
+        (
+            function("d", "f", BRANCHES),
+            ("d::f",),
+        ),
+    ],
+    ids=["activation", "another", "microsoft", "domain", "heads", "calls", "other-calls", "body"],
+)
+def test_functions_with_parts_of_blocks_are_inlined(functions: str, inlined: tuple[str, ...]) -> None:
+    domain = "attnonly" if '"attnonly"> f' in functions else "d"
+    model = model_of(f"out = {domain}.f(x)", functions)
+    before = model.SerializeToString(deterministic=True)
+    found = lower(model)
+    assert found.inlined == inlined
+    assert ("f" in operators(found.model)) is not any(name.endswith("::f") for name in inlined)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_functions_of_another_opset_are_left() -> None:
+    """onnx does not inline them, since their nodes would get another meaning."""
+    model = model_of("out = d.f(x)", '<opset_import: ["": 13], domain: "d"> f (a) => (r) { r = Relu(a) }')
+    found = lower(model)
+    assert found.model is model
+    assert found.inlined == ()

@@ -6,9 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.neurons.bounds import NORMS, reach
+from passes.match.operands import read_preactivation
+from passes.neurons.bounds import NORMS, _rounding, preactivation_bounds, reach
 from passes.options import Options
 from passes.plan import make_plan
+from rewriter.graph.constants import Constants
 from tests.textmodels import FIRST, SILU, Array, mlp, values
 
 SCALE = np.array([0.5, 1.0, 2.0, -1.0])
@@ -89,10 +91,112 @@ def test_every_normalisation_is_tried() -> None:
         f"{ROOT} d = Div(r, x) n = Mul(d, scale)",
         f"{ROOT} i = Div($2.0, r) d = Mul(i, x) n = Mul(d, scale)",
         f"{ROOT} z = Neg(x) d = Div(z, r) n = Mul(d, scale)",
+        f"{ROOT} d = Div(x, r) n = Add(d, scale)",  # no scale
+        f"{ROOT} d = Div(x, r) n = Mul(d, x)",
+        f"{ROOT.replace('$0.00001', 'x')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT.replace('<axes = [-1]>', '')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT} i = Sqrt(r) d = Mul(i, x) n = Mul(d, scale)",
+        "n = LayerNormalization<axis = -1, epsilon = -0.5>(x, scale, shift)",
+        "n = LayerNormalization<axis = -1>(x, x, shift)",
+        "n = LayerNormalization<axis = -1>(x, scale, x)",
+        "n = custom.LayerNormalization<axis = -1>(x, scale, shift)",
+        "s, m0, v, n = com.microsoft.SkipLayerNormalization(x, x, scale, shift)",  # the sum, which is not normalised
+        "n = LayerNormalization<axis = -1>(x, one)",  # a scale for all channels
+        "n = Add(x, x)",
     ],
 )
 def test_no_reach_behind_something_else(text: str) -> None:
     first = f"{text} {FIRST.replace('x, W1', 'n, W1')}"
-    plan = make_plan(mlp(SILU, first=first, constants={"scale": SCALE, "shift": SHIFT}), Options())
+    constants = {"scale": SCALE, "shift": SHIFT, "one": np.array([2.0])}
+    domains = {"com.microsoft": 1, "custom": 1}
+    plan = make_plan(mlp(SILU, first=first, constants=constants, domains=domains), Options())
     (conversion,) = plan.conversions
     assert reach(plan.views[0], conversion.block, read) is None
+
+
+TABLE = np.array([[3.0, 4.0, 0.0, 0.0], [1.0, 0.0, 0.0, 2.0]])
+"""Rows of norms 5 and sqrt(5)."""
+
+IDS = "ids = Cast<to = 7>(x) one = Gather<axis = -1>(ids, zero)"
+
+
+@pytest.mark.parametrize(
+    ("text", "longest"),
+    [
+        ("n = Gather(table, one)", 5.0),
+        ("n = Gather<axis = 0>(table, one)", 5.0),
+        ("p = Gather(table, one) q = Gather(other, one) n = Add(p, q)", 5.0 + 2.0),
+        ("p = Gather(table, one) q = Gather(other, one) r = Add(p, q) n = Add(r, p)", 5.0 + 2.0 + 5.0),
+        ("p = Gather(table, one) n = Add(p, x)", None),
+        ("n = Gather<axis = 1>(square, one)", None),
+        ("p = Gather(table, one) n = Mul(p, p)", None),
+        ("n = Gather(x, zero)", None),
+    ],
+)
+def test_the_reach_of_rows_of_tables(text: str, longest: float | None) -> None:
+    """A neuron that is aligned with the longest row reaches the bound."""
+    model = mlp(
+        SILU,
+        first=f"{IDS} {text} {FIRST.replace('x, W1', 'n, W1')}",
+        constants={
+            "table": TABLE,
+            "other": np.array([[0.0, 0.0, 2.0, 0.0]] * 2),
+            "square": np.ones((4, 4)),
+            "zero": onnx.numpy_helper.from_array(np.array(0), "zero"),
+        },
+    )
+    plan = make_plan(model, Options())
+    found = [reach(plan.views[0], conversion.block, read) for conversion in plan.conversions]
+    if longest is None:
+        assert found in ([None], [])
+        return
+    weight, bias = values("W1").T, values("b1")
+    expected = float(np.max(np.sqrt((weight**2).sum(1)) * longest + np.abs(bias)))
+    assert found[0] is not None
+    assert expected <= found[0] <= expected * (1 + 1e-4)
+
+
+def test_bounds_of_each_neuron() -> None:
+    """Both ends of each interval: the middle is the bias's and the shift's, the reach is on either side of it."""
+    text, *_ = SPELLED["LayerNormalization"]
+    first = f"{text} {FIRST.replace('x, W1', 'n, W1')}"
+    plan = make_plan(mlp(SILU, first=first, constants={"scale": SCALE, "shift": SHIFT}), Options())
+    (conversion,) = plan.conversions
+    view, block = plan.views[0], conversion.block
+    found = preactivation_bounds(view, read_preactivation(view, Constants(view), block, block.gate, read), read)
+    assert found is not None
+    weight = values("W1").astype(np.float32).T.astype(np.float64)
+    steered = weight * SCALE.astype(np.float32)
+    steered -= steered.mean(1, keepdims=True)
+    middle = weight @ SHIFT + values("b1").astype(np.float32)
+    reaches = 2.0 * np.sqrt((steered**2).sum(1))  # sqrt(D) = 2
+    for bound, exact, sign in ((found[0], middle - reaches, -1.0), (found[1], middle + reaches, 1.0)):
+        assert np.all(sign * (bound - exact) > 0.0), "rounding is included"
+        # 4 (terms + 8) units in the last place of float32 of the sum of all magnitudes.
+        size = reaches + np.abs(values("b1").astype(np.float32)) + np.abs(weight) @ np.abs(SHIFT)
+        np.testing.assert_allclose(sign * (bound - exact), 4 * 12 * 2.0**-23 * size, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms", "expected"),
+    [("float16", 4, 48 * 2.0**-10), ("float32", 8, 64 * 2.0**-23), ("float64", 0, 32 * 2.0**-52)],
+)
+def test_rounding(dtype: str, terms: int, expected: float) -> None:
+    assert _rounding(np.dtype(dtype), terms) == expected
+
+
+def test_rounding_of_bfloat16_and_of_what_is_unknown() -> None:
+    bfloat16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    assert _rounding(bfloat16, 4) == _rounding(np.dtype(np.int8), 4) == 48 * 2.0**-7
+
+
+@pytest.mark.parametrize(("rank", "axis"), [(2, -1), (2, 0), (2, 1), (2, -2), (3, -1), (3, 0), (3, 1), (3, 2), (3, -2)])
+def test_an_axis_is_the_last_one(rank: int, axis: int) -> None:
+    shape = "float[batch, tokens, 4]" if rank == 3 else "float[tokens, 4]"
+    first = f"n = LayerNormalization<axis = {axis}>(x, scale, shift) {FIRST.replace('x, W1', 'n, W1')}"
+    constants = {"scale": SCALE, "shift": SHIFT}
+    model = mlp(SILU, first=first, constants=constants, inputs=f"{shape} x", outputs=f"{shape} out")
+    plan = make_plan(model, Options())
+    (conversion,) = plan.conversions
+    expected = axis in (-1, rank - 1)
+    assert (reach(plan.views[0], conversion.block, read) is not None) is expected

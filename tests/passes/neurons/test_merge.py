@@ -224,7 +224,7 @@ TWO_OUTPUTS = "p = MatMul(h, W2) q = MatMul(h, U2) out = Add(p, q)"
 )
 def test_two_second_operators(rows: dict[int, float], found: dict[str, int]) -> None:
     """Both lose the same neurons, a neuron is dead only if neither reads it, and each gets its own constant."""
-    given = weights(**like(2), W2={0: 0.0})
+    given = weights(**like(2, names="W1 b1 c1"), W2={0: 0.0})
     given["W1"][:, 7] = 0.0
     given["U2"] = 1.0 - values("W2")
     for neuron, value in rows.items():
@@ -341,13 +341,26 @@ SPELLED: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
         {},
         [],
     ),
+    "einsum": (
+        'f = Einsum<equation = "bsd,df->bsf">(x, W1) y = Add(f, b1)',
+        's2 = Einsum<equation = "fd,bsf->bsd">(W2, h) out = Add(s2, b2)',
+        {},
+        [],
+    ),
+    "einsum, transposed": (
+        'f = Einsum<equation = "bsd,fd->bsf">(x, W1t) y = Add(f, b1)',
+        's2 = Einsum<equation = "bsf,df->bsd">(h, W2t) out = Add(s2, b2)',
+        {},
+        [],
+    ),
+    "several biases": ("f = MatMul(x, W1) g = Add(f, b1) y = Add(g, c1)", SECOND, {}, []),
     "behind an identity": ("i = Identity(W1) f = MatMul(x, i) y = Add(f, b1)", SECOND, {}, []),
 }
 
 
 @pytest.mark.parametrize(("first", "second", "options", "_"), SPELLED.values(), ids=SPELLED)
 def test_spellings(first: str, second: str, options: dict[str, Any], _: list[str]) -> None:
-    given = weights(**like(2), W2={0: 0.0})
+    given = weights(**like(2, names="W1 b1 c1"), W2={0: 0.0})
     given["W1"][:, 7] = 0.0
     model = mlp(SILU, first=first, second=second, constants=both(given, first + second), **options)
     result = merged(model)
@@ -441,7 +454,7 @@ WHY: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         SILU,
         SECOND,
         {},
-        "does not add a bias",
+        "not a single linear operator",
     ),
     "scaled": ("y = Gemm<alpha = 2.0>(x, W1, b1)", SILU, BARE, FLAT, "scales its operands"),
     "a factor per neuron": (
@@ -457,7 +470,7 @@ WHY: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         SILU,
         "out = MatMul(W2t, h)",
         {"inputs": "float[b, 4, t] x", "outputs": "float[b, 4, t] out"},
-        "is not a plain MatMul or Gemm",
+        "does not hold a plain matrix",
     ),
     "old IR": (FIRST, SILU, SECOND, {"ir": 3}, "in IR version 3 every weight is a graph input"),
 }

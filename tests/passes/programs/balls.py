@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("flint")
 from flint import arb, arb_series, ctx
 
-from passes.programs.head import Head
+from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
 from passes.programs.softmax import Array
 
@@ -23,6 +23,10 @@ Ball = Callable[[arb], arb]
 __all__ = ["arb", "arb_series"]
 PRECISE = 1300
 """Bits: the difference of two logits of 2^80 times 1e308 still has a hundred after the binary point."""
+BITS = (160, 400, PRECISE)
+"""Precisions that are tried in turn: few points need the last."""
+Key = tuple[float, float, float]
+"""A logit: the factors of y^2 and y, and the offset."""
 
 
 @contextmanager
@@ -38,19 +42,83 @@ def precision(bits: int = PRECISE) -> Iterator[None]:
 
 def head_at(head: Head, y: arb, z: arb) -> arb:
     """A head: softmax attention over its keys."""
-    logits = [(arb(head.alpha) * y + arb(head.beta)) * y + arb(head.gamma)]
-    logits += [arb(token.slope) * y + arb(token.offset) for token in head.bias_tokens]
-    values = [arb(head.c) * z + arb(head.d), *(arb(token.value) for token in head.bias_tokens)]
-    top = max(logits, key=lambda logit: float(logit.mid()))
-    weights = [(logit - top).exp() for logit in logits]
-    total = sum((weight * value for weight, value in zip(weights, values, strict=True)), arb(0))
-    return total / sum(weights, arb(0))
+    return evaluator(Program("head", (head,)))(y, z)
 
 
 def program_at(program: Program, y: arb, z: arb) -> arb:
     """A program: its heads and the linear term."""
-    line = arb(program.linear) * z + arb(program.constant)
-    return sum((head_at(head, y, z) for head in program.heads), line)
+    return evaluator(program)(y, z)
+
+
+def evaluator(program: Program) -> Callable[[arb, arb], arb]:
+    """The program as a function of y and z, for many points: heads over the same keys share their exponentials.
+
+    A gate has dozens of heads over one set of keys, which differ in the key that is the head's own.
+    """
+    groups = [_shared(keys, heads) for keys, heads in _over_the_same_keys(program).items()]
+    linear, constant = arb(program.linear), arb(program.constant)
+
+    def at(y: arb, z: arb) -> arb:
+        return sum((group(y, z) for group in groups), linear * z + constant)
+
+    return at
+
+
+def _over_the_same_keys(program: Program) -> dict[tuple[Key, ...], list[Head]]:
+    """The heads by their keys, in any order."""
+    found: dict[tuple[Key, ...], list[Head]] = {}
+    for head in program.heads:
+        found.setdefault(tuple(sorted((_own(head), *map(_key, head.bias_tokens)))), []).append(head)
+    return found
+
+
+def _own(head: Head) -> Key:
+    return (head.alpha, head.beta, head.gamma)
+
+
+def _key(token: BiasToken) -> Key:
+    return (0.0, token.slope, token.offset)
+
+
+def _shared(keys: tuple[Key, ...], heads: list[Head]) -> Callable[[arb, arb], arb]:
+    """The sum of heads over these keys: a softmax is linear in its values. Coefficients are exact balls."""
+    coefficients = [tuple(map(arb, key)) for key in keys]
+    multiples = [(keys.index(_own(head)), arb(head.c)) for head in heads if head.c]
+    constants = [(keys.index(_own(head)), arb(head.d)) for head in heads if head.d]
+    constants += [(keys.index(_key(token)), arb(token.value)) for h in heads for token in h.bias_tokens if token.value]
+
+    def at(y: arb, z: arb) -> arb:
+        logits = [(alpha * y + slope) * y + offset for alpha, slope, offset in coefficients]
+        top = max(logit.mid() for logit in logits)
+        weights = [(logit - top).exp() for logit in logits]
+        values = sum((weights[place] * factor for place, factor in multiples), arb(0)) * z
+        values = sum((weights[place] * value for place, value in constants), values)
+        return values / sum(weights, arb(0))
+
+    return at
+
+
+def narrow(ball: Callable[[], arb], room: float, relative: float = 0.0) -> arb:
+    """A ball of radius at most `room`, or `relative` times its middle, with as few bits as that takes of `BITS`.
+
+    With the most bits the radius is what it is; the ball holds the number in any case.
+    """
+    for bits in BITS:
+        with precision(bits):
+            found = ball()
+            if float(found.rad()) <= max(room, relative * abs(float(found.mid()))):
+                break
+    return found
+
+
+def exact_values(program: Program, y: Array, z: Array, room: Array) -> list[arb]:
+    """The program at floats, as balls with radii of at most `room` where `PRECISE` bits are enough for that."""
+    at = evaluator(program)
+
+    def ball(a: float, b: float, most: float) -> arb:
+        return narrow(lambda: at(arb(a), arb(b)), most)
+
+    return [ball(*each) for each in zip(y.tolist(), z.tolist(), room.tolist(), strict=True)]
 
 
 def upper(ball: arb) -> float:
@@ -136,10 +204,9 @@ BALLS: Mapping[str, Callable[..., arb]] = {
 def kinks(program: Program) -> list[tuple[float, float]]:
     """Points at which two keys, one of them steep, have equal weights: (place, difference of slopes)."""
     found = set()
-    for head in program.heads:
-        keys = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
-        for number, (a, b) in enumerate(keys):
-            found |= {((b - d) / (c - a), abs(a - c)) for c, d in keys[:number] if abs(a - c) > 1e6}
+    for keys in _over_the_same_keys(program):
+        for number, (_, a, b) in enumerate(keys):
+            found |= {((b - d) / (c - a), abs(a - c)) for _, c, d in keys[:number] if abs(a - c) > 1e6}
     return sorted(found)
 
 

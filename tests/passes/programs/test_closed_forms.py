@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from passes.programs.head import Head
 from passes.programs.program import Program
 from passes.programs.solve import Parameters
 from rewriter import ExitStatus, rewrite
-from tests.passes.programs.balls import BALLS, arb, ball_points, precision, program_at, upper
+from tests.passes.programs.balls import BALLS, arb, ball_points, evaluator, narrow, precision, upper
 from tests.textmodels import ERF_GELU, mlp
 
 SLOW = bool(os.environ.get("ATTNONLY_SLOW"))
@@ -92,13 +93,21 @@ RANGES: dict[str, Draw] = {
 
 def largest(program: Program, name: str, parameters: Parameters, *, gated: bool, seed: int = 0) -> float:
     """The largest error over max(1, |f|) at the points; for gates per unit of the value."""
-    worst = 0.0
+    worst, at = 0.0, evaluator(program)
+
+    def error(y: arb) -> arb:
+        expected = BALLS[name](y, *parameters)
+        return (at(y, arb(1) if gated else y) - expected) / max(arb(1), abs(expected).lower())
+
     with precision():
         for y in ball_points(program, np.random.default_rng(seed), COUNT):
-            expected = BALLS[name](y, *parameters)
-            error = upper(program_at(program, y, arb(1) if gated else y) - expected)
-            worst = max(worst, error / max(1.0, float(abs(expected).lower())))
+            worst = max(worst, upper(narrow(partial(error, y), 1e-12 * program.max_error, 1e-12)))
     return worst
+
+
+def terms(program: Program) -> int:
+    """Keys of all heads together."""
+    return sum(1 + len(head.bias_tokens) for head in program.heads)
 
 
 def made(name: str, parameters: Parameters, elem_type: int = FLOAT, *, gated: bool = False) -> Program:
@@ -115,9 +124,14 @@ ROWS += [(name, True) for name in RANGES if name not in {"relu_squared", "hard_s
 @pytest.mark.parametrize(("name", "gated"), ROWS)
 def test_certified_error_holds(name: str, gated: bool, elem_type: int) -> None:
     rng = np.random.default_rng([elem_type, ROWS.index((name, gated))])
+    draws = DRAWS
     for draw in range(DRAWS):
         parameters = RANGES[name](rng)
         program = made(name, parameters, elem_type, gated=gated)
+        if terms(program) > 500:  # half a second per draw
+            draws = max(2, DRAWS // 4)
+        if draw >= draws:
+            break
         # Mish's ln 2 is rounded, which changes its weight by less than half a unit in the last place.
         rounded = 2.0**-53 if name == "mish" and not gated else 0.0
         assert largest(program, name, parameters, gated=gated, seed=draw) <= program.max_error + rounded, parameters
@@ -159,9 +173,10 @@ def test_elu_without_a_kink_is_better_than_with_one() -> None:
 def test_squares_of_small_numbers_are_judged_by_their_squares() -> None:
     """0.001 g stays below 1 where its product with g is large; the error is in proportion to the product."""
     for name in ("relu_squared", "square"):
-        program = made(name, (1e-3,), DOUBLE)
-        assert largest(program, name, (1e-3,), gated=False) <= program.max_error
-        assert program.max_error == pytest.approx(ARITHMETIC[DOUBLE].limit, rel=0.1)
+        for elem_type, stated in ((FLOAT, ARITHMETIC[FLOAT].limit), (DOUBLE, 2.8e-15)):
+            program = made(name, (1e-3,), elem_type)
+            assert largest(program, name, (1e-3,), gated=False) <= program.max_error
+            assert program.max_error == pytest.approx(stated, rel=0.1)
 
 
 # -- regressions: stated errors that were too small --------------------------------------------------------------

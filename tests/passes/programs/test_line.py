@@ -18,7 +18,9 @@ from tests.attention import neurons
 from tests.passes.programs.balls import arb, arb_series, errors, precision, upper
 from tests.passes.programs.test_programs import PARAMETERS, TRUTHS
 
-TABLE = [line for arithmetic in ("single", "double", "half") for line in lines(arithmetic)]
+TABLE = [
+    line for arithmetic in ("single", "narrow single", "double", "double pairs", "half") for line in lines(arithmetic)
+]
 EACH = pytest.mark.parametrize("line", TABLE, ids=[line.name for line in TABLE])
 FLOAT = ARITHMETIC[1]
 _TERMS = 14
@@ -211,6 +213,17 @@ def test_a_line_that_reaches_less_far_costs_error() -> None:
     silu = ENTRIES["silu"].program_for((0.01, 1.0), FLOAT)
     assert silu is not None
     assert with_line(silu, FLOAT).line == lines("single")[1]
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.01, 1e-3])
+@pytest.mark.parametrize("name", ["square", "relu_squared"])
+def test_squares_of_small_numbers_are_judged_by_their_squares(name: str, factor: float) -> None:
+    program = ENTRIES[name].quick_program_for((factor,), FLOAT)
+    assert program is not None
+    y = np.linspace(-508.0, 508.0, 100_001)
+    f = ENTRIES[name].function(y, (factor,))
+    error = np.abs(program.evaluate(y) - f) / np.maximum(1.0, np.abs(f))
+    assert error.max() <= program.max_error <= 1.1 * error.max()
 
 
 @pytest.mark.parametrize("value", [1.7e308, -1.7e308, 3e38, -3e38, 1e30, -1e30, 0.0, -0.0, 5e-324])

@@ -174,8 +174,6 @@ def test_sabotage_fails_the_proof(edit: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_the_proof_passes(name: str) -> None:
     dims = {} if name == "gelu-vision" else {"sequence": LONGEST - 1}
-    if name == "relu-decoder":  # its MLPs read [batch * tokens, channels]: docs/limits.md
-        dims["batch"] = 1
     report = rewrite(original(name), form="whole", sublayers="3", max_tokens=LONGEST, dims=dims)
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
     assert len(report.converted) == 2

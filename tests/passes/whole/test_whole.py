@@ -12,7 +12,7 @@ from onnx import shape_inference
 
 from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.options import FormOptions, Options
-from passes.plan import Plan, apply, make_plan
+from passes.plan import Plan, apply, make_plan, sublayers_only
 from passes.whole import planning
 from passes.whole.widen import widen
 from rewriter import ExitStatus, rewrite
@@ -289,7 +289,7 @@ def test_a_neuron_that_sees_its_neighbours_fails_the_proof(monkeypatch: pytest.M
 
 
 @slow
-@pytest.mark.parametrize("name", ["silu-decoder", "gelu-vision"])
+@pytest.mark.parametrize("name", ["silu-decoder", "relu-decoder", "gelu-vision"])
 def test_the_proof_passes(name: str) -> None:
     dims = {"batch": 3} if name == "gelu-vision" else {"batch": 3, "sequence": LONGEST - 1}
     report = rewrite(load(name), form="whole", max_tokens=LONGEST, dims=dims)
@@ -298,6 +298,23 @@ def test_the_proof_passes(name: str) -> None:
     assert len(report.converted) == 2
     assert report.validation is not None
     assert len(report.validation.blocks) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "length"), [(1, 5, 5), (3, LONGEST - 1, LONGEST - 1), (5, 7, 7), (37, 2, 2)]
+)
+def test_blocks_on_merged_sequences_are_proved_on_sequences_that_fit(batch: int, count: int, length: int) -> None:
+    """OPT's MLPs read [batch * tokens, channels]; alone, they divide the rows into sequences within the positions."""
+    model = load("relu-decoder")
+    alone = apply(sublayers_only(planned(model)))
+    fed = feeds(model, 0, batch, count)
+    made, expected = tensors(alone, fed), evaluate(model, fed)
+    (divided,) = [made[name] for name in made if name.endswith("layers.0/heads/by_sequence")]
+    assert divided.shape[1] <= LONGEST
+    assert divided.shape[1] >= length
+    assert divided.shape[0] * divided.shape[1] == batch * count
+    for name, values in expected.items():
+        np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------
@@ -339,12 +356,12 @@ def test_an_activation_that_is_no_block_is_refused_by_its_name() -> None:
     assert any("Relu 'bent': it would stay in a network of attention only" in left.miss.reason for left in plan.left)
 
 
-def test_networks_without_a_route_are_refused_as_by_bias_token_network() -> None:
+def test_scores_and_convolutions_of_tokens_alone_are_refused() -> None:
     plan = make_plan(load("conformer-encoder"), WHOLE)
     assert not plan.conversions
     reasons = [left.miss.reason for left in plan.left]
     assert sum("MatMul '/model/layers.0/self_attn/MatMul': its second factor" in reason for reason in reasons) == 4
-    assert all(reason.endswith("use form masked") for reason in reasons if "cannot be carried" in reason)
+    assert sum("cannot be attention only" in reason and reason.endswith("use form masked") for reason in reasons) == 4
 
 
 def test_bias_token_network_is_implied() -> None:

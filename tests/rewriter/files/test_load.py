@@ -181,7 +181,7 @@ def test_linked_model_reads_data_beside_the_link(source: Path, tmp_path: Path) -
     with pytest.raises(ModelError, match=r"external data 'w\.bin'.*beside the model"):
         load_model(link)
     (snapshot / "w.bin").symlink_to(source.parent / "w.bin")
-    with pytest.raises(ModelError, match=r"is a symbolic link; copy the model with its data \(`cp -rL .*--local-dir"):
+    with pytest.raises(ModelError, match=r"is a symbolic link; copy the model with its data \(`cp -rL .*--allow-links"):
         load_model(link)
     (snapshot / "w.bin").unlink()
     (snapshot / "w.bin").write_bytes(WEIGHTS.tobytes())

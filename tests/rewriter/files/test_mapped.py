@@ -52,6 +52,20 @@ def test_large_weights_stay_in_the_file(path: Path) -> None:
     assert loaded.proto == plain.proto
 
 
+@pytest.mark.parametrize(("location", "stays"), [(0, True), (1, False)])
+def test_weights_that_were_external_once(path: Path, location: int, stays: bool) -> None:
+    """onnx writes the default location out after it has loaded external data; raw data beside another one are odd."""
+    odd = model()
+    odd.graph.initializer[0].data_location = location
+    small = without_weights(odd.SerializeToString(), path.name)
+    assert (small is not None) == stays
+    if small is not None:
+        path.write_bytes(odd.SerializeToString())
+        loaded = load_model(path, mapped=True)
+        assert external(loaded) == ["BIG"]
+        np.testing.assert_array_equal(read_tensor(loaded, loaded.proto.graph.initializer[0]), BIG)
+
+
 @pytest.mark.parametrize("where", ["beside", "elsewhere"])
 def test_the_output_holds_them_inline(path: Path, where: str) -> None:
     loaded = load_model(path, mapped=True)

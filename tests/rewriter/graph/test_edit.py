@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from rewriter.graph.edit import Replacement, drop_dead_constants, splice
-from rewriter.graph.view import GraphView, view_model
+from rewriter.graph.view import GraphView, all_views, graph_at, view_model
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
 
@@ -97,6 +97,87 @@ def test_captured_tensors_stay() -> None:
     )
     model = model_of(body, "bool yes = {1}")
     assert made(replaced(model, "b", "Identity", "x")) == ["a", "b", "c", "out"]
+
+
+@pytest.mark.parametrize("version", [3, 4, 8])
+def test_new_constants_change_no_signature(version: int) -> None:
+    """Before IR version 4 every initializer is an input too, so a new constant becomes a node there."""
+    model = model_of("a = Exp(x) b = Neg(a) out = Abs(b)")
+    model.ir_version = version
+    view = view_model(model)
+    new = onnx.helper.make_node("Mul", ["x", "k"], ["b"], "new")
+    constant = onnx.helper.make_tensor("k", onnx.TensorProto.FLOAT, [2], [3.0, 4.0])
+    splice(model, view, [Replacement("b", region(view, "b"), (new,), (constant,))])
+    assert [value.name for value in model.graph.input] == ["x"]
+    if version >= 4:
+        assert list(model.graph.initializer) == [constant]
+        assert [node.op_type for node in model.graph.node] == ["Mul", "Abs"]
+    else:
+        assert not model.graph.initializer
+        assert [node.op_type for node in model.graph.node] == ["Constant", "Mul", "Abs"]
+        made_by = model.graph.node[0]
+        assert (made_by.name, list(made_by.output), list(made_by.input)) == ("k/constant", ["k"], [])
+        assert [(entry.name, entry.t) for entry in made_by.attribute] == [("value", constant)]
+    onnx.checker.check_model(model)
+
+
+def test_what_the_new_nodes_read_stays() -> None:
+    """Also where only a body of a new node reads it."""
+    model = model_of("k = Sin(x) l = Cos(x) m = Add(k, l) b = Neg(m) out = Abs(b)", "float[2] w = {1, 2}")
+    view = view_model(model)
+    holder = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] k, bool c) => (float[2] b) { b = If (c) '
+        "<then_branch = t () => (float[2] p) { p = Exp(l) }, else_branch = e () => (float[2] q) { q = Exp(l) }> }"
+    ).graph.node[0]
+    holder.input[0] = "w"
+    splice(model, view, [Replacement("b", (2, 3), (holder,), ())])
+    assert made(model) == ["l", "b", "out"]
+    assert [tensor.name for tensor in model.graph.initializer] == ["w"]
+
+
+def test_replacements_that_belong_together() -> None:
+    """A further one elsewhere, whose old operands go too; exposed tensors become outputs of the main graph only."""
+    exposed = onnx.helper.make_tensor_value_info("a2", onnx.TensorProto.FLOAT, [2])
+    body = "z = Sin(x) a = Exp(z) b = Neg(a) y = Cos(x) c = Abs(y) out = Add(b, c)"
+    model = model_of(body)
+    view = view_model(model)
+    first = onnx.helper.make_node("Relu", ["x"], ["b"])
+    copies = (onnx.helper.make_node("Identity", ["x"], ["a2"]), onnx.helper.make_node("Tanh", ["a2"], ["c"]))
+    other = Replacement("c", region(view, "c"), copies, (), exposed=(exposed,))
+    splice(model, view, [Replacement("b", region(view, "b"), (first,), (), further=(other,))])
+    assert made(model) == ["b", "a2", "c", "out"]
+    assert [value.name for value in model.graph.output] == ["out", "a2"]
+    onnx.checker.check_model(model)
+
+
+def test_replaced_nodes_that_read_each_other() -> None:
+    """The second region reads the first one's output; what only the old nodes read goes."""
+    model = model_of("z = Sin(x) a = Exp(z) b = Neg(a) c = Add(b, z) out = Abs(c)")
+    view = view_model(model)
+    parts = [
+        Replacement(name, region(view, name), (onnx.helper.make_node(operator, [given], [name]),), ())
+        for name, operator, given in (("b", "Relu", "x"), ("c", "Tanh", "b"))
+    ]
+    splice(model, view, parts)
+    assert made(model) == ["b", "c", "out"]
+
+
+def test_a_body_is_spliced_in_place() -> None:
+    """Its own outputs stay as they are, and so does the graph around it."""
+    model = model_of(
+        "out = If (yes) <then_branch = t () => (float[2] p) { r = Sin(x) p = Exp(r) }, "
+        "else_branch = e () => (float[2] q) { q = Cos(x) }>",
+        "bool yes = {1}",
+    )
+    inner = next(view for view in all_views(model) if view.where.endswith("then_branch"))
+    exposed = onnx.helper.make_tensor_value_info("p2", onnx.TensorProto.FLOAT, [2])
+    new = onnx.helper.make_node("Neg", ["x"], ["p"])
+    splice(model, inner, [Replacement("p", (1,), (new,), (), exposed=(exposed,))])
+    graph = graph_at(model, inner.path)
+    assert graph.name == "t"
+    assert [(node.op_type, list(node.output)) for node in graph.node] == [("Neg", ["p"])]
+    assert [value.name for value in graph.output] == ["p"]
+    assert [value.name for value in model.graph.output] == ["out"]
 
 
 CALLED = onnx.parser.parse_function('<opset_import: ["": 17], domain: "d"> f (p) => (q) { q = Neg(p) }')

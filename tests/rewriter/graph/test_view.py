@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import onnx
+import pytest
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import cut
-from rewriter.graph.view import captured_names, view_model
+from rewriter.graph.types import TensorType
+from rewriter.graph.view import (
+    all_graphs,
+    all_views,
+    captured_names,
+    graph_at,
+    holder_name,
+    label,
+    subgraphs,
+    view_function,
+    view_model,
+)
 
 LOOP = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -52,3 +64,137 @@ def test_integers_are_folded_exactly() -> None:
     )
     constants = Constants(view_model(model))
     assert [int(value) for name in ("i", "n") if (value := constants.value(name)) is not None] == [large, -large]
+
+
+FLOAT = onnx.TensorProto.FLOAT
+NESTED = """
+<ir_version: 8, opset_import: ["ai.onnx": 17, "custom": 3]>
+g (float[2] x, bool c) => (float[2] out) <float[2] w = {1, 2}> {
+  k = Constant<value = float[2] {5, 6}>()
+  n = Constant<value_int = 3>()
+  z = ConstantOfShape<value = float[1] {7}>(n)
+  out = If (c) <
+    then_branch = a () => (float[2] p) <float[2] w = {3, 4}> {
+      p = If (c) <
+        then_branch = b () => (float[2] q) { q = Add(w, k) }, else_branch = d () => (float[2] r) { r = Neg(x) }
+      >
+    },
+    else_branch = e () => (float[2] s) { t = Exp(x) s = Mul(t, w) }
+  >
+}
+"""
+
+
+def test_an_index() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "custom": 2]> g (float[2] x, float[2] w) => (float[2] out) '
+        "<float[2] w = {1, 2}, float[2] v = {1, 2}> { a = Add(x, x) b, , e = custom.Two(a, , v) out = Mul(b, w) }"
+    )
+    view = view_model(model)
+    assert (view.where, view.path) == ("", ())
+    assert [node.op_type for node in view.nodes] == ["Add", "Two", "Mul"]
+    assert view.producer == {"a": 0, "b": 1, "e": 1, "out": 2}
+    assert view.consumers == {"x": (0, 0), "a": (1,), "v": (1,), "b": (2,), "w": (2,)}
+    assert set(view.initializers) == {"w", "v"}
+    assert view.overridable == {"w"}
+    assert (view.inputs, view.outputs) == (("x",), ("out",))
+    assert view.opsets == {"": 17, "custom": 2}
+    assert view.made_by("b") is view.nodes[1]
+    assert view.made_by("a") is view.nodes[0]
+    assert view.made_by("x") is None
+    assert view.made_by("w") is None
+    assert view.type_of("a") == TensorType(FLOAT, (2,))
+    assert view.type_of("b") == TensorType.UNKNOWN
+    assert [view.is_onnx(node) for node in view.nodes] == [True, False, True]
+
+
+def test_initializers_of_old_files_are_not_overridable() -> None:
+    """There all of them are inputs."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 3, opset_import: ["": 17]> g (float[2] x, float[2] w) => (float[2] out) '
+        "<float[2] w = {1, 2}> { out = Mul(x, w) }"
+    )
+    assert view_model(model).overridable == frozenset()
+    assert view_model(model).inputs == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "outputs", "expected"),
+    [
+        ("", "n", ["a"], "Op 'n'"),
+        ("ai.onnx", "", ["a", "b"], "Op 'a'"),
+        ("custom", "", [], "custom::Op ''"),
+        ("custom", "n", [], "custom::Op 'n'"),
+    ],
+)
+def test_labels(domain: str, name: str, outputs: list[str], expected: str) -> None:
+    assert label(onnx.helper.make_node("Op", [], outputs, name, domain=domain)) == expected
+
+
+def test_views_of_bodies() -> None:
+    """Outer before inner; an inner one sees the weights, constants and types around it, and its own ones first."""
+    model = onnx.parser.parse_model(NESTED)
+    main, outer, other, inner, last = all_views(model)
+    assert [view.where for view in (main, outer, other, inner, last)] == [
+        "",
+        "If/then_branch",
+        "If/else_branch",
+        "If/then_branch/If/then_branch",
+        "If/then_branch/If/else_branch",
+    ]
+    path = (("out", "then_branch"), ("p", "then_branch"))
+    assert inner.path == path
+    assert [node.output[0] for node in inner.nodes] == ["q"]
+    assert all(view.opsets == {"": 17, "custom": 3} for view in (main, outer, other, inner, last))
+    assert set(inner.initializers) == {"w", "k"}
+    assert onnx.numpy_helper.to_array(inner.initializers["w"]).tolist() == [3, 4]
+    assert onnx.numpy_helper.to_array(other.initializers["w"]).tolist() == [1, 2]
+    assert onnx.numpy_helper.to_array(inner.initializers["k"]).tolist() == [5, 6]
+    assert "k" not in main.initializers
+    assert inner.type_of("x") == TensorType(FLOAT, (2,))
+    assert other.type_of("t") == TensorType(FLOAT, (2,))
+    assert inner.inputs == ()
+    assert inner.outputs == ("q",)
+    assert graph_at(model, path).name == "b"
+    assert graph_at(model, path[:1]).name == "a"
+    assert graph_at(model, ()) is model.graph
+    assert {graph.name for graph in all_graphs(model.graph)} == {"g", "a", "b", "d", "e"}
+    assert main.consumers["x"] == (3,), "a capture counts once"
+    assert main.consumers["w"] == (3,)
+
+
+def test_a_name_takes_the_place_of_the_operator_in_a_path() -> None:
+    model = onnx.parser.parse_model(NESTED)
+    model.graph.node[3].name = "choice"
+    assert all_views(model)[1].where == "choice/then_branch"
+
+
+def test_lists_of_graphs() -> None:
+    graphs = [onnx.GraphProto(name=name) for name in "ab"]
+    node = onnx.helper.make_node("Custom", ["x"], ["", "y"], one=onnx.GraphProto(name="c"), many=graphs, number=1)
+    assert [(name, graph.name) for name, graph in subgraphs(node)] == [("many[0]", "a"), ("many[1]", "b"), ("one", "c")]
+    assert holder_name(node) == "y"
+    assert holder_name(onnx.helper.make_node("Custom", [], [""])) == ""
+
+
+def test_the_body_of_a_function() -> None:
+    function = onnx.parser.parse_function(
+        '<opset_import: ["ai.onnx": 18], domain: "d"> f (p, w) => (q) { r = Neg(p) q = Add(r, w) }'
+    )
+    view = view_function(function)
+    assert view.where == "function d::f"
+    assert view.opsets == {"": 18}
+    assert (view.inputs, view.outputs, view.initializers) == (("p", "w"), ("q",), {})
+    assert view.producer == {"r": 0, "q": 1}
+    assert view.overridable == frozenset()
+
+
+def test_captures_of_sparse_weights_and_of_outputs() -> None:
+    """A body may put out an outer tensor as it is; a sparse weight of its own is none from outside."""
+    body = onnx.GraphProto(name="b")
+    for name in ("outer", "sparse"):
+        body.output.append(onnx.ValueInfoProto(name=name))
+    body.sparse_initializer.add().values.name = "sparse"
+    node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=onnx.GraphProto(name="e"))
+    assert captured_names(node) == {"outer"}
+    assert captured_names(onnx.helper.make_node("Neg", ["x"], ["y"])) == frozenset()

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from rewriter import doctor, rewrite
 from rewriter.cli import run
 from rewriter.files.load import load_model
 from rewriter.health import diagnosing, machine, packages, probe
@@ -178,11 +179,21 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_a_large_model_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(mlp(SILU), path)
-    whole = machine.needs_of(load_model(path), path)
+    whole = machine.needs_of(load_model(path), path, None)
     monkeypatch.setattr(machine, "LARGE", 10)
-    by_blocks = machine.needs_of(load_model(path), path)
+    by_blocks = machine.needs_of(load_model(path), path, None)
     assert (whole.by_blocks, by_blocks.by_blocks) == (False, True)
-    assert whole.memory == machine.BASE + machine.WHOLE * path.stat().st_size
+    assert whole.memory is None
+
+
+def test_the_estimate_is_that_of_a_dry_run(answers: dict[str | None, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(mlp(SILU), path)
+    planned, found = rewrite(path, dry_run=True).estimate, doctor(path).model
+    assert planned is not None
+    assert found is not None
+    assert found.estimate == planned
+    assert found.memory == planned.memory_bytes
 
 
 def test_libraries_of_an_elf_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,13 @@ import pytest
 from rewriter import ExitStatus, ProviderError, UsageError, rewrite
 from rewriter.cli import run
 from rewriter.ort import sessions
-from rewriter.ort.providers import available_providers, chosen_providers, parse_provider, require_float64
+from rewriter.ort.providers import (
+    available_providers,
+    chosen_providers,
+    load_onnxruntime,
+    parse_provider,
+    require_float64,
+)
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.terminal.tables import remarks, warnings
 from tests.conftest import slow
@@ -201,3 +208,25 @@ def test_a_real_gpu_measures_its_noise() -> None:
     assert proof.cpu_nodes == ()
     assert proof.control["out"].max_abs < 1e-4
     assert sessions.open_session(mlp(SILU), "cuda:use_tf32=0").outputs == ("out",)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        ("libx.so: failed to map segment from shared object", MemoryError, "map segment"),
+        ("Exception caught: std::bad_alloc", MemoryError, "bad_alloc"),
+        ("No module named 'onnxruntime'", ProviderError, "cannot be imported .*; pip install --force-reinstall"),
+    ],
+)
+def test_onnxruntime_that_cannot_be_imported(
+    said: str, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "onnxruntime":
+                raise ImportError(said)
+
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    with pytest.raises(kind, match=message):
+        load_onnxruntime.__wrapped__()

@@ -146,3 +146,92 @@ def test_a_channel_that_noise_moved_little_by_luck_counts_as_the_median_one() ->
     moved = np.array([1e-9, 4e-6, 1e-4])
     np.testing.assert_array_equal(channels.not_by_luck(moved), [2e-6, 4e-6, 1e-4])
     assert channels.not_by_luck(np.zeros(3)).tolist() == [0.0] * 3
+
+
+def test_a_stated_channel_axis_tells_channels_from_samples() -> None:
+    """All other axes count samples, though a single case does not vary them."""
+    truth = _truth((2, 5, 8))
+    assert Channels.of(truth).scale.shape == (5, 8)
+    for axis, sizes, samples in ((-1, (8,), (0, 1)), (-2, (5,), (0, 2)), (-3, (2,), (1, 2))):
+        found = Channels.of(truth, axis)
+        assert found.scale.shape == sizes
+        assert found.samples == samples
+    np.testing.assert_array_equal(
+        Channels.of(truth, -1).scale,
+        np.maximum(np.abs(truth[0]).max((0, 1)), np.sort(np.abs(truth[0]).max((0, 1)))[3]),
+    )
+    assert Channels.of(_truth((2, 3), (2, 3, 4)), -1).samples is None
+
+
+def test_without_ranks_in_common_all_is_one_channel() -> None:
+    truth = [np.array([1.0, -3.0]), np.array([[2.0]]), np.zeros((0, 4))]
+    channels = Channels.of(truth)
+    assert channels.scale.shape == ()
+    assert float(channels.scale) == 3.0
+    assert float(channels.errors([np.array([1.5, -3.0]), np.array([[4.0]]), np.zeros((0, 4))], truth)) == 2.0
+    assert float(Channels.of([np.zeros((0,)), np.zeros((0, 4))]).scale) == 0.0
+
+
+def test_scales_are_never_negative() -> None:
+    """Nothing but zeros, infinities and NaN: there is no scale to speak of."""
+    truth = [np.array([[0.0, np.inf, np.nan, -0.0]])] * 2
+    np.testing.assert_array_equal(Channels.of(truth).scale, np.zeros(4))
+
+
+def test_zeros_are_no_share_of_anything() -> None:
+    channels = Channels(samples=(0,), scale=np.array([0.0, 2.0]))
+    assert channels.share(np.array([0.0, 1.0])) == 0.5
+    assert channels.share(np.array([1e-9, 0.0])) == np.inf
+    np.testing.assert_array_equal(channels.rounding(np.zeros(2), EPS), [0.0, 2.0 * EPS])
+    np.testing.assert_array_equal(channels.not_by_luck(np.array([0.0, 1.0])), [0.0, 1.0])
+
+
+def test_outputs_without_elements() -> None:
+    channels = Channels.of([np.zeros((0, 3, 0)), np.zeros((2, 3, 0))])
+    none = np.zeros((3, 0))
+    assert channels.share(none) == 0.0
+    assert channels.rounding(none, EPS).shape == (3, 0)
+    assert channels.not_by_luck(none).shape == (3, 0)
+    found = worst(none, none)
+    assert (found.channel, found.error, found.allowed, found.rounding) == ((), 0.0, 0.0, 0.0)
+    assert found.holds
+
+
+@pytest.mark.parametrize(
+    ("errors", "rounding", "certified", "place"),
+    [
+        ([1.0, 3.0, 2.0], [1.0, 1.0, 1.0], 0.0, 1),  # all hold: the largest share
+        ([1.0, 3.0, 2.0], [0.25, 1.0, 1.0], 0.0, 0),
+        ([0.0, 1e-9, 5.0], [1.0, 0.0, 2.0], 0.0, 1),  # where nothing is allowed, any error is worst
+        ([9.0, 9.0, 4.0], [2.0, 1.0, 1.0], 0.0, 1),  # 9 of 4 exceeds more than 9 of 8
+        ([4.1, 3.9, 0.0], [1.0, 1.0, 1.0], 0.0, 0),  # an excess ranks above what holds
+        ([1.0, np.nan, 100.0], [1.0, 1.0, 1.0], 0.0, 1),
+        ([1.0, 100.0, np.inf], [1.0, 1.0, 1.0], 0.0, 2),
+        ([3.0, 4.0, 1.0], [0.5, 1.0, 1.0], [2.0, 0.0, 0.0], 1),
+        ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0, 0),
+    ],
+)
+def test_the_channel_with_the_least_room(
+    errors: list[float], rounding: list[float], certified: object, place: int
+) -> None:
+    given = np.asarray(certified, np.float64)
+    found = worst(np.asarray(errors), np.asarray(rounding), given)
+    assert found.channel == (place,)
+    np.testing.assert_equal(found.error, errors[place])
+    assert found.rounding == rounding[place]
+    assert found.allowed == 4.0 * rounding[place] + float(np.broadcast_to(given, 3)[place])
+
+
+def test_places_of_several_axes_and_one_rounding_for_all() -> None:
+    errors = np.zeros((2, 3))
+    errors[1, 2] = 7.0
+    found = worst(errors, np.asarray(0.5), np.zeros((2, 3)))
+    assert (found.channel, found.error, found.allowed, found.rounding) == ((1, 2), 7.0, 2.0, 0.5)
+    assert found.text == "error 7 in channel 1, 2 exceeds the allowed 2 = 4 x 0.5 (the original's rounding)"
+
+
+@pytest.mark.parametrize(("certified", "said"), [(0.0, False), (0.0049, False), (0.0052, True)])
+def test_a_certified_part_of_half_a_percent_is_said(certified: float, said: bool) -> None:
+    text = worst(np.asarray(9.0), np.asarray(0.25), certified).text
+    assert text.startswith("error 9 exceeds the allowed 1")
+    assert ("(certified)" in text) is said

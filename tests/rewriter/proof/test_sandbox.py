@@ -13,9 +13,9 @@ import pytest
 from rewriter import ExitStatus, ProviderError, UsageError, ValidationError, rewrite
 from rewriter.api.rewriting import made
 from rewriter.cli import run
+from rewriter.plain import from_plain
 from rewriter.proof import sandbox
 from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.sandbox import from_plain
 from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Validation
 from tests.textmodels import ERF_GELU, SILU, mlp

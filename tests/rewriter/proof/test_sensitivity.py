@@ -250,6 +250,12 @@ def test_rounding_by_channel(errors: list[float], expected: list[float]) -> None
     np.testing.assert_allclose(rounding(wide, scaled, EPS), np.asarray(expected) * [1e9, 1.0, 1.0])
 
 
+def test_channels_of_zeros_have_no_rounding() -> None:
+    none = Channels(samples=(0,), scale=np.array([0.0, 2.0, 0.0]))
+    np.testing.assert_array_equal(rounding(none, np.zeros(3), EPS), [0.0, 2.0 * EPS, 0.0])
+    assert rounding(Channels(samples=(0,), scale=np.zeros((3, 0))), np.zeros((3, 0)), EPS).shape == (3, 0)
+
+
 def test_deviations_by_channel() -> None:
     made = [np.zeros((2, 3, 2)), np.zeros((2, 5, 2))]
     made[1][1, 4, 1] = 0.25

@@ -25,14 +25,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from rewriter.api.inspection import Inspection
 from rewriter.compare.bisect import Isolated
 from rewriter.compare.boundaries import Boundary
 from rewriter.compare.files.models import GraphDifference
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import PairProof
+from rewriter.health.findings import Diagnosis
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.benchmark import Benchmark
 from rewriter.report.comparison import Comparison
+from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, Shape
 
 FOLDER = Path(inspect.getfile(Report)).parent
@@ -41,6 +44,9 @@ FILES = {
     "report.schema.json": Report,
     "comparison.schema.json": Comparison,
     "benchmark.schema.json": Benchmark,
+    "folder.schema.json": FolderReport,
+    "diagnosis.schema.json": Diagnosis,
+    "inspection.schema.json": Inspection,
 }
 
 Count = Annotated[int, Field(ge=0)]
@@ -65,6 +71,9 @@ WRITTEN: dict[type, Written] = {
     ),
     Comparison: Written(properties=("same", "error_ratio"), entries=("version", "first_exceeding")),
     Benchmark: Written(entries=("version",)),
+    FolderReport: Written(entries=("version", "environment")),
+    Diagnosis: Written(entries=("version",), properties=("exit_status",)),
+    Inspection: Written(flat=("report",), entries=("purity",)),
     GraphDifference: Written(properties=("same",)),
     PairProof: Written(properties=("error_ratio",)),
     Tap: Written(flat=("boundary",), properties=("relative", "exceeds")),
@@ -122,6 +131,12 @@ TYPES: dict[str, Any] = {
     "Report.bytes": _pair("Bytes", Count),
     "Report.seconds": Mapping[str, Finite],
     "Benchmark.version": Literal[1],
+    "FolderReport.version": Literal[1],
+    "FolderReport.exit_status": Literal[0, 1, 3],
+    "FolderReport.environment": Mapping[str, str],
+    "Diagnosis.version": Literal[1],
+    "Diagnosis.exit_status": Literal[0, 1],
+    "Inspection.purity": str,
     "Benchmark.seconds": Mapping[str, Finite],
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
@@ -147,6 +162,14 @@ ABOUT: dict[str, str] = {
     "Report.version": "Version of this schema.",
     "Report.exit_status": "What the command line exits with: 0 converted, 1 the proof failed, 3 nothing to convert. "
     "Other statuses leave no report.",
+    "FolderReport": "What `rewrite FOLDER --report FILE.json` writes, and `attnonly-report.json` in the new folder.",
+    "FolderReport.version": "Version of this schema.",
+    "FolderReport.environment": "Versions, processor, operating system and execution providers.",
+    "FolderReport.exit_status": "What the command line exits with, as for one model.",
+    "Diagnosis": "What `rewrite doctor --report FILE.json` writes.",
+    "Diagnosis.version": "Version of this schema.",
+    "Inspection": "What `rewrite inspect --report FILE.json` writes: the report of a dry run, and the heads by form.",
+    "Inspection.purity": "The nonlinear operators that would remain, besides softmax and normalisation.",
     "Benchmark": "What `rewrite bench --report FILE.json` writes.",
     "Benchmark.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
@@ -253,9 +276,14 @@ def _laid_out(value: Any, indent: str) -> str:
     return "\n".join([opening, ",\n".join(inner + entry for entry in entries), indent + closing])
 
 
+def _committed(path: Path) -> Any:
+    """The schema that is there; None for a new one."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def main(arguments: list[str]) -> int:
     """Write the schemas; with --check only compare."""
-    changed = [name for name in FILES if json.loads((FOLDER / name).read_text(encoding="utf-8")) != schema(FILES[name])]
+    changed = [name for name in FILES if _committed(FOLDER / name) != schema(FILES[name])]
     for name in changed:
         sys.stdout.write(f"{name}\n")
         if "--check" not in arguments:

@@ -317,6 +317,25 @@ def test_default_domain_under_its_other_name() -> None:
     assert texts(of(ours, theirs)) == {"Softmax n_out: attribute axis"}
 
 
+@pytest.mark.parametrize(
+    ("attribute", "values", "changes"),
+    [
+        ("value", ("float {1}", "float {2}"), set()),  # a weight: it is the tensor that differs
+        ("value_float", ("1.0", "2.0"), {"Constant n_k: attribute value_float"}),
+        ("value_floats", ("[1.0]", "[2.0]"), {"Constant n_k: attribute value_floats"}),
+        ("value_float", ("1.0", "1.0"), set()),
+    ],
+)
+def test_constant_nodes(attribute: str, values: tuple[str, str], changes: set[str]) -> None:
+    """A tensor counts as a weight, a number as an attribute."""
+    ours, theirs = (named(f"k = Constant<{attribute} = {value}>() out = Add(x, k)") for value in values)
+    found = of(ours, theirs)
+    assert texts(found) == changes
+    assert [change.name for change in found.tensors] == (["k"] if attribute == "value" else [])
+    assert found.same is (values[0] == values[1])
+    assert found.operators["Constant"] == (1, 1)
+
+
 def sparse(name: str, values: list[float], indices: list[int], size: int) -> onnx.SparseTensorProto:
     return helper.make_sparse_tensor(
         numpy_helper.from_array(np.asarray(values, np.float32), name),

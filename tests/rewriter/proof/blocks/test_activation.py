@@ -139,6 +139,25 @@ def test_points_reach_every_order_of_magnitude() -> None:
     np.testing.assert_array_equal(decades, np.arange(4, 39))
 
 
+def test_how_close_points_are() -> None:
+    """1/1024 apart around 0; 40 a decade from 1e-12 to 1e4, on both sides; 20 a decade from there to the largest."""
+    points = np.unique(adversarial(TensorProto.DOUBLE))
+    points = points[np.isfinite(points)]
+    around = points[np.abs(points) <= 24.0]
+    assert around[0] == -24.0
+    assert around[-1] == 24.0
+    assert np.max(np.diff(around)) <= 1.0 / 1024.0
+    for side in (points[points > 0.0], -points[points < 0.0][::-1]):
+        low = side[(side >= 0.999e-12) & (side < 1e-3)]
+        assert low[0] == pytest.approx(1e-12)
+        assert np.max(low[1:] / low[:-1]) <= 10.0 ** (1.0 / 40.0) * (1.0 + 1e-9)
+        middle = side[(side > 24.0) & (side <= 1e4)]
+        assert np.max(middle[1:] / middle[:-1]) <= 10.0 ** (1.0 / 40.0) * (1.0 + 1e-9)
+        high = side[(side >= 1e4) & (side < 1e300)]
+        assert np.max(high[1:] / high[:-1]) <= 10.0 ** (1.0 / 19.9)
+        assert high[-1] > 1e299
+
+
 @pytest.mark.parametrize(("rank", "axis", "rows"), [(1, -1, 1), (2, -1, 23), (3, -1, 46), (4, -3, 46), (3, -2, 46)])
 def test_points_differ_in_every_batch_and_token(rank: int, axis: int, rows: int) -> None:
     points = adversarial(TensorProto.FLOAT)
@@ -172,6 +191,27 @@ def test_points_have_the_rank_of_the_pre_activation(shape: str, rank: int) -> No
 @pytest.mark.parametrize("axis", [-3, 0, 1])
 def test_channels_of_an_unknown_axis_are_the_last(axis: int) -> None:
     assert laid_out(np.arange(230.0), 2, axis).shape == (23, 10)
+
+
+@pytest.mark.parametrize(
+    ("rank", "axis", "shape"),
+    [
+        (1, -1, (460,)),
+        (2, -1, (23, 20)),
+        (2, -2, (20, 23)),
+        (3, -1, (2, 23, 10)),
+        (3, -2, (2, 10, 23)),
+        (3, -3, (10, 2, 23)),
+        (4, -3, (2, 10, 1, 23)),
+        (4, -4, (10, 2, 1, 23)),
+    ],
+)
+def test_where_batch_tokens_and_channels_lie(rank: int, axis: int, shape: tuple[int, ...]) -> None:
+    points = np.arange(460.0)
+    placed = laid_out(points, rank, axis)
+    assert placed.shape == shape
+    assert sorted(placed.reshape(-1)) == sorted(points)
+    np.testing.assert_array_equal(placed, laid_out(points, rank, axis))
 
 
 def test_no_more_tokens_than_the_block_takes() -> None:

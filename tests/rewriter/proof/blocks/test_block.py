@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,13 +13,22 @@ import pytest
 from rewriter import rewrite
 from rewriter.files.load import LoadedModel
 from rewriter.proof.blocks import block as blocks
-from rewriter.proof.blocks.block import BlockItem, _Evaluated, _Whole, made_inputs
+from rewriter.proof.blocks.block import (
+    BlockItem,
+    _Evaluated,
+    _Whole,
+    block_item,
+    block_needs,
+    made_inputs,
+    prove_block,
+)
 from rewriter.proof.blocks.spread import accepted
 from rewriter.proof.blocks.sublayer import _FEW_SCALES, _SCALES, Heads, prove_heads
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.run.whole import Way
 from tests.plans import Silu
-from tests.textmodels import SILU, mlp, text_model
+from tests.textmodels import SILU, mlp, text_model, values
 
 EPS = 2.0**-23
 
@@ -128,3 +139,161 @@ def test_no_inputs_no_proof() -> None:
     proof = prove_heads(heads, claim(), ())
     assert (proof.exact_error, proof.error, proof.original_error) == (None, 0.0, 0.0)
     assert proof.failures == ("mlp: there are no inputs to prove it on",)
+
+
+# -- blocks of a small model -------------------------------------------------------------------------------------------
+
+WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
+FIRST = "first = MatMul(x, W1) y = Add(first, b1)"
+SECOND = "second = MatMul(h, W2) out = Add(second, b2)"
+BLOCK = replace(claim(), inputs=("y",), output="h", rounding=1e-6)
+
+
+def whole(body: str = f"{FIRST} {SILU} {SECOND}", weights: Mapping[str, np.ndarray] | None = None) -> Side:
+    """The model that holds the block, with these weights changed."""
+    changed = {name: values(name) + change for name, change in (weights or {}).items()}
+    model = text_model(body, constants=changed)
+    return Side.of(LoadedModel(model, None, None, (), 0))
+
+
+def inputs(scale: float = 1.0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [{"x": scale * rng.normal(size=(1, length, 4)).astype(np.float32)} for length in (5, 7)]
+
+
+def proof_of(rewritten: Side, *, given: list[dict[str, np.ndarray]] | None = None, **further: Any) -> blocks.BlockProof:
+    original = whole()
+    made = block_item(original, rewritten, original, BLOCK, inputs() if given is None else given, WAYS, **further)
+    return prove_block(made)
+
+
+def test_the_same_block_is_proved() -> None:
+    proof = proof_of(whole())
+    assert proof.passed
+    assert proof.failures == ()
+    assert proof.name == "mlp"
+    assert proof.block_error == proof.block_original_error
+    assert proof.block_error is not None
+    assert proof.block_allowed is not None
+    assert 0 < proof.block_error < proof.block_allowed < 1e-4
+    assert proof.block_ratio == 1.0
+    # FACTOR times the rounding of the original, which is that of its worst channel or more.
+    assert proof.block_allowed >= 4.0 * proof.block_error
+
+
+@pytest.mark.parametrize("name", ["W1", "W2", "b1", "b2"])
+def test_another_weight_is_a_failure(name: str) -> None:
+    change = np.zeros_like(values(name))
+    change.flat[-1] = 1e-3
+    proof = proof_of(whole(weights={name: change}))
+    assert not proof.passed
+    texts = [failure.split(" error ")[0].split(" by ")[0] for failure in proof.failures]
+    assert texts.count("mlp: in float64 the block differs from its plan") >= 1
+    for way in WAYS:
+        assert any(
+            failure.startswith("mlp: on its inputs the block's error") and failure.endswith(f" on {way}")
+            for failure in proof.failures
+        )
+    assert len(set(proof.failures)) == len(proof.failures)
+    assert proof.block_error is not None
+    assert proof.block_error > 1e-5
+    assert proof.block_ratio is not None
+    assert proof.block_ratio > 10.0
+
+
+def test_without_inputs_the_heads_alone_are_proved() -> None:
+    proof = proof_of(whole(weights={"W2": np.ones((8, 4))}), given=[])
+    assert proof.passed
+    assert (proof.block_error, proof.block_ratio, proof.block_original_error, proof.block_allowed) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "leak"),
+    [
+        (f"{FIRST} s = Sigmoid(first) h = Mul(y, s) {SECOND}", "s"),  # past the pre-activation
+        (f"{FIRST} {SILU} t = Mul(h, x2) {SECOND.replace('(h,', '(t,')}", "x2"),  # another input of the model
+    ],
+    ids=["region", "block"],
+)
+def test_heads_that_read_something_else_are_not_tried(body: str, leak: str) -> None:
+    """However close their numbers come: the leak is the fault."""
+    model = text_model(body, inputs="float[batch, tokens, 4] x, float x2")
+    proof = proof_of(Side.of(LoadedModel(model, None, None, (), 0)))
+    assert proof.failures == (f"mlp: its heads read '{leak}', which the original's block does not",)
+    assert not proof.passed
+    assert (proof.exact_error, proof.block_error, proof.block_ratio) == (None, None, None)
+    assert proof.region_error == proof.region_ratio == np.inf
+
+
+def test_what_does_not_run_is_a_failure_of_its_block() -> None:
+    proof = proof_of(whole(f"{FIRST} s = custom.Unheard(y) h = Mul(y, s) {SECOND}"))
+    (failure,) = proof.failures
+    assert failure.startswith("mlp: ")
+    assert "\n" not in failure
+    assert proof.region_error == np.inf
+
+
+def test_merged_weights_must_make_no_difference() -> None:
+    """The new weights with the original's activation, within the original's rounding."""
+    assert proof_of(whole(), reweighted=whole()).passed
+    change = np.zeros((4, 8))
+    change[1, 2] = 1e-3
+    proof = proof_of(whole(), reweighted=whole(weights={"W1": change}))
+    (failure,) = proof.failures
+    assert failure.startswith("mlp: merging its neurons changes what the block computes, error ")
+
+
+def test_what_a_block_needs() -> None:
+    assert block_needs(whole(), BLOCK) == ("x",)
+    shaped = whole(
+        f"n = Shape(x) {FIRST} {SILU} w = Expand(h, n2) {SECOND}".replace("n2", "n").replace("(h, W2)", "(w, W2)")
+    )
+    assert set(block_needs(shaped, replace(BLOCK, block_inputs=("first",)))) == {"first", "n"}
+    two = replace(BLOCK, block_inputs=("y",), block_outputs=("second",))
+    assert block_needs(whole(), two) == ("y",)
+
+
+class Exp(Silu):
+    """e^y, with a rounding in proportion."""
+
+    def evaluate(self, y: Any, z: Any | None = None) -> Any:
+        assert z is None
+        with np.errstate(over="ignore"):
+            return np.exp(y)
+
+    def float64_rounding(self, y: Any, z: Any | None = None) -> Any:
+        return 2.0**-40 * self.evaluate(y, z)
+
+
+@pytest.mark.parametrize(
+    ("original", "made", "said"),
+    [
+        ("1.0", "1.0", None),
+        ("1.0", "1.01", "in float64 the heads differ from their program by"),
+        ("3.0", "1.0", "the head program's error exceeds the certified 0.5 by"),
+    ],
+)
+def test_an_overflow_in_one_place_hides_nothing_in_another(original: str, made: str, said: str | None) -> None:
+    """Heads of a block that was replaced as a whole, at pre-activations whose exponential is beyond float64."""
+    shape = "float[batch, tokens, 4]"
+    wide = "float[batch, tokens, 8]"
+
+    def part(body: str, given: str, found: str) -> LoadedModel:
+        return LoadedModel(text_model(body, inputs=given, outputs=found), None, None, (), 0)
+
+    claimed = replace(BLOCK, planned=Exp(), heads="heads", max_error=0.5, rounding=1.0)
+    x = np.zeros((1, 3, 4), np.float32)
+    x[0, 1], x[0, 2] = 0.1, 1e3
+    heads = Heads(
+        before=part(
+            f"{FIRST} e = Exp(y) h = Mul(e, ${original}) {SECOND}", f"{shape} x", f"{wide} y, {wide} h, {shape} out"
+        ),
+        front=part(f"{FIRST} e = Exp(y) heads = Mul(e, ${made})", f"{shape} x", f"{wide} heads"),
+        behind=part(SECOND.replace("(h,", "(heads,"), f"{wide} heads", f"{shape} out"),
+        cases=({"x": x},),
+    )
+    failures = prove_heads(heads, claimed, ()).failures
+    if said is None:
+        assert failures == ()
+    else:
+        assert any(failure.startswith(f"mlp: {said}") for failure in failures)

@@ -14,8 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.ort.sessions import open_session
-from rewriter.proof.reference import parts
+from rewriter.proof.reference import parts, scope
 from rewriter.proof.reference.engine import Program, float64_ways, plan
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.reference.scope import read_model
@@ -106,7 +107,7 @@ def test_large_weights_are_fed_and_shared(monkeypatch: pytest.MonkeyPatch) -> No
         return open_session(model, **options)
 
     monkeypatch.setattr(parts, "open_session", spy)
-    monkeypatch.setattr(parts, "_INLINE", 8)
+    monkeypatch.setattr(parts, "KEPT", 8)
     model = parse("a = MatMul(x, W) b = Erf(a) c = MatMul(b, W) y = Mul(c, half)")
     weight = np.array([[1, 2], [3, 4]], np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weight, "W"))
@@ -331,3 +332,35 @@ def test_sequences(name: str, opset: int) -> None:
     np.testing.assert_allclose(
         open_session(model).run({"x": X})["y"], open_reference(model).run({"x": X})["y"], rtol=1e-6
     )
+
+
+def test_weights_on_demand_are_read_when_used_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only small ones are kept; a body captures them, and an input overrides one."""
+    monkeypatch.setattr(scope, "KEPT", 8)
+    text = (
+        "a = MatMul(x, W) c = ReduceSum<keepdims = 0>(a) t = Less(zero, c) "
+        "y = If(t) <then_branch = u () => (float[2, 2] p) { p = Add(a, W) }, "
+        "else_branch = v () => (float[2, 2] q) { q = Sub(a, W) }>"
+    )
+    model = parse(text)
+    weight = np.array([[1, 2], [3, 4]], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "W"))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(0.0, np.float32), "zero"))
+    read: list[str] = []
+
+    def spy(source: LoadedModel, tensor: onnx.TensorProto) -> Any:
+        read.append(tensor.name)
+        return read_tensor(source, tensor)
+
+    monkeypatch.setattr(scope, "read_tensor", spy)
+    found = read_model(model, None, wide=True, held=False)
+    assert read == []
+    program = plan(found, float64_ways({}))
+    for given in (X, -X):
+        a = given.astype(float) @ weight
+        wanted = a + weight if a.sum() > 0.0 else a - weight
+        np.testing.assert_allclose(program.run({"x": given.astype(float)}, {})["y"], wanted, rtol=1e-14)
+    assert read.count("W") >= 4
+    assert read.count("zero") == 1
+    other = np.eye(2)
+    np.testing.assert_allclose(program.run({"x": np.ones((2, 2)), "W": other}, {})["y"], np.ones((2, 2)) + other)

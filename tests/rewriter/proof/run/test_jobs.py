@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,3 +151,46 @@ def test_a_dask_cluster_proves_the_blocks(cluster: str, tmp_path: Path) -> None:
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.validation is not None
     assert report.validation.blocks == getattr(rewrite(path).validation, "blocks", None)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Two workers on this machine; joblib's backend uses the cluster that is there."""
+    pytest.importorskip("joblib")
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # for the functions of this file
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def die_once(given: tuple[int, str]) -> tuple[int, int]:
+    """The square of a number; the first worker that gets 2 is killed, as by a machine that fails."""
+    number, marker = given
+    if number == 2 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return square(number)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.filterwarnings("default")
+def test_ray_proves_the_blocks(tmp_path: Path) -> None:
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(two_blocks(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert os.getpid() not in {pid for _, pid in run_jobs(square, range(3), -1, "ray")}
+    report = rewrite(path, out, joblib_backend="ray")
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.validation is not None
+    assert report.validation.blocks == getattr(rewrite(path).validation, "blocks", None)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("jobs", [3])
+def test_ray_retries_what_a_lost_worker_did(jobs: int, tmp_path: Path) -> None:
+    marker = tmp_path / "died"
+    found = run_jobs(die_once, ((number, str(marker)) for number in range(6)), jobs, "ray")
+    assert marker.exists()
+    assert [value for value, _ in found] == [0, 1, 4, 9, 16, 25]

@@ -15,8 +15,13 @@ from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from rewriter.api.rows import claim_of
+from rewriter.files.load import LoadedModel
+from rewriter.graph.view import view_model
+from rewriter.proof.claims import Claim
+from rewriter.proof.unchanged.is_attention import not_attention
 from rewriter.proof.unchanged.model import unexplained_changes
 from tests.committed import EACH_FILE
+from tests.plans import Silu
 from tests.rewriter.compare.files.edits import Change, body, maker, reads
 from tests.rewriter.proof.unchanged.house import (
     BLOCK,
@@ -128,6 +133,20 @@ BLOCKS: dict[str, tuple[Change, set[str]]] = {
         },
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (3, ""), (4, " and 1 more"), (6, " and 3 more")])
+def test_three_nodes_of_the_original_are_named(count: int, more: str) -> None:
+    """A message stays short, whatever the activation consists of."""
+    steps = [helper.make_node("Neg", [f"t{number}"], [f"t{number + 1}"]) for number in range(count)]
+    model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
+    model.graph.CopyFrom(helper.make_graph(steps, "g", [helper.make_tensor_value_info("t0", 1, None)], []))
+    model.graph.output.append(helper.make_tensor_value_info(f"t{count}", 1, None))
+    claim = Claim("mlp", ("t0",), f"t{count}", ("t0",), (f"t{count}",), 0.0, 0.0, 1, Silu())
+    loaded = LoadedModel(model, None, None, (), 0)
+    found = list(not_attention(claim, view_model(model), steps, (loaded, loaded), {}))
+    named = ", ".join(f"Neg 't{number + 1}'" for number in range(min(count, 3)))
+    assert found == [STILL_THERE.format("mlp", named + more), NO_SOFTMAX.format("mlp")]
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from rewriter import UsageError, bench, rewrite
-from rewriter.api import bench_inputs
+from rewriter.api.timing import bench_inputs
 from rewriter.files.load import load_model
 from rewriter.timing.options import BenchOptions
 from rewriter.timing.process import Process

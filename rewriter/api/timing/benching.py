@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter.api.bench_inputs import Inputs, inputs_of
 from rewriter.api.run import Run, name_of, silent
+from rewriter.api.timing.bench_inputs import Inputs, inputs_of
 from rewriter.compare.signature import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model

@@ -1,0 +1,1 @@
+"""How long a run takes and how much memory it needs, measured; and the factors of the estimate, fitted to that."""

@@ -1,0 +1,1 @@
+"""How fast models and heads run: `bench`, and the measurement behind `--tune`."""

@@ -1,0 +1,1 @@
+"""Commands for results that were saved: nothing is run."""

@@ -1,0 +1,40 @@
+"""`rewrite page REPORT.json -o PAGE.html`: the page of a report that was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rewriter.cli.options import check_page
+from rewriter.cli.streams import STANDARD
+from rewriter.errors import UsageError
+
+_HELP_STATUS = """\b
+Exit status:
+  0  the page was written
+  2  usage error, or REPORT is not a report that `rewrite --report` wrote
+"""
+
+
+@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="PAGE.html", type=click.Path(path_type=Path), help="The page.  [required]")
+@click.option("--force", is_flag=True, help="Replace a PAGE that is not an .html file.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing.")
+def page(report: Path, output: Path | None, *, force: bool, quiet: bool) -> int:
+    """Write the page of a report that `rewrite --report REPORT` saved. No model is run or read.
+
+    It is the page of `rewrite --html`, without what the JSON does not hold: drawings of the head programs, and the
+    accounting of heads.
+    """
+    if output is None or output == STANDARD:
+        raise UsageError("where should the page go? give -o PAGE.html")
+    check_page(output, (report,), report=None, force=force)
+    from rewriter.report.html import write_page
+    from rewriter.report.saved import read_report
+    from rewriter.report.terminal.console import Console
+
+    write_page(read_report(report), output)
+    Console(quiet=quiet).line(f"WRITTEN  {output}, the page of {report}")
+    return 0

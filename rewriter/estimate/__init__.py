@@ -1,0 +1,1 @@
+"""Time and memory of a run, estimated from counts before it starts."""

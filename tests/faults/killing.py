@@ -1,0 +1,88 @@
+"""Kill -9 before and after every call that changes the disk, in processes of one interpreter.
+
+A child process imports once and forks once per directory. Fork n is killed at the n-th event of its work, an event
+being the moment before or after a call; the first fork that ends by itself tells that all events were reached.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_CALLS = ("open", "write", "copy_file_range", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
+
+
+def killed_everywhere(work: Callable[[Path], object], directories: Sequence[Path], *, every: int = 1) -> list[int]:
+    """Do `work` in each directory, killed at event 1, 1 + `every`, ...
+
+    Args:
+        work: a function at the top level of a module.
+        directories: one for each kill, and one for the run that ends by itself; further ones are not used.
+        every: the distance of the events.
+
+    Returns:
+        The exit code of each fork: -9, and 0 for the last, if there were enough directories.
+    """
+    given = json.dumps([inspect.getfile(work), work.__name__, [str(path) for path in directories], every])
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.faults.killing", given],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    codes: list[int] = json.loads(run.stdout)
+    return codes
+
+
+def _main(file: str, name: str, directories: list[str], every: int) -> None:
+    work = runpy.run_path(file)[name]
+    results: list[int] = []
+    for number, directory in enumerate(directories):
+        child = os.fork()
+        if not child:
+            _kill_at(1 + number * every)
+            work(Path(directory))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        results.append(os.waitstatus_to_exitcode(status))
+        if results[-1] == 0:
+            break
+    sys.stdout.write(json.dumps(results))
+
+
+def _kill_at(point: int) -> None:
+    events = 0
+
+    def event() -> None:
+        nonlocal events
+        events += 1
+        if events == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return call(*arguments, **options)
+            event()
+            result = call(*arguments, **options)
+            event()
+            return result
+
+        return counted
+
+    for name in _CALLS:
+        setattr(os, name, counting(name, getattr(os, name)))
+
+
+if __name__ == "__main__":
+    _main(*json.loads(sys.argv[1]))

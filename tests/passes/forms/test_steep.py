@@ -1,0 +1,92 @@
+"""Steep heads: onnxruntime's Exp takes ten times as long where a result is not a normal number, so none may be so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from passes.options import Options
+from passes.plan import apply, make_plan
+from passes.programs.activations import ACTIVATIONS as TABLE
+from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.fitted import lines
+from rewriter.ort.sessions import open_session
+from tests.textmodels import text_model
+
+Array = NDArray[Any]
+(CLIP,) = (entry for entry in TABLE if entry.name == "clip")
+FLOAT = ARITHMETIC[onnx.TensorProto.FLOAT]
+ACTIVATIONS: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "relu": ("h = Relu(y)", lambda y: np.maximum(y, 0.0)),
+    "leaky_relu": ("h = LeakyRelu<alpha = 0.1>(y)", lambda y: np.where(y > 0.0, y, 0.1 * y)),
+    "relu6": ("h = Clip(y, $0.0, $6.0)", lambda y: np.clip(y, 0.0, 6.0)),
+    "half_open": ("h = Min(y, $2.0)", lambda y: np.minimum(y, 2.0)),
+    "elu": ("h = Elu(y)", lambda y: np.where(y > 0.0, y, np.expm1(np.minimum(y, 0.0)))),
+    "hard_swish": ("c = Add(y, $3.0) d = Clip(c, $0.0, $6.0) e = Mul(y, d) h = Div(e, $6.0)",
+                   lambda y: y * (np.clip(y + 3.0, 0.0, 6.0) / 6.0)),
+}  # fmt: skip
+"""Nodes, and what they compute."""
+FAR = np.array([6.0, 40.0, 300.0, 1e4, 1e9, 1e18, 1e25, 1e30, 1e35, 3e38])
+POINTS = np.concatenate([np.linspace(-8.0, 8.0, 4001), -FAR, FAR]).astype(np.float32)
+
+
+def heads(body: str) -> onnx.ModelProto:
+    """A block whose linear operators are the identity, with its heads written out and the result between them shown."""
+    model = text_model(
+        f"y = MatMul(x, E) {body} out = MatMul(h, E)",
+        inputs="float[n, 1] x",
+        outputs="float[n, 1] out, float[n, 1] h",
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1), dtype=np.float32), "E"))
+    plan = make_plan(model, Options(inline=True))
+    assert [left.miss.reason for left in plan.left] == []
+    return apply(plan)
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_far_values_are_right(name: str, optimised: bool) -> None:
+    body, truth = ACTIVATIONS[name]
+    found = open_session(heads(body), optimise=optimised).run({"x": POINTS[:, None]})["h"][:, 0]
+    wanted = truth(POINTS.astype(np.float64))
+    assert np.all(np.abs(found - wanted) <= 1e-6 * np.maximum(1.0, np.abs(wanted)))
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "half_open", "hard_swish"])
+def test_no_exponential_is_denormal(name: str) -> None:
+    near = POINTS[np.abs(POINTS) <= 100.0]
+    model = heads(ACTIVATIONS[name][0])
+    exponentials = [node.output[0] for node in model.graph.node if node.op_type == "Exp"]
+    assert exponentials
+    for tensor in exponentials:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None))
+    results = open_session(model, optimise=False).run({"x": near[:, None]})
+    for tensor in exponentials:
+        assert results[tensor].min() >= np.finfo(np.float32).tiny, tensor
+
+
+def test_a_head_that_is_not_steep_is_not_clipped() -> None:
+    model = heads("s = Sigmoid(y) h = Mul(y, s)")
+    assert "Clip" not in {node.op_type for node in model.graph.node}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "narrow"),
+    [((1.0, 0.0, -1.0, 1.0), True), ((1.0, 0.0, -6.5, 6.5), False), ((1.0, 0.0, -1.0, np.inf), False)],
+)
+def test_a_clip_between_near_kinks_needs_a_narrow_line(parameters: tuple[float, ...], narrow: bool) -> None:
+    """Where self has weight beyond the line's domain, the line would be off; the bound sees it."""
+    program = CLIP.quick_program_for(parameters, FLOAT, gated=True)
+    assert program is not None
+    assert (program.line in lines("narrow single")) == narrow
+    g = np.concatenate([np.linspace(-500.0, 500.0, 20001), [-1e30, -1e9, 1e9, 1e30]])
+    g = g[np.abs(g) <= program.domain]
+    assert (g.size > 20001) == narrow
+    h = np.clip(g, parameters[2], parameters[3])
+    error = np.abs(program.evaluate(g, np.ones_like(g)) - h) / np.maximum(1.0, np.abs(h))
+    assert error.max() <= program.max_error + 1e-12

@@ -1,0 +1,147 @@
+"""Programs as values: what is evaluated, scaled, rounded and bounded, against formulas written out in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
+from passes.programs.softmax import UNIT
+
+# One key at rest and one that follows y: the weight of the second is a logistic function.
+HEAD = Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.5),), c=2.0, d=0.25)
+OTHER = Head(beta=-2.0, bias_tokens=(BiasToken(0.0, 1.0, 0.0), BiasToken(1.0, 0.0, -1.0)), c=1.0)
+BOTH = Program("both", (HEAD, OTHER), linear=0.75, constant=-3.0, max_error=1e-3, domain=8.0)
+
+Y = np.array([-3.0, -0.5, 0.0, 1.0, 4.0])
+Z = np.array([2.0, -1.0, 3.0, 0.5, -4.0])
+
+
+def by_hand(y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Softmax, head by head."""
+    own = np.exp(y)
+    first = (own * (2.0 * z + 0.25) + 0.5) / (own + 1.0)
+    parts = [np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)]
+    second = (parts[0] * z - parts[2]) / sum(parts)
+    return np.asarray(first + second + 0.75 * z - 3.0)
+
+
+def test_a_program_is_its_heads_and_a_line() -> None:
+    np.testing.assert_allclose(BOTH.evaluate(Y), by_hand(Y, Y), rtol=1e-14)
+    np.testing.assert_allclose(BOTH.evaluate(Y, Z), by_hand(Y, Z), rtol=1e-14)
+    grid = BOTH.evaluate(Y[:, None], Z[None])
+    np.testing.assert_allclose(grid, by_hand(*np.broadcast_arrays(Y[:, None], Z[None])), rtol=1e-14)
+    line = Program("line", (), linear=2.0, constant=1.0)
+    np.testing.assert_array_equal(line.evaluate(Y), 2.0 * Y + 1.0)
+
+
+def test_what_a_program_says_of_itself() -> None:
+    assert not BOTH.exact
+    assert Program("identity", ()).exact
+    assert BOTH.bias_tokens == 2
+    assert replace(BOTH, heads=(HEAD,)).bias_tokens == 1
+    assert BOTH.attention == BOTH.heads
+    assert BOTH.as_heads is BOTH
+    assert BOTH.name == "both"
+
+
+def test_weights_of_a_head() -> None:
+    """The own key first, along the last axis."""
+    y = Y.reshape(5, 1)
+    own = np.exp(y)
+    np.testing.assert_allclose(BOTH.weights(0, y), np.stack([own, np.ones_like(y)], -1) / (own + 1.0)[..., None])
+    parts = np.stack([np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)], -1)
+    np.testing.assert_allclose(BOTH.weights(1, y), parts / parts.sum(-1, keepdims=True))
+
+
+def test_where_two_keys_weigh_the_same() -> None:
+    """y = 0 in the first head; -2y = 1, y = 1 and -2y = y in the second one, and 0 once."""
+    found = BOTH.crossings
+    assert found.ndim == 1
+    for place in (0.0, -0.5, 1.0):
+        assert np.min(np.abs(found - place)) < 1e-12
+    assert len(np.unique(found)) == len(found)
+    assert Program("line", ()).crossings.shape == (0,)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(2.0, 1.0), (1.0, -0.5), (-3.0, 0.25), (0.5, 4.0)])
+def test_scaling(inner: float, outer: float) -> None:
+    """`outer f(inner y)`, with self values that read y; the error scales with the output, the domain with the input."""
+    scaled = BOTH.scaled(inner=inner, outer=outer)
+    np.testing.assert_allclose(scaled.evaluate(Y), outer * BOTH.evaluate(inner * Y), rtol=1e-13, atol=1e-13)
+    assert scaled.max_error == pytest.approx(1e-3 * abs(outer) + 2.0**-40 * max(1.0, abs(outer)), rel=1e-12)
+    assert scaled.rounding == BOTH.rounding * max(1.0, abs(outer))
+    assert scaled.domain == 8.0 / abs(inner)
+
+
+def test_a_quadratic_logit_scales_with_the_square() -> None:
+    bump = Program("bump", (Head(beta=0.5, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=1.0, alpha=-0.25),))
+    scaled = bump.scaled(inner=-2.0)
+    np.testing.assert_allclose(scaled.evaluate(Y), bump.evaluate(-2.0 * Y), rtol=1e-13)
+    assert scaled.heads[0].alpha == -1.0
+
+
+def test_nothing_to_scale() -> None:
+    assert BOTH.scaled() is BOTH
+    assert BOTH.scaled(inner=1.0, outer=2.0) is not BOTH
+
+
+def test_rounding_of_a_line() -> None:
+    """Four units of each term."""
+    line = Program("line", (), linear=-2.0, constant=3.0)
+    np.testing.assert_allclose(line.float64_rounding(Y), 4.0 * UNIT * (2.0 * np.abs(Y) + 3.0))
+    np.testing.assert_allclose(line.float64_rounding(Y, Z), 4.0 * UNIT * (2.0 * np.abs(Z) + 3.0))
+
+
+def test_rounding_of_heads_covers_every_term() -> None:
+    """The sum of the heads', and of the linear term and the constant by the number of terms."""
+    found = BOTH.float64_rounding(Y, Z)
+    heads = [head.float64_rounding(Y, Z, shifted=True, steps=4) for head in BOTH.heads]
+    sums = 2.0 * UNIT * (2 + 2 + 4.0)
+    np.testing.assert_allclose(found, sum(heads) + sums * (0.75 * np.abs(Z) + 3.0), rtol=1e-12)
+    lone = replace(BOTH, heads=(HEAD,))
+    expected = HEAD.float64_rounding(Y, Z, shifted=True, steps=3) + 2.0 * UNIT * 6.0 * (0.75 * np.abs(Z) + 3.0)
+    skipped = 4.0 * UNIT * np.abs(Z) if HEAD.multiples is not None else 0.0
+    np.testing.assert_allclose(lone.float64_rounding(Y, Z), expected + skipped, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("domain", "reach"), [(8.0, 8.0), (1e6, 1e4), (float("inf"), 1e4)])
+def test_float64_arithmetic_states_the_rounding_of_a_grid(domain: float, reach: float) -> None:
+    """Both sides of 0, finely near it, coarsely to the end of the domain; a gate has self values of 1."""
+    program = replace(BOTH, domain=domain)
+    y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
+    y = y[np.abs(y) <= reach]
+    for gated in (False, True):
+        z = np.ones_like(y) if gated else y
+        expected = np.max(program.float64_rounding(y, z) / np.maximum(1.0, np.abs(program.evaluate(y, z))))
+        made = program.in_double(gated=gated)
+        assert made.double
+        assert made.rounding == expected
+        assert replace(made, double=False, rounding=program.rounding) == program
+
+
+def test_both_sides_of_the_grid_count() -> None:
+    """A program that is small on one side only, where its terms cancel."""
+    for side in (1.0, -1.0):
+        steep = Head(beta=side, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=1.0)
+        program = Program("half", (steep,), linear=-1.0)
+        found = program.in_double(gated=False).rounding
+        y = -side * np.linspace(0.0, 1e4, 129)
+        assert found >= np.max(program.float64_rounding(y) / np.maximum(1.0, np.abs(program.evaluate(y))))
+
+
+def test_rounding_to_a_type() -> None:
+    rough = replace(BOTH, linear=0.1, constant=1.0 / 3.0)
+    for dtype in (np.float32, np.float16):
+        rounded = rough.rounded(dtype)
+        assert rounded.linear == float(dtype(0.1))
+        assert rounded.constant == float(dtype(1.0 / 3.0))
+        difference = np.abs(rounded.evaluate(Y) - rough.evaluate(Y)) / np.maximum(1.0, np.abs(rough.evaluate(Y)))
+        assert 0.0 < np.max(difference) <= rounded.coefficient_error
+        assert rounded.coefficient_error <= 4.0 * float(np.finfo(dtype).eps)
+    assert rough.rounded(np.float64) is rough
+    plain = replace(BOTH, heads=(HEAD,))
+    assert plain.rounded(np.float32) is plain, "all of its coefficients are float32 numbers"

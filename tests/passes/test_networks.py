@@ -1,0 +1,135 @@
+"""Every form on every architecture: the theorems' network in numpy and float64, and float32 as close as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.forms import FORMS
+from passes.network.names import PREFIX
+from passes.options import FormOptions, Options
+from passes.plan import Plan, apply, make_plan
+from tests.committed import FOLDER as MODELS
+from tests.committed import feeds
+from tests.conftest import slow
+from tests.errors import error_ratio
+from tests.oracle import evaluate, tensors
+from tests.whole import layers_of, network, without_padding
+
+ARCHITECTURES = {
+    "silu-decoder": "gpt2",
+    "relu-decoder": "opt",
+    "gelu-encoder": "bert",
+    "gelu-vision": "vit",
+    "gated-decoder": "llama",
+}
+"""GPT-NeoX, the sixth, is in tests/exports/test_matrix_exports.py."""
+LONGEST = 40
+"""Positions; two sequences of 20 tokens are 40 rows to OPT's MLPs, which in these forms are one sequence."""
+BOUND = 1e-12
+DIFFERENCES = 9e-9
+"""What gates of float32 models are off by in forms that compute them as small differences (docs/numerics.md)."""
+RATIO = 1.5
+"""The largest error ratio in float32."""
+
+NETWORK = "network"
+"""Form `masked` with the bias tokens carried through the network."""
+ALL_FORMS = (*FORMS, NETWORK, "whole")
+
+PAIRS = [(name, form) for name in ARCHITECTURES for form in ALL_FORMS]
+QUICK = {("gated-decoder", "compact")}
+EACH = pytest.mark.parametrize(
+    ("name", "form"), [pytest.param(*pair, marks=() if pair in QUICK else slow) for pair in PAIRS]
+)
+
+
+def load(name: str) -> onnx.ModelProto:
+    model = onnx.load(MODELS / f"{name}.onnx")
+    return model if name == "gelu-vision" else without_padding(model)
+
+
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with all its floats in float64."""
+    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+
+    def widen(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == single:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+    for tensor in result.graph.initializer:
+        widen(tensor)
+    for node in result.graph.node:
+        for entry in node.attribute:
+            widen(entry.t)
+            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
+                entry.i = double
+    for value in (*result.graph.input, *result.graph.output):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = double
+    del result.graph.value_info[:]
+    return result
+
+
+def planned(model: onnx.ModelProto, form: str) -> Plan:
+    options = FormOptions(max_tokens=LONGEST, bias_token="network" if form == NETWORK else "sublayer")
+    plan = make_plan(model, Options(form="masked" if form == NETWORK else form, forms=options))
+    assert len(plan.conversions) == 2
+    return plan
+
+
+def largest_difference(model: onnx.ModelProto, architecture: str, form: str) -> float:
+    """The distance of the stream behind the last layer from the theorems' network, over the largest of its entries."""
+    plan = planned(model, form)
+    whole = planned(model, "whole")
+    assert whole.whole is not None
+    assert whole.route is not None
+    entry, last = whole.route.entry, str(whole.views[0].nodes[max(whole.whole.sums)].output[0])
+    fed = feeds(model, 0, 2, 9)
+    made, embedded = tensors(apply(plan), fed), tensors(model, fed)[entry]
+    batch, count, width = embedded.shape
+    # Bias tokens stand behind the tokens of each sequence, their columns behind those of the model.
+    stream = made[f"{PREFIX}/{last}/wide"] if form == "whole" else made[last].reshape(batch, -1, width)
+    net, programs = layers_of(model, architecture), [each.program.as_heads for each in plan.conversions]
+    expected = np.array([network(tokens, net, programs) for tokens in embedded])
+    return float(np.abs(stream[:, :count, :width] - expected).max() / np.abs(expected).max())
+
+
+def check_float64_against_the_original(model: onnx.ModelProto, form: str) -> None:
+    """Every output of a float64 model, within the bound of its largest entry."""
+    fed = feeds(model, 1, 2, 9)
+    before, after = evaluate(model, fed), evaluate(apply(planned(model, form)), fed)
+    for output, values in before.items():
+        assert np.abs(after[output] - values).max() <= BOUND * np.abs(values).max()
+
+
+def float32_ratio(model: onnx.ModelProto, form: str) -> float:
+    """The largest error ratio over three cases of two sequences."""
+    cases = [feeds(model, seed, 2, LONGEST // 2 - 5 * seed) for seed in range(3)]
+    return error_ratio(model, apply(planned(model, form)), cases, [True, False])
+
+
+@EACH
+def test_float64_is_the_network_of_the_theorems(name: str, form: str) -> None:
+    assert largest_difference(in_float64(load(name)), ARCHITECTURES[name], form) <= BOUND
+
+
+@EACH
+def test_float64_computes_the_original(name: str, form: str) -> None:
+    """Not only the programs' network: the programs of float64 models are exact enough for the same bound."""
+    check_float64_against_the_original(in_float64(load(name)), form)
+
+
+@EACH
+def test_float32_models_are_the_network_of_the_theorems(name: str, form: str) -> None:
+    """Evaluated in float64."""
+    small = name == "gated-decoder" and form != "local"
+    assert largest_difference(load(name), ARCHITECTURES[name], form) <= (DIFFERENCES if small else BOUND)
+
+
+@EACH
+def test_float32_is_as_close_as_the_original(name: str, form: str) -> None:
+    assert float32_ratio(load(name), form) <= RATIO

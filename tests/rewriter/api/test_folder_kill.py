@@ -1,0 +1,105 @@
+"""Kill -9 while a folder is converted: it appears whole or not at all, and the next run removes what is left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from rewriter import rewrite_folder
+from rewriter.files.folder import check_new_folder, staged_folder
+from rewriter.files.journal import sweep
+from tests.conftest import slow
+from tests.faults.killing import killed_everywhere
+from tests.textmodels import SILU, mlp
+
+pytest.importorskip("fcntl")
+
+WHOLE = {"model.onnx", "sub", "sub/same.onnx", "sub/same.data", "config.json", "README.md", "attnonly-report.json"}
+
+
+def convert(directory: Path) -> None:
+    rewrite_folder(directory / "in", directory / "out", validate=False)
+
+
+def prepare(directory: Path) -> None:
+    (directory / "in" / "sub").mkdir(parents=True)
+    (directory / "in" / "config.json").write_text("{}", encoding="utf-8")
+    onnx.save(mlp(SILU), directory / "in" / "model.onnx")
+    external: dict[str, Any] = {"save_as_external_data": True, "location": "same.data", "size_threshold": 0}
+    onnx.save(mlp("h = Identity(y)"), directory / "in" / "sub" / "same.onnx", **external)
+
+
+def below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@slow
+def test_kill_at_every_third_point(tmp_path: Path) -> None:
+    directories = [tmp_path / str(point) for point in range(70)]
+    for directory in directories:
+        prepare(directory)
+    codes = killed_everywhere(convert, directories, every=3)
+    assert codes[-1] == 0, "not every point was reached: give more directories"
+    assert set(codes[:-1]) == {-9}
+    states = set()
+    for directory in directories[: len(codes)]:
+        left = {path.name for path in directory.iterdir()} - {"in"}
+        states.add((any(name.endswith(".folder") for name in left), "out" in left))
+        if "out" in left:
+            assert below(directory / "out") == WHOLE
+            # A folder is never replaced: its name is free again only once the user has removed it.
+            shutil.rmtree(directory / "out")
+        convert(directory)
+        assert {path.name for path in directory.iterdir()} == {"in", "out"}
+        assert below(directory / "out") == WHOLE
+    # Killed before there was a folder, in the middle, and when it had its name.
+    assert states == {(False, False), (True, False), (False, True)}
+
+
+def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None:
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    with staged_folder(out) as staged:
+        (staged / "onnx").mkdir()
+        (staged / "onnx" / "model.onnx").write_bytes(b"half")
+        shutil.copytree(staged, copy)
+        (journal,) = tmp_path.glob(".rewrite-*.journal")
+        content = journal.read_bytes()
+    copy.rename(staged)
+    journal.write_bytes(content)
+    sweep(tmp_path / "other")
+    assert below(staged) == {"onnx", "onnx/model.onnx"}
+    check_new_folder(out, tmp_path / "in")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_run_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with staged_folder(out) as running:
+        (running / "model.onnx").write_bytes(b"half")
+        sweep(out)
+        with staged_folder(out) as second:
+            assert second != running
+        sweep(out)
+        assert below(running) == {"model.onnx"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_the_journal_of_this_folder_names_is_removed(tmp_path: Path) -> None:
+    other, mine = tmp_path / ".rewrite-0123456789abcdef.folder", tmp_path / "kept"
+    for folder in (other, mine):
+        folder.mkdir()
+        (folder / "precious").write_bytes(b"x")
+    with staged_folder(tmp_path / "out") as staged:
+        (journal,) = tmp_path.glob(".rewrite-*.journal")
+        content = journal.read_bytes()
+    staged.symlink_to(mine)
+    journal.write_bytes(content + b"../kept\nkept\n")
+    sweep(tmp_path / "out")
+    assert below(mine) == {"precious"}
+    assert below(other) == {"precious"}
+    assert not journal.exists()
+    assert staged.is_symlink()

@@ -1,0 +1,143 @@
+"""What models declare: each kind of entry, on either side or on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from rewriter.compare.files.fields import FieldChange, declared, fields, remarks
+from rewriter.files.load import LoadedModel
+from tests.textmodels import text_model
+
+Change = Callable[[onnx.ModelProto], object]
+
+
+def model() -> onnx.ModelProto:
+    return text_model("h = d.f(x) out = Abs(h)", domains={"d": 1}, functions=FUNCTION)
+
+
+FUNCTION = '<opset_import: ["": 17], domain: "d"> f (a) => (b) { c = Neg(a) b = e.Inner(c) }'
+
+
+def entries_of(found: list[FieldChange]) -> list[tuple[str, str, str | None, str | None]]:
+    return [(change.what, change.name, change.a, change.b) for change in found]
+
+
+def both(change: Change) -> tuple[LoadedModel, LoadedModel]:
+    ours, theirs = model(), model()
+    change(theirs)
+    return tuple(LoadedModel(each, None, None, (), 0) for each in (ours, theirs))  # type: ignore[return-value]
+
+
+def overload(model: onnx.ModelProto) -> None:
+    model.functions[0].overload = "v"
+
+
+def opset(domain: str, version: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        kept = [entry for entry in model.opset_import if entry.domain != domain]
+        del model.opset_import[:]
+        model.opset_import.extend([*kept, helper.make_opsetid(domain, version)])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "said"),
+    [
+        (str, [], []),  # no change
+        (opset("", 18), [("opset", "ai.onnx", "17", "18")], []),
+        (opset("d", 2), [("opset", "d", "1", "2")], []),
+        (opset("e", 5), [("opset", "e", None, "5")], []),  # only a function uses it
+        (opset("unused", 5), [], [("opset", "unused", None, "5")]),
+        (lambda m: m.functions.pop(), [("function", "d::f", "2 nodes", None)], []),
+        (overload, [("function", "d::f", "2 nodes", None), ("function", "d::f:v", None, "2 nodes")], []),
+        (lambda m: m.functions[0].node.pop(), [("function", "d::f", "2 nodes", "1 nodes")], []),
+        (lambda m: setattr(m, "ir_version", 9), [], [("model", "IR version", "8", "9")]),
+        (lambda m: setattr(m, "producer_name", "p"), [], [("model", "producer", None, "p")]),
+        (lambda m: setattr(m, "producer_version", "2"), [], [("model", "producer", None, "2")]),
+        (lambda m: setattr(m.graph, "name", "h"), [], [("model", "graph", "g", "h")]),
+        (lambda m: setattr(m.graph, "name", ""), [], [("model", "graph", "g", None)]),
+        (lambda m: m.metadata_props.add(key="k", value="v"), [], [("metadata", "k", None, "v")]),
+    ],
+)
+def test_models(change: Change, expected: list[object], said: list[object]) -> None:
+    a, b = both(change)
+    assert entries_of(list(fields(a, b))) == expected
+    assert entries_of(list(remarks(a.proto, b.proto))) == said
+    turned = [(what, name, right, left) for what, name, left, right in entries_of(list(fields(b, a)))]
+    assert turned == expected
+
+
+def value(name: str, dims: list[str | int | None] | None, elem: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem, dims)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (value("v", [2, "n", None, 0]), "float32[2, n, ?, 0]"),
+        (value("v", []), "float32[]"),
+        (value("v", None), "float32"),
+        (value("v", None, TensorProto.INT64), "int64"),
+        (value("v", [1], 999), "?[1]"),
+        (helper.make_tensor_sequence_value_info("v", TensorProto.FLOAT, None), "sequence"),
+        (helper.make_value_info("v", helper.make_optional_type_proto(value("e", None).type)), "optional"),
+        (onnx.ValueInfoProto(name="v"), "of unknown type"),
+    ],
+)
+def test_types(given: onnx.ValueInfoProto, text: str) -> None:
+    ours = onnx.GraphProto(output=[given], input=[given])
+    assert entries_of(list(declared("", ours, onnx.GraphProto()))) == [
+        ("input", "v", text, None),
+        ("output", "v", text, None),
+    ]
+    assert entries_of(list(declared("", onnx.GraphProto(), ours))) == [
+        ("input", "v", None, text),
+        ("output", "v", None, text),
+    ]
+    assert entries_of(list(declared("", ours, ours))) == []
+
+
+def test_bodies_are_compared_by_number() -> None:
+    ours = onnx.GraphProto(input=[value("p", [1])], output=[value("q", [1])])
+    theirs = onnx.GraphProto(input=[value("r", [2])], output=[value("s", [2]), value("t", [1])])
+    assert entries_of(list(declared("If/then", ours, theirs))) == [("outputs", "If/then", "1", "2")]
+    assert entries_of(list(declared("If/then", onnx.GraphProto(), ours))) == [
+        ("inputs", "If/then", "0", "1"),
+        ("outputs", "If/then", "0", "1"),
+    ]
+
+
+def test_order_counts_if_names_agree() -> None:
+    entries = [value("p", [1]), value("q", [1])]
+    ours, theirs = onnx.GraphProto(input=entries), onnx.GraphProto(input=entries[::-1])
+    assert entries_of(list(declared("", ours, theirs))) == [("order", "inputs", "p, q", "q, p")]
+    del theirs.input[0]
+    assert entries_of(list(declared("", ours, theirs))) == [("input", "q", "float32[1]", None)]
+
+
+@pytest.mark.parametrize(("scope", "name"), [("", "S"), ("If/then", "If/then/S")])
+def test_shapes_of_sparse_weights(scope: str, name: str) -> None:
+    graphs = [onnx.GraphProto(), onnx.GraphProto()]
+    for graph, size in zip(graphs, (4, 8), strict=True):
+        sparse = graph.sparse_initializer.add(dims=[size])
+        sparse.values.name = "S"
+    assert entries_of(list(declared(scope, *graphs))) == [("sparse weight", name, "[4]", "[8]")]
+    given = onnx.GraphProto(input=[value("S", [4])])
+    graphs[0].input.append(given.input[0])
+    assert ("input", "S", "float32[4] with a default", "float32[4]") in entries_of(list(declared("", graphs[0], given)))
+
+
+def test_annotations_are_in_order() -> None:
+    ours, theirs = model(), model()
+    for each, keys in ((ours, "ab"), (theirs, "ba")):
+        entry = each.graph.quantization_annotation.add(tensor_name="h")
+        for key in keys:
+            entry.quant_parameter_tensor_names.add(key=key, value="v")
+    assert list(remarks(ours, theirs)) == []
+    theirs.graph.quantization_annotation[0].quant_parameter_tensor_names.add(key="c", value="w")
+    assert entries_of(list(remarks(ours, theirs))) == [("annotation", "h", "a: v, b: v", "a: v, b: v, c: w")]

@@ -1,0 +1,256 @@
+"""Matching nodes: what each digest depends on, and which key pairs which nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from rewriter.compare.files.nodes import Nodes, aliases, attributes, match, operator, own_digest, value_of
+from rewriter.compare.files.scopes import Side
+from rewriter.files.load import LoadedModel, load_model
+from tests.textmodels import text_model
+
+EMPTY = LoadedModel(onnx.ModelProto(), None, None, (), 0)
+
+
+def graph(body: str, names: str = "", **options: Any) -> Nodes:
+    """The nodes of a text model; `names` are those of its nodes, `-` for none."""
+    model = text_model(body, **options)
+    for node, name in zip(model.graph.node, names.split() or [""] * len(model.graph.node), strict=True):
+        node.name = name.replace("-", "")
+    loaded = load_model(model)
+    return Side.of(loaded, loaded.proto.graph).graph
+
+
+def pairs(a: Nodes, b: Nodes) -> tuple[set[tuple[str, str]], list[str], list[str]]:
+    """Pairs of first outputs, and those without a partner."""
+    found = match(a, b)
+    ours, theirs = ([node.output[0] for node in side.nodes] for side in (a, b))
+    return (
+        {(ours[left], theirs[right]) for left, right in found.pairs},
+        [ours[index] for index in found.only_a],
+        [theirs[index] for index in found.only_b],
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        # By name and operator, whatever is around them.
+        (("p = Abs(x) out = Neg(p)", "one two"), ("q = Abs(x) r = Neg(q) out = Neg(r)", "one - two"),
+         ({("p", "q"), ("out", "out")}, [], ["r"])),
+        # A name alone is not enough, and one that two nodes have says nothing.
+        (("p = Abs(x) out = Neg(p)", "one -"), ("r = Exp(x) s = Sin(r) out = Neg(s)", "one - -"),
+         ({("out", "out"), ("p", "r")}, [], ["s"])),
+        (("p = Abs(x) q = Abs(p) out = Neg(q)", "one one -"), ("q = Abs(x) p = Abs(q) out = Neg(p)", "one one -"),
+         ({("p", "p"), ("q", "q"), ("out", "out")}, [], [])),
+        # By the output's name, even if the operator is another.
+        (("p = Abs(x) out = Neg(p)", ""), ("p = Exp(x) out = Sin(p)", ""), ({("p", "p"), ("out", "out")}, [], [])),
+        # By what is above.
+        (("p = Abs(x) q = Neg(p) out = Exp(q)", ""), ("s = Abs(x) t = Neg(s) out = Sin(t)", ""),
+         ({("p", "s"), ("q", "t"), ("out", "out")}, [], [])),
+        # By what is below: above differs.
+        (("a = Sin(x) p = Abs(a) q = Neg(p) out = Exp(q)", ""), ("b = Cos(x) s = Abs(b) t = Neg(s) out = Exp(t)", ""),
+         ({("p", "s"), ("q", "t"), ("out", "out"), ("a", "b")}, [], [])),
+        # Twins in graph order, if there are equally many.
+        (("p = Abs(x) q = Abs(x) out = Add(p, q)", ""), ("s = Abs(x) t = Abs(x) out = Add(s, t)", ""),
+         ({("p", "s"), ("q", "t"), ("out", "out")}, [], [])),
+        (("p = Abs(x) q = Abs(x) out = Sum(p, q)", ""), ("s = Abs(x) t = Abs(x) u = Abs(x) out = Sum(s, t, u)", ""),
+         ({("out", "out")}, ["p", "q"], ["s", "t", "u"])),
+        # By the tensors read.
+        (("p = Abs(x) out = Neg(p)", ""), ("q = Exp(x) r = Sin(q) out = Neg(r)", ""),
+         ({("p", "q"), ("out", "out")}, [], ["r"])),
+    ],
+    ids=["name", "other-operator", "twice", "output", "above", "below", "twins", "more-twins", "inputs"],
+)  # fmt: skip
+def test_pairs(a: tuple[str, str], b: tuple[str, str], expected: Any) -> None:
+    assert pairs(graph(*a), graph(*b)) == expected
+
+
+def test_pairs_by_the_operators_around() -> None:
+    """Far from a changed weight above and from a changed operator below."""
+    middle = " ".join(f"{{0}}{i + 1} = {name}({{0}}{i})" for i, name in enumerate(["Abs", "Neg", "Exp", "Sin", "Cos"]))
+    ours = graph(f"p0 = Mul(x, $2.0) {middle.format('p')} out = Tanh(p5)")
+    theirs = graph(f"q0 = Mul(x, $3.0) {middle.format('q')} out = Sigmoid(q5)")
+    found, left, right = pairs(ours, theirs)
+    # The first one and the fourth by what they read.
+    assert found == {("p0", "q0"), ("p3", "q3"), ("p4", "q4"), ("out", "out")}
+    assert (left, right) == (["p1", "p2", "p5"], ["q1", "q2", "q5"])
+
+
+def chain(*operators: str) -> Nodes:
+    """A chain of operators from x to out."""
+    names = ["x", *(f"t{number}" for number in range(len(operators) - 1)), "out"]
+    return graph(" ".join(f"{names[i + 1]} = {name}({names[i]})" for i, name in enumerate(operators)))
+
+
+def differing(one: list[bytes], other: list[bytes]) -> list[int]:
+    return [place for place, (left, right) in enumerate(zip(one, other, strict=True)) if left != right]
+
+
+def test_what_digests_depend_on() -> None:
+    """All that is above; all that is below; two steps in either direction."""
+    ours = chain("Abs", "Neg", "Exp", "Sin", "Cos", "Tanh", "Erf")
+    theirs = chain("Abs", "Neg", "Exp", "Relu", "Cos", "Tanh", "Erf")
+    assert differing(ours.computed(), theirs.computed()) == [3, 4, 5, 6]
+    assert differing(ours.led_to(), theirs.led_to()) == [0, 1, 2, 3]
+    assert differing(ours.surroundings(), theirs.surroundings()) == [1, 2, 3, 4, 5]
+
+
+def test_only_the_first_eight_readers_count() -> None:
+    """So that a tensor with many readers costs no more than others."""
+
+    def star(*operators: str) -> Nodes:
+        readers = " ".join(f"r{number} = {name}(p)" for number, name in enumerate(operators))
+        return graph(f"p = Abs(x) {readers} out = Neg(x)")
+
+    same = ["Exp"] * 10
+    for place in range(10):
+        other = [*same[:place], "Sin", *same[place + 1 :]]
+        found = differing(star(*same).surroundings(), star(*other).surroundings())
+        assert (0 in found) is (place < 8), place
+
+
+def test_outputs_of_a_node_are_told_apart() -> None:
+    text = "a, b, c = Split(x) p = Abs({0}) q = Abs({1}) r = Abs({2}) out = Sum(p, q, r)"
+    one, other = (graph(text.format(*names)) for names in ("abc", "acb"))
+    assert differing(one.computed(), other.computed()) == [2, 3, 4]
+    # What reads which output also tells what is below the Split.
+    read = "a, b = Split(x) p = Abs({0}) q = Neg({1}) out = Add(p, q)"
+    assert differing(graph(read.format("a", "b")).led_to(), graph(read.format("b", "a")).led_to()) == [0]
+
+
+def test_places_of_operands_count() -> None:
+    text = "p = Abs(x) q = Neg(x) out = Sub({}, {})"
+    one, other = graph(text.format("p", "q")), graph(text.format("q", "p"))
+    assert differing(one.computed(), other.computed()) == [2]
+    assert differing(one.led_to(), other.led_to()) == [0, 1]
+
+
+def test_weights_and_inputs_count() -> None:
+    inputs = "float[4] x, float[4] y"
+    texts = [("out = Add(x, w)", 1.0), ("out = Add(x, w)", 2.0), ("out = Add(x, y)", 1.0), ("out = Add(y, w)", 1.0)]
+    graphs = [graph(text, inputs=inputs, constants={"w": np.full(4, value)}) for text, value in texts]
+    assert len({each.computed()[0] for each in graphs}) == 4
+    # By what it is, not which: an input is an input.
+    assert graphs[0].surroundings() == graphs[3].surroundings()
+    assert len({each.surroundings()[0] for each in graphs}) == 3
+
+
+def test_captured_tensors_go_by_their_counterparts() -> None:
+    node = helper.make_node("Abs", ["p"], ["q"])
+
+    def inside(outer: Mapping[str, str]) -> bytes:
+        return Nodes(EMPTY, [node], {}, {}, [], outer).computed()[0]
+
+    assert inside({}) == inside({"p": "p"}) != inside({"p": "s"})
+
+
+def test_digests_keep_parts_apart() -> None:
+    """An attribute and its value: `a` = `bc` is not `ab` = `c`."""
+    nodes = [helper.make_node("Op", [], ["y"], domain="d", a=1), helper.make_node("Op", [], ["y"], domain="d", b=1)]
+    nodes += [helper.make_node("Op", [], ["y"], domain="d", a=1, b=1), helper.make_node("Opa", [], ["y"], domain="d")]
+    side = Nodes(EMPTY, nodes, {}, {}, [], {})
+    digests = [own_digest(side, node) for node in nodes]
+    assert len(set(digests)) == 4
+    assert all(len(each) == 16 for each in digests)
+
+
+# -- operators and attributes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("domain", "overload", "expected"),
+    [("", "", "Op"), ("ai.onnx", "", "Op"), ("d", "", "d::Op"), ("d", "v", "d::Op:v"), ("", "v", "Op:v")],
+)
+def test_operators(domain: str, overload: str, expected: str) -> None:
+    node = helper.make_node("Op", [], ["y"], domain=domain)
+    node.overload = overload
+    assert operator(node) == expected
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.01), []),
+        (helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.02), ["alpha"]),
+        (helper.make_node("LeakyRelu", ["x"], ["y"], domain="ai.onnx", alpha=0.01), []),
+        (helper.make_node("LeakyRelu", ["x"], ["y"], domain="d", alpha=0.01), ["alpha"]),
+        (helper.make_node("Unheard", ["x"], ["y"], b=1, a=2), ["a", "b"]),
+        (helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0]), ["perm"]),
+        (helper.make_node("LeakyRelu", ["x"], ["y"]), []),
+    ],
+)
+def test_attributes_at_their_defaults_are_left_out(node: onnx.NodeProto, expected: list[str]) -> None:
+    model = onnx.ModelProto(opset_import=[helper.make_opsetid("", 17)])
+    found = attributes(Nodes(LoadedModel(model, None, None, (), 0), [node], {}, {}, [], {}), node)
+    assert list(found) == expected
+
+
+def test_a_default_is_that_of_the_version() -> None:
+    """The first version of Softmax had axis 1; from 13 on it is the last one."""
+    for version, default in ((1, 1), (11, 1), (13, -1), (17, -1)):
+        model = onnx.ModelProto(opset_import=[helper.make_opsetid("", version)])
+        for axis in (1, -1):
+            node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
+            side = Nodes(LoadedModel(model, None, None, (), 0), [node], {}, {}, [], {})
+            assert list(attributes(side, node)) == ([] if axis == default else ["axis"])
+
+
+def tensor(value: float, name: str = "") -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray([value], np.float32), name)
+
+
+def sparse(value: float, place: int, size: int = 4) -> onnx.SparseTensorProto:
+    return helper.make_sparse_tensor(tensor(value), numpy_helper.from_array(np.asarray([place])), [size])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1, 1, True),
+        (1, 2, False),
+        (1, 1.0, False),
+        ([1, 2], [2, 1], False),
+        ("a", "a", True),
+        (tensor(1.0, "a"), tensor(1.0, "b"), True),
+        (tensor(1.0), tensor(2.0), False),
+        ([tensor(1.0), tensor(2.0)], [tensor(1.0), tensor(2.0)], True),
+        ([tensor(1.0), tensor(2.0)], [tensor(2.0), tensor(1.0)], False),
+        (sparse(1.0, 1), sparse(1.0, 1), True),
+        (sparse(1.0, 1), sparse(2.0, 1), False),
+        (sparse(1.0, 1), sparse(1.0, 2), False),
+        (sparse(1.0, 1), sparse(1.0, 1, 8), False),
+        ([sparse(1.0, 1)], [sparse(1.0, 2)], False),
+        ([sparse(1.0, 1)], [sparse(1.0, 1)], True),
+    ],
+)
+def test_values_of_attributes(one: Any, other: Any, same: bool) -> None:
+    """Names, doc strings, and where a tensor keeps its values, make no difference."""
+    ours, theirs = helper.make_attribute("a", one), helper.make_attribute("b", other)
+    ours.doc_string = "said"
+    before = ours.SerializeToString()
+    assert (value_of(ours, EMPTY) == value_of(theirs, EMPTY)) is same
+    assert ours.SerializeToString() == before
+
+
+def test_graphs_count_by_their_number() -> None:
+    graphs = [onnx.GraphProto(name=name) for name in "abc"]
+    values = [graphs[0], graphs[1], graphs[:1], graphs[:2], graphs]
+    found = [value_of(helper.make_attribute("g", value), EMPTY) for value in values]
+    assert found == [b"1 graphs", b"1 graphs", b"1 graphs", b"2 graphs", b"3 graphs"]
+
+
+def test_counterparts_of_tensors() -> None:
+    """Inputs by place, tensors around by their names there, outputs of pairs in order, without unnamed ones."""
+    ours = [helper.make_node("Split", ["x"], ["p", "", "q"]), helper.make_node("Abs", ["p"], ["r"])]
+    theirs = [helper.make_node("Split", ["y"], ["s", "t", "u"]), helper.make_node("Abs", ["s"], ["v"])]
+    a = Nodes(EMPTY, ours, {}, {"x": "0", "extra": "1"}, [], {"around": "outside"})
+    b = Nodes(EMPTY, theirs, {}, {"y": "0"}, [], {})
+    assert aliases(a, b, [(0, 0)]) == {"around": "outside", "x": "y", "p": "s", "q": "u"}
+    assert aliases(a, b, [(0, 0), (1, 1)])["r"] == "v"

@@ -1,0 +1,185 @@
+"""External data behind the links of a Hugging Face cache: what `--allow-links` opens, and what it never does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import diff, inspect, rewrite, validate
+from rewriter.cli import run
+from rewriter.errors import ModelError
+from rewriter.files.load import load_model, read_tensor
+from tests.textmodels import SILU, mlp
+
+HASH = "0" * 64
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A model in a cache as huggingface_hub writes it: all files are links to blobs, in a folder of the revision."""
+    cache = tmp_path / "hub" / "models--org--name"
+    folder = cache / "snapshots" / "abc123" / "onnx"
+    folder.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    onnx.save(mlp(SILU), folder / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    for name, blob in (("model.onnx", "f" * 64), ("model.data", HASH)):
+        (folder / name).rename(cache / "blobs" / blob)
+        (folder / name).symlink_to(Path("../../../blobs") / blob)
+    return folder
+
+
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which the command line refuses the model; nothing is written."""
+    out = folder.parents[4] / "out.onnx"
+    assert run([str(folder / "model.onnx"), "-o", str(out), "--allow-links"]) == 4
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err
+    assert not out.exists()
+    return printed.err
+
+
+def test_links_into_the_blobs(snapshot: Path) -> None:
+    path = snapshot / "model.onnx"
+    with pytest.raises(ModelError, match="--allow-links"):
+        load_model(path)
+    model = load_model(path, allow_links=True)
+    cache = snapshot.parents[2]
+    assert {ref.path for ref in model.external} == {cache / "blobs" / HASH}
+    weights = {tensor.name: read_tensor(model, tensor) for tensor in model.proto.graph.initializer}
+    whole = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in mlp(SILU).graph.initializer}
+    assert weights.keys() == whole.keys()
+    assert all(np.array_equal(weights[name], whole[name]) for name in whole)
+
+
+def test_every_call_that_runs_the_model(snapshot: Path, tmp_path: Path) -> None:
+    path, out = snapshot / "model.onnx", tmp_path / "out.onnx"
+    assert inspect(path, allow_links=True).report.converted
+    for proof in ("whole", "blocks"):
+        report = rewrite(path, out, allow_links=True, providers=["cpu"], proof=proof, force=True)
+        assert report.exit_status == 0
+    # The result has its own copy of the data, which no link stands for.
+    assert not any(each.is_symlink() for each in tmp_path.glob("out*"))
+    assert validate(path, out, allow_links=True, providers=["cpu"]).same
+    assert not diff(path, out, allow_links=True, outputs=False).same
+    assert diff(path, path, allow_links=True, providers=["cpu"]).same
+
+
+def test_the_result_may_lie_beside_the_link(snapshot: Path) -> None:
+    out = snapshot / "out.onnx"
+    assert rewrite(snapshot / "model.onnx", out, allow_links=True, providers=["cpu"]).exit_status == 0
+    assert (snapshot / "model.data").is_symlink()
+    load_model(out)
+
+
+def relink(folder: Path, target: str | Path) -> None:
+    (folder / "model.data").unlink()
+    (folder / "model.data").symlink_to(target)
+
+
+def _loop(folder: Path) -> None:
+    relink(folder, "other.data")
+    (folder / "other.data").symlink_to("model.data")
+
+
+def _chain(folder: Path) -> None:
+    """A blob that is a link itself."""
+    blob = folder.parents[2] / "blobs" / HASH
+    blob.rename(folder / "elsewhere")
+    blob.symlink_to("../snapshots/abc123/onnx/elsewhere")
+
+
+def _swapped_blobs(folder: Path) -> None:
+    blobs = folder.parents[2] / "blobs"
+    blobs.rename(folder.parents[2] / "others")
+    blobs.symlink_to("others")
+
+
+def _no_cache(folder: Path) -> None:
+    folder.parents[1].rename(folder.parents[2] / "copies")
+
+
+def _hard_link(folder: Path) -> None:
+    os.link(folder.parents[2] / "blobs" / HASH, folder.parents[2] / "second")
+
+
+ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "out of the directory": (lambda it: relink(it, "../../../../../secret"), "is not in blobs of its own"),
+    "out by way of blobs": (lambda it: relink(it, "../../../blobs/../../../secret"), "is not in blobs"),
+    "another cache": (lambda it: relink(it, f"../../../../models--org--other/blobs/{HASH}"), "is not in blobs"),
+    "absolute": (lambda it: relink(it, it.parents[2] / "blobs" / HASH), "is not in blobs"),
+    "absolute, a system file": (lambda it: relink(it, "/etc/passwd"), "is not in blobs"),
+    "the blobs themselves": (lambda it: relink(it, "../../../blobs"), "is not in blobs"),
+    "the cache itself": (lambda it: relink(it, "../../.."), "is not in blobs"),
+    "below a blob": (lambda it: relink(it, f"../../../blobs/{HASH}/x"), "is not in blobs"),
+    "a loop": (_loop, "is not in blobs"),
+    "itself": (lambda it: relink(it, "model.data"), "is not in blobs"),
+    "a blob that is a link": (_chain, "is a symbolic link"),
+    "blobs that are a link": (_swapped_blobs, "is not in a Hugging Face cache"),
+    "no such blob": (lambda it: relink(it, "../../../blobs/none"), "No such file"),
+    "no cache": (_no_cache, "does not exist"),
+    "a hard link": (_hard_link, "hard links"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks(attack: str, snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant, message = ATTACKS[attack]
+    plant(snapshot)
+    assert message in refusal(snapshot, capsys)
+
+
+def test_a_link_outside_of_any_cache(tmp_path: Path) -> None:
+    onnx.save(mlp(SILU), tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    (tmp_path / "model.data").rename(tmp_path / "data")
+    (tmp_path / "model.data").symlink_to("data")
+    with pytest.raises(ModelError, match="not in a Hugging Face cache"):
+        load_model(tmp_path / "model.onnx", allow_links=True)
+
+
+def test_a_location_with_dots(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(snapshot / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = f"../../../blobs/{HASH}"
+    (snapshot / "model.onnx").unlink()
+    (snapshot / "model.onnx").write_bytes(model.SerializeToString())
+    assert "leaves its directory with '..'" in refusal(snapshot, capsys)
+
+
+def test_a_folder_in_between_that_is_a_link(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it leads to is never opened: by its text the link names a blob that does not exist, or nothing."""
+    secret = snapshot.parents[4] / "secret"
+    secret.mkdir()
+    (secret / "model.data").symlink_to("../blobs/none")
+    model = onnx.load(snapshot / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = "sub/model.data"
+    (snapshot / "model.onnx").unlink()
+    (snapshot / "model.onnx").write_bytes(model.SerializeToString())
+    (snapshot / "sub").symlink_to(secret)
+    refusal(snapshot, capsys)
+
+
+def test_a_link_that_changes_after_the_check(snapshot: Path) -> None:
+    model = load_model(snapshot / "model.onnx", allow_links=True)
+    secret = snapshot.parents[4] / "secret"
+    secret.write_bytes(bytes(4096))
+    relink(snapshot, secret)
+    before = {each.name: read_tensor(model, each) for each in model.proto.graph.initializer}
+    assert any(values.any() for values in before.values()), "the link is not read again"
+    blob = snapshot.parents[2] / "blobs" / HASH
+    blob.unlink()
+    blob.symlink_to(secret)
+    with pytest.raises(ModelError, match="is a symbolic link"):
+        read_tensor(model, model.proto.graph.initializer[0])
+
+
+def test_a_model_without_links_stays_as_it_is(tmp_path: Path) -> None:
+    onnx.save(mlp(SILU), tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    plain, allowed = (load_model(tmp_path / "model.onnx", allow_links=each) for each in (False, True))
+    assert (plain.proto, plain.external, plain.base_dir) == (allowed.proto, allowed.external, allowed.base_dir)

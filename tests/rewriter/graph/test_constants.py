@@ -1,0 +1,221 @@
+"""Constant tensors: which ones count, what their values are, and which values are never computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import view_model
+
+LARGE = 1024
+"""Maximum number of elements of a constant that has a value."""
+
+
+def constants_of(body: str, weights: str = "", *, inputs: str = "float[2] x", opset: int = 17) -> Constants:
+    """Constants of a graph of these nodes, whose output is `x` passed through."""
+    imports = f'"": {opset}, "custom": 1'
+    return Constants(
+        view_model(
+            onnx.parser.parse_model(
+                f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => (float[2] out) "
+                f"<{weights}> {{ {body} out = Identity(x) }}"
+            )
+        )
+    )
+
+
+def same(value: Any, expected: Any) -> None:
+    """Values, shape and element type are the expected ones."""
+    assert value is not None
+    np.testing.assert_array_equal(value, expected)
+    assert (value.shape, value.dtype) == (np.shape(expected), np.asarray(expected).dtype)
+
+
+@pytest.mark.parametrize(
+    ("body", "constant"),
+    [
+        ("c = Neg(w)", True),
+        ("c = Neg(x)", False),
+        ("c = Add(w, x)", False),
+        ("c = Add(w, w)", True),
+        ("b = Exp(w) c = Transpose(b)", True),
+        ("c = CastLike(w, x)", True),
+        ("c = CastLike(x, w)", False),
+        ("c = custom.CastLike(w, x)", False),
+        ("c = custom.Source()", False),
+        ("c = custom.Constant<value = float {1}>()", False),
+        ("c = Constant<value = float {1}>()", True),
+        ("c = RandomNormal<shape = [2]>()", False),
+        ("c = RandomNormalLike(w)", False),
+        ("c = Bernoulli(w)", False),
+        ("r = RandomUniformLike(w) c = Neg(r)", False),
+        ("c = Clip(w, , w)", True),
+        (
+            """c = If (yes) <then_branch = t () => (float[2] p) { p = Identity(x) },
+            else_branch = e () => (float[2] q) { q = Identity(w) }>""",
+            False,
+        ),
+    ],
+)
+def test_what_is_constant(body: str, constant: bool) -> None:
+    known = constants_of(body, "float[2] w = {1, 2}, bool yes = {1}")
+    assert ("c" in known) is constant
+    assert "w" in known
+    assert "x" not in known
+    assert "out" not in known
+    assert "" not in known.names
+
+
+def test_an_output_without_a_name_is_no_tensor() -> None:
+    assert "" not in constants_of("c, = Split(w)", "float[2] w = {1, 2}").names
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("c = Constant<value = float[2] {1, 2}>()", np.array([1, 2], np.float32)),
+        ("c = Constant<value_float = 0.5>()", np.float32(0.5)),
+        ("c = Constant<value_int = 7>()", np.int64(7)),
+        ("c = Constant<value_floats = [0.5, 1.5]>()", np.array([0.5, 1.5], np.float32)),
+        ("c = Constant<value_ints = [3, 4]>()", np.array([3, 4], np.int64)),
+        ("c = Neg(w)", np.array([-1, -2, -3, -4], np.float32)),
+        ("c = Add(w, w)", np.array([2, 4, 6, 8], np.float32)),
+        ("b = Neg(w) c = Abs(b)", np.array([1, 2, 3, 4], np.float32)),
+        ("c = Cast<to = 11>(w)", np.array([1, 2, 3, 4], np.float64)),
+        ("c = Cast<to = 7>(w)", np.array([1, 2, 3, 4], np.int64)),
+        ("c = Cast<to = 1>(i)", np.array([2, 2], np.float32)),
+        ("c = Reshape(w, i)", np.array([[1, 2], [3, 4]], np.float32)),
+        ("a = Constant<value_ints = [1]>() c = Unsqueeze(w, a)", np.array([[1], [2], [3], [4]], np.float32)),
+        ("c = Expand(one, i)", np.array([[9, 9], [9, 9]], np.float32)),
+        ("c = CastLike(i, x)", np.array([2, 2], np.float32)),
+        ("c = Identity(i)", np.array([2, 2], np.int64)),
+        ("c = Neg(i)", np.array([-2, -2], np.int64)),
+        ("c = Identity(w)", np.array([1, 2, 3, 4], np.float32)),
+    ],
+)
+def test_values(body: str, expected: Any) -> None:
+    weights = "float[4] w = {1, 2, 3, 4}, int64[2] i = {2, 2}, float[1] one = {9}"
+    same(constants_of(body, weights).value("c"), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "c = Add(w, x)",  # not constant
+        "c = Div(i, i)",  # integer division truncates
+        "c = Abs(i)",
+        "c = Cast<to = 8>(w)",  # to a type whose values are not read
+        "c = Cast<to = 10>(big)",
+        "c = MatMul(w, w)",  # not elementwise
+        "c = custom.Neg(w)",
+        "c = custom.Reshape(w, i)",
+        "c = Neg(big)",
+        "c = Reshape(big, i)",
+        "s = Constant<value_ints = [33, 32]>() c = Expand(one, s)",  # 1056 elements
+        "c = CastLike(i, s)",  # to strings
+        "c = Constant<value_string = 'text'>()",
+        "c = Constant<value_strings = ['text']>()",
+        "c = Identity(s)",
+    ],
+)
+def test_values_that_are_not_computed(body: str) -> None:
+    values = ", ".join(["1"] * (LARGE + 1))
+    weights = (
+        "float[2] w = {1, 2}, int64[2] i = {2, 2}, float[1] one = {9}, string[1] s = {'text'}, "
+        f"float[{LARGE + 1}] big = {{{values}}}"
+    )
+    assert constants_of(body.replace("'", '"'), weights.replace("'", '"')).value("c") is None
+
+
+@pytest.mark.parametrize(("count", "known"), [(LARGE, True), (LARGE + 1, False)])
+@pytest.mark.parametrize("kind", ["value", "value_ints", "value_floats", "initializer", "expand"])
+def test_only_small_constants_have_values(kind: str, count: int, known: bool) -> None:
+    ones = ", ".join(["1"] * count)
+    floats = ", ".join(["1.0"] * count)
+    body, weights = {
+        "value": (f"c = Constant<value = float[{count}] {{{ones}}}>()", ""),
+        "value_ints": (f"c = Constant<value_ints = [{ones}]>()", ""),
+        "value_floats": (f"c = Constant<value_floats = [{floats}]>()", ""),
+        "initializer": ("", f"float[{count}] c = {{{ones}}}"),
+        "expand": ("c = Expand(one, n)", f"float[1] one = {{1}}, int64[1] n = {{{count}}}"),
+    }[kind]
+    value = constants_of(body, weights).value("c")
+    assert (value is not None) is known
+    if value is not None:
+        same(value, np.ones(count, np.int64 if kind == "value_ints" else np.float32))
+
+
+def test_a_default_that_the_caller_may_replace_has_no_value() -> None:
+    """If only some initializers are inputs too; where all of them are, the file is merely old."""
+    weights = "float[2] v = {3, 4}, float[2] w = {1, 2}"
+    some = constants_of("c = Neg(w) d = Neg(v)", weights, inputs="float[2] x, float[2] w")
+    assert some.value("w") is None
+    assert some.value("c") is None
+    same(some.value("d"), np.array([-3, -4], np.float32))
+    same(
+        constants_of("", weights, inputs="float[2] x, float[2] w, float[2] v").value("w"), np.array([1, 2], np.float32)
+    )
+
+
+def test_external_data_is_not_read() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out) { out = Add(x, w) }'
+    )
+    stub = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[2])
+    stub.data_location = onnx.TensorProto.EXTERNAL
+    stub.external_data.add(key="location", value="nowhere")
+    model.graph.initializer.append(stub)
+    constants = Constants(view_model(model))
+    assert "w" in constants
+    assert constants.value("w") is None
+    assert constants.shape("w") == (2,)
+
+
+def test_a_cycle_ends() -> None:
+    """A tensor that two nodes write can depend on itself. Loading refuses that, but not every graph is of a file."""
+    constants = constants_of("b = Neg(w) a = Neg(b) b = Neg(a)", "float[2] w = {1, 2}")
+    assert "b" in constants
+    assert constants.value("b") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "scalar"),
+    [
+        ("c = Constant<value_float = 0.5>()", 0.5),
+        ("c = Constant<value = float[1,1] {3}>()", 3.0),
+        ("c = Constant<value_int = -2>()", -2.0),
+        ("c = Constant<value_floats = [1.0, 2.0]>()", None),
+        ("c = Neg(x)", None),
+        ("c = Constant<value = float[0] {}>()", None),
+    ],
+)
+def test_scalars(body: str, scalar: float | None) -> None:
+    found = constants_of(body).scalar("c")
+    assert found == scalar
+    assert found is None or type(found) is float
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"),
+    [
+        ("w", (2, 3)),
+        ("c", (2, 3)),
+        ("big", (3, 1024)),
+        ("turned", (1024, 3)),
+        ("x", (2,)),
+        ("free", None),
+        ("no", None),
+    ],
+)
+def test_shapes(tensor: str, shape: tuple[int, ...] | None) -> None:
+    zeros = ", ".join(["0"] * 3072)
+    known = constants_of(
+        "c = Neg(w) turned = Transpose(big) l = Neg(free)",
+        f"float[2, 3] w = {{1, 2, 3, 4, 5, 6}}, float[3, 1024] big = {{{zeros}}}",
+        inputs="float[2] x, float[n, 2] free",
+    )
+    assert known.shape(tensor) == shape

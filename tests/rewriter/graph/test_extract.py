@@ -1,0 +1,186 @@
+"""Cutting a part out of a graph: its nodes, its interface, and the model that it becomes."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from rewriter.graph.extract import Cut, ancestors, cut, extract, reads, upstream, with_outputs
+from rewriter.graph.view import GraphView, view_model
+
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+TEXT = """
+<ir_version: 9, opset_import: ["": 17, "custom": 2]>
+g (float[n, 4] x, float[n, 4] other) => (float[n, 4] out)
+<float[4, 4] W = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, float[4] b = {1, 2, 3, 4}, float[4] c = {5, 6, 7, 8}>
+{
+  before = Neg(x)
+  turned = Transpose(W)
+  side = Abs(other)
+  spare = Exp(c)
+  h = MatMul(before, turned)
+  y = Add(h, b)
+  odd = custom.Unheard(other)
+  z = Mul(y, side)
+  r = Sin(y)
+  out = Add(z, odd)
+}
+"""
+BEFORE, TURNED, SIDE, SPARE, H, Y, ODD, Z, R, OUT = range(10)
+
+
+def model() -> onnx.ModelProto:
+    return onnx.parser.parse_model(TEXT)
+
+
+def view() -> GraphView:
+    return view_model(model())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        (["x"], ["y"], Cut(("x",), ("y",), (BEFORE, TURNED, H, Y))),
+        (["before"], ["y"], Cut(("before",), ("y",), (TURNED, H, Y))),
+        (["before"], ["z"], Cut(("before", "side"), ("z",), (TURNED, H, Y, Z))),
+        (["h"], ["z", "r"], Cut(("h", "side"), ("z", "r"), (Y, Z, R))),
+        (["y"], ["out"], Cut(("y", "side", "odd"), ("out",), (Z, OUT))),
+        (["y", "other"], ["out"], Cut(("y", "other"), ("out",), (SIDE, ODD, Z, OUT))),
+        (["y"], ["y"], Cut(("y",), ("y",), ())),
+    ],
+)
+def test_cut(inputs: list[str], outputs: list[str], expected: Cut) -> None:
+    """Constants belong to the part that needs them; what does not depend on an input is an input itself."""
+    assert cut(view(), inputs, outputs) == expected
+
+
+def test_constants_that_only_another_part_needs_are_left_out() -> None:
+    """A constant is an ancestor here, but of an operand that is an input of the part."""
+    graph = view_model(
+        onnx.parser.parse_model(
+            '<ir_version: 9, opset_import: ["": 17]> g (float[4] x, float[4] other) => (float[4] out) '
+            "<float[4] c = {5, 6, 7, 8}> { k = Exp(c) side = Mul(other, k) h = Neg(x) out = Add(h, side) }"
+        )
+    )
+    assert cut(graph, ["x"], ["out"]) == Cut(("x", "side"), ("out",), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("stops", "outputs", "expected"),
+    [
+        ([], ["y"], Cut(("x",), ("y",), (BEFORE, TURNED, H, Y))),
+        (["h"], ["y"], Cut(("h",), ("y",), (Y,))),
+        (["y"], ["y"], Cut(("x",), ("y",), (BEFORE, TURNED, H, Y))),
+        (["y"], ["z", "y"], Cut(("x", "other"), ("z", "y"), (BEFORE, TURNED, SIDE, H, Y, Z))),
+        (["y"], ["z"], Cut(("other", "y"), ("z",), (SIDE, Z))),
+        (["turned"], ["h"], Cut(("x", "turned"), ("h",), (BEFORE, H))),
+    ],
+)
+def test_upstream(stops: list[str], outputs: list[str], expected: Cut) -> None:
+    """What depends on no stop is computed again."""
+    assert upstream(view(), frozenset(stops), outputs) == expected
+
+
+LOOP = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[n] x, float[n] scale) => (float[n] out) {
+  trips = Constant<value = int64 {3}>()
+  always = Constant<value = bool {1}>()
+  twice = Add(scale, scale)
+  out = Loop(trips, always, x) <body = step (int64 i, bool going, float[n] state) => (bool on, float[n] next) {
+    on = Identity(going)
+    next = Mul(state, twice)
+  }>
+}
+"""
+
+
+def test_what_a_body_captures_is_upstream() -> None:
+    graph = view_model(onnx.parser.parse_model(LOOP))
+    assert upstream(graph, frozenset(), ["out"]) == Cut(("scale", "x"), ("out",), (0, 1, 2, 3))
+    assert upstream(graph, frozenset({"twice"}), ["out"]) == Cut(("x", "twice"), ("out",), (0, 1, 3))
+    assert reads(graph.nodes[3]) == ["trips", "always", "x", "twice"]
+
+
+def test_ancestors() -> None:
+    graph = view()
+    assert ancestors(graph, frozenset(), ["z"]) == {BEFORE, TURNED, SIDE, H, Y, Z}
+    assert ancestors(graph, frozenset({"y"}), ["z", "y"]) == {SIDE, Z}
+    assert ancestors(graph, frozenset({"y", "side"}), ["z"]) == {Z}
+    assert ancestors(graph, frozenset(), ["x", "unknown"]) == set()
+
+
+def test_captures_come_in_the_order_of_their_names() -> None:
+    """So that the inputs of a part are the same in every run."""
+    names = [f"{letter}{number}" for letter in "ab" for number in range(8)]
+    body = onnx.helper.make_graph([onnx.helper.make_node("Sum", names[::-1], ["s"])], "body", [], [])
+    assert reads(onnx.helper.make_node("If", ["z"], ["y"], then_branch=body, else_branch=body)) == ["z", *names]
+
+
+def test_optional_operands_are_not_read() -> None:
+    assert reads(onnx.helper.make_node("Clip", ["x", "", "high"], ["y"])) == ["x", "high"]
+
+
+def test_a_part_as_a_model() -> None:
+    """The weights it needs, through the caller's function, and inputs of any shape."""
+    whole, seen = model(), []
+
+    def read(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        seen.append(tensor.name)
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        copy.doc_string = "read"
+        return copy
+
+    whole.functions.append(
+        onnx.parser.parse_function('<opset_import: ["": 17], domain: "custom"> f (p) => (q) { q = Neg(p) }')
+    )
+    graph = view_model(whole)
+    part = extract(whole, graph, Cut(("h", "odd", "not-read"), ("y", "b"), (Y,)), read)
+    assert part.ir_version == 9
+    assert [(entry.domain, entry.version) for entry in part.opset_import] == [("", 17), ("custom", 2)]
+    assert list(part.functions) == list(whole.functions)
+    assert part.graph.name == "part"
+    assert list(part.graph.node) == [whole.graph.node[Y]]
+    assert [(tensor.name, tensor.doc_string) for tensor in part.graph.initializer] == [("b", "read")]
+    assert seen == ["b"]
+    assert [declared(value) for value in part.graph.input] == [("h", FLOAT, False)]
+    assert [declared(value) for value in part.graph.output] == [("y", FLOAT, False), ("b", FLOAT, False)]
+
+
+@pytest.mark.parametrize(("elem_type", "expected"), [(None, FLOAT), (INT64, INT64), (0, 0)])
+def test_inputs_of_unknown_type(elem_type: int | None, expected: int) -> None:
+    """Only inputs get the caller's type; known ones keep their own."""
+    whole = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17, "custom": 2]> g (double[4] x) => (double[4] out) '
+        "{ odd = custom.Unheard(x) out = custom.Two(odd, x) }"
+    )
+    given = {} if elem_type is None else {"elem_type": elem_type}
+    whole.graph.output[0].type.tensor_type.elem_type = 0
+    part = extract(whole, view_model(whole), Cut(("odd", "x"), ("out",), (1,)), lambda tensor: tensor, **given)
+    assert [declared(value) for value in part.graph.input] == [
+        ("odd", expected, False),
+        ("x", onnx.TensorProto.DOUBLE, False),
+    ]
+    assert part.graph.input[0].HasField("type") is (expected != 0)
+    assert [declared(value) for value in part.graph.output] == [("out", 0, False)]
+
+
+def test_further_outputs() -> None:
+    whole = model()
+    more = with_outputs(whole, view_model(whole), ["y", "out", "turned", "y", "odd"])
+    assert [declared(value) for value in more.graph.output] == [
+        ("out", FLOAT, True),
+        ("y", FLOAT, False),
+        ("turned", FLOAT, False),
+        ("odd", 0, False),
+    ]
+    assert [value.name for value in whole.graph.output] == ["out"]
+    del more.graph.output[1:]
+    assert more == whole
+
+
+def declared(value: onnx.ValueInfoProto) -> tuple[str, int, bool]:
+    """Name, element type, and whether a shape is declared."""
+    return value.name, value.type.tensor_type.elem_type, value.type.tensor_type.HasField("shape")

@@ -1,0 +1,140 @@
+"""Types and shapes without weights: what is declared, what is inferred, and what the skeleton leaves out."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from rewriter.graph.types import TensorType, declared_types, elem_name, infer_types, inferred_skeleton, skeleton_of
+
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+
+def model_of(body: str, weights: str = "", *, inputs: str = "float[n, 4] x") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "custom": 1]> '
+        f"g ({inputs}) => (float[n, 4] out) <{weights}> {{ {body} }}"
+    )
+
+
+def ones(count: int) -> str:
+    return ", ".join(["1"] * count)
+
+
+def test_rank() -> None:
+    assert TensorType(1, (2, "n", None)).rank == 3
+    assert TensorType(1, ()).rank == 0
+    assert TensorType(1, None).rank is None
+    assert (TensorType.UNKNOWN.elem_type, TensorType.UNKNOWN.shape) == (0, None)
+
+
+@pytest.mark.parametrize(("number", "name"), [(1, "float"), (7, "int64"), (16, "bfloat16"), (999, "999"), (-1, "-1")])
+def test_names_of_element_types(number: int, name: str) -> None:
+    assert elem_name(number) == name
+
+
+def test_what_is_declared() -> None:
+    """An initializer knows its own type; value_info may be stale."""
+    model = model_of("out = Add(x, w)", "float[4] w = {1, 2, 3, 4}")
+    graph = model.graph
+    for name, elem, shape in (("x", INT64, [9]), ("w", INT64, [9]), ("out", INT64, [9]), ("free", INT64, None)):
+        graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem, shape))
+    graph.value_info.append(onnx.helper.make_tensor_sequence_value_info("sequence", FLOAT, None))
+    odd = onnx.helper.make_tensor_value_info("odd", FLOAT, [3, 0, None, "m"])
+    graph.value_info.append(odd)
+    assert declared_types(graph) == {
+        "x": TensorType(FLOAT, ("n", 4)),
+        "out": TensorType(FLOAT, ("n", 4)),
+        "w": TensorType(FLOAT, (4,)),
+        "free": TensorType(INT64, None),
+        "odd": TensorType(FLOAT, (3, 0, None, "m")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ("h = com.microsoft.Gelu(x)", ("n", 4)),
+        ("h = com.microsoft.BiasGelu(x, b)", ("n", 4)),
+        ("h = com.microsoft.QuickGelu<alpha = 1.0>(x)", ("n", 4)),
+        ("h = com.microsoft.SkipLayerNormalization(x, x, b)", ("n", 4)),
+        ("h = com.microsoft.FusedMatMul(x, w)", ("n", 2)),
+        ("h = com.microsoft.FusedMatMul<transA = 0, transB = 0, alpha = 2.0>(x, w)", ("n", 2)),
+        ("h = com.microsoft.FusedMatMul<transB = 1>(x, w)", None),  # the plain operator has no transposes
+        ("h = com.microsoft.FusedMatMul<transBatchA = 1>(x, w)", None),
+        ("h = com.microsoft.Unheard(x)", None),
+        ("h = custom.Gelu(x)", None),
+        ("h, mean = com.microsoft.SkipLayerNormalization(x, x, b)", None),
+        ("h = com.microsoft.Gelu()", None),
+    ],
+)
+def test_inference_goes_on_behind_fused_operators(body: str, shape: tuple[int | str, ...] | None) -> None:
+    weights = f"float[4] b = {{{ones(4)}}}, float[4, 2] w = {{{ones(8)}}}"
+    model = model_of(f"{body} g = Exp(h) out = Identity(x)", weights)
+    known = infer_types(model)
+    for name in "hg":
+        assert known.get(name) == (TensorType(FLOAT, shape) if shape else None)
+    skeleton = inferred_skeleton(model)
+    assert [node.SerializeToString() for node in skeleton.graph.node] == [
+        node.SerializeToString() for node in model.graph.node
+    ]
+
+
+def test_declared_types_remain_where_inference_fails() -> None:
+    model = model_of("out = Transpose<perm = [0, 1, 2, 3, 3]>(x) h = Exp(x)")
+    model.graph.node[0].attribute[0].ints[:] = [7, 9]
+    assert infer_types(model)["x"] == TensorType(FLOAT, ("n", 4))
+
+
+def test_operands_of_shape_operators_are_read() -> None:
+    model = model_of("t = Reshape(x, s) out = Identity(x)", "int64[3] s = {2, 2, -1}", inputs="float[4, 4] x")
+    assert infer_types(model)["t"] == TensorType(FLOAT, (2, 2, 4))
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1024, True), (1025, False)])
+def test_large_weights_are_stubs(count: int, kept: bool) -> None:
+    model = model_of("out = Identity(x)", f"float[{count}] w = {{{ones(count)}}}")
+    (tensor,) = skeleton_of(model).graph.initializer
+    assert (tensor.name, tensor.data_type, list(tensor.dims)) == ("w", FLOAT, [count])
+    assert bool(tensor.float_data or tensor.raw_data) is kept
+    assert (tensor.data_location == onnx.TensorProto.EXTERNAL) is not kept
+    assert model.graph.initializer[0].data_location != onnx.TensorProto.EXTERNAL, "the model is not changed"
+
+
+def test_external_weights_are_stubs_at_any_size() -> None:
+    model = model_of("out = Identity(x)")
+    external = onnx.TensorProto(name="w", data_type=FLOAT, dims=[2], data_location=onnx.TensorProto.EXTERNAL)
+    external.external_data.add(key="location", value="elsewhere")
+    model.graph.initializer.append(external)
+    (tensor,) = skeleton_of(model).graph.initializer
+    assert [(entry.key, entry.value) for entry in tensor.external_data] == [("location", "weights")]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1000, True), (4000, False)])
+def test_large_constant_nodes_are_stubs(count: int, kept: bool) -> None:
+    model = model_of(f"c = Constant<value = float[{count}] {{{ones(count)}}}>() out = Identity(x)")
+    model.graph.node[0].name = "named"
+    model.graph.node[0].attribute.add(name="other", type=onnx.AttributeProto.INT, i=3)
+    node = skeleton_of(model).graph.node[0]
+    assert (node.op_type, node.name, list(node.output), node.domain) == ("Constant", "named", ["c"], "")
+    assert [attribute.name for attribute in node.attribute] == ["value", "other"]
+    assert node.attribute[1].i == 3
+    value = node.attribute[0].t
+    assert (value.data_type, list(value.dims)) == (FLOAT, [count])
+    assert bool(value.float_data or value.raw_data) is kept
+    assert infer_types(model)["c"] == TensorType(FLOAT, (count,))
+
+
+def test_a_skeleton_has_all_but_weights() -> None:
+    model = model_of("out = Add(x, w)", "float[4] w = {1, 2, 3, 4}")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("v", FLOAT, [2]))
+    model.functions.append(
+        onnx.parser.parse_function('<opset_import: ["": 17], domain: "d"> f (p) => (q) { q = Neg(p) }')
+    )
+    skeleton = skeleton_of(model)
+    assert skeleton.ir_version == 8
+    assert skeleton.graph.name == "g"
+    for field in ("node", "input", "output", "value_info", "initializer"):
+        assert list(getattr(skeleton.graph, field)) == list(getattr(model.graph, field)), field
+    assert list(skeleton.opset_import) == list(model.opset_import)
+    assert list(skeleton.functions) == list(model.functions)

@@ -1,0 +1,88 @@
+"""What `rewrite FOLDER`, `rewrite doctor` and `rewrite inspect` write as JSON follows its schema, and hides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+
+from rewriter import inspect, rewrite, rewrite_folder
+from rewriter.api.estimating.doctor import doctor
+from rewriter.health import diagnosing
+from tests.committed import FOLDER
+from tests.rewriter.report.test_report import parts, undocumented
+from tests.textmodels import SILU, mlp
+
+BUILT = {"version": "1.30", "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"], "libraries": {"a": False}}
+ANSWERS: dict[str | None, dict[str, Any]] = {
+    None: BUILT,
+    "cpu": {"reason": "", "float64": True},
+    "cuda": {"reason": "no device", "float64": False},
+}
+
+
+def _diagnosis(folder: Path) -> dict[str, Any]:
+    onnx.save(mlp(SILU), folder / "model.onnx")
+    found = doctor(folder / "model.onnx")
+    assert found.problems
+    return found.to_json()
+
+
+def _folder(folder: Path) -> dict[str, Any]:
+    (folder / "in").mkdir()
+    onnx.save(mlp(SILU), folder / "in" / "model.onnx")
+    (folder / "in" / "config.json").write_text("{}", encoding="utf-8")
+    rewrite_folder(folder / "in", folder / "out", providers="cpu", quick=True)
+    written: dict[str, Any] = json.loads((folder / "out" / "attnonly-report.json").read_text(encoding="utf-8"))
+    return written
+
+
+MADE: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "diagnosis": _diagnosis,
+    "folder": _folder,
+    "inspection": lambda _: inspect(FOLDER / "gelu-encoder.onnx").to_json(),
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        files("rewriter.report").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_written_follows_the_schema(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosing, "ask", ANSWERS.__getitem__)
+    data = json.loads(json.dumps(MADE[name](tmp_path), allow_nan=False))
+    known = schema(name)
+    jsonschema.Draft202012Validator.check_schema(known)
+    jsonschema.Draft202012Validator(known).validate(data)
+    assert undocumented(data, known, known) == []
+    for spoiled in ({"version": 2}, {"exit_status": 70}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**data, **spoiled}, known)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_field_is_described(name: str) -> None:
+    described = dict(parts(schema(name)))
+    assert [path for path, entry in described.items() if not entry.get("description")] == []
+
+
+def test_the_estimate_of_a_dry_run_follows_the_schema() -> None:
+    report = rewrite(mlp(SILU), dry_run=True)
+    assert report.estimate is not None
+    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    jsonschema.validate(data, schema("report"))
+    data["estimate"]["cpu_seconds"] = -1.0
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, schema("report"))
+    assert replace(report, estimate=None).to_json()["estimate"] is None
