@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -48,17 +50,21 @@ def test_points_gather_on_both_sides_of_a_crossing(crossing: float) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (SILU, ()),  # the original gives NaN at -inf as well
-        ("h = LeakyRelu<alpha = 0.1>(y)", ()),
-        ("h = Relu(y)", ("nan instead of 0 at -inf",)),
-        (ERF_GELU, ("-5.81934e-13 instead of nan at -inf",)),
+        (SILU, []),  # the original gives NaN at -inf as well
+        ("h = LeakyRelu<alpha = 0.1>(y)", []),
+        ("h = Relu(y)", ["nan instead of 0 at -inf"]),
+        # What float32 leaves of 0 there differs between processors with AVX2 and with AVX-512.
+        (ERF_GELU, [r"-\d\.\d+e-13 instead of nan at -inf"]),
     ],
 )
-def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found: tuple[str, ...]) -> None:
+def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found: list[str]) -> None:
     report = rewrite(mlp(text))
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.validation is not None
-    assert report.validation.blocks[0].infinite == found
+    reported = report.validation.blocks[0].infinite
+    assert len(reported) == len(found)
+    for line, expected in zip(reported, found, strict=True):
+        assert re.fullmatch(expected, line), line
 
 
 NAN = np.nan
