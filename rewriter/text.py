@@ -17,13 +17,18 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def decoded(text: str | bytes) -> str:
+    """The string itself; of bytes, as protobuf returns them for strings that are not UTF-8, one that shows them."""
+    return text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
+
+
 def quoted(name: str | bytes | os.PathLike[str]) -> str:
     """Quote a name for a message: control characters escaped, at most `LIMIT` characters.
 
     A long name keeps both its start and its end, because paths differ at the end. Bytes are accepted because
     protobuf returns them for strings that are not valid UTF-8.
     """
-    text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else os.fspath(name)
+    text = decoded(name if isinstance(name, bytes) else os.fspath(name))
     # Truncate before escaping as well as after: a name may be gigabytes long.
     if len(text) > 2 * LIMIT:
         text = text[:LIMIT] + text[-LIMIT:]

@@ -110,10 +110,7 @@ class Carrier:
         return copy
 
     def _name(self, tensor: str) -> str:
-        """The name of the tensor on the route; tensors off the route keep theirs."""
-        if tensor == self._route.entry:
-            return STREAM
-        return _wide(tensor) if tensor in self._route.sizes and tensor in self._view.outputs else tensor
+        return carried_name(self._view, self._route, tensor)
 
     # -- getting on and off ----------------------------------------------------------------------------------
 
@@ -281,6 +278,13 @@ def _node(
 def raw_shape(tensor: str) -> str:
     """The name of a shape before m is subtracted from it."""
     return f"{PREFIX}/{tensor}/rows"
+
+
+def carried_name(view: GraphView, route: Route, tensor: str) -> str:
+    """The name of a tensor with its bias tokens; tensors off the route keep theirs."""
+    if tensor == route.entry:
+        return STREAM
+    return _wide(tensor) if tensor in route.sizes and tensor in view.outputs else tensor
 
 
 def _wide(tensor: str) -> str:

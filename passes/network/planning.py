@@ -13,8 +13,7 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.match.linear import Miss
-from passes.network.carry import carry, raw_shape
-from passes.network.names import STREAM
+from passes.network.carry import carried_name, carry, raw_shape
 from passes.network.route import Route, find_route
 from rewriter.graph.view import GraphView, all_views
 
@@ -84,11 +83,11 @@ def moved(conversion: Conversion, old: GraphView, new: GraphView, route: Route) 
     if projections is not None:
         # `carry` renamed the Shape outputs from which it subtracts m.
         shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
-        # The entry has its bias tokens under another name.
+        # The entry and outputs of the graph have their bias tokens under another name.
         query, value = (
-            replace(each, data=STREAM) if each.data == route.entry else each
-            for each in (projections.query, projections.value)
+            replace(each, data=carried_name(old, route, each.data)) for each in (projections.query, projections.value)
         )
-        projections = replace(projections, query=query, value=value, shapes=tuple(shapes))
+        result = carried_name(old, route, projections.result)
+        projections = replace(projections, query=query, value=value, result=result, shapes=tuple(shapes))
     nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
     return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))

@@ -133,7 +133,7 @@ def symbols_of(view: GraphView, entry: str) -> dict[str, Size]:
 
 
 def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
-    """The sum of a block's output and the residual stream; the block's output if no Add follows."""
+    """The sum of a block's output and the residual stream; the block's output, after b2, if no Add follows."""
     start = block.second[0].output
     tensor = start
     above = _ancestors(view, [start])
@@ -148,6 +148,8 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
                 return output
         elif node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
             break
+        if node.op_type == "Add" and not others and tensor == start and tensor not in view.outputs:
+            start = output  # the heads add b2 as well, so theirs is this tensor
         tensor = output
     return start
 
@@ -161,7 +163,8 @@ def _entry(
 ) -> str | None:
     """The last candidate that no other stream bypasses on its way to a sublayer."""
     # The bias token must be there before the first sublayer: the first softmax or the first block.
-    first = min(min(block.region.nodes) for block in blocks)
+    starts = [operator.node for block in blocks for operator in block.first]
+    first = min(starts)
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index in needed]
     stop = min([first, *softmaxes])
     candidates = [name for name in view.inputs if _is_stream(view, name, width)]
@@ -176,7 +179,7 @@ def _entry(
     # The last one, so that as few operators as possible need a rule: embeddings and their norm stay before it.
     for name in reversed(candidates):
         below = _descendants(view, name) & needed
-        if all(block.region.nodes[0] in below for block in blocks) and not _passed(view, constants, below, name, width):
+        if below.issuperset(starts) and not _passed(view, constants, below, name, width):
             return name
     return None
 

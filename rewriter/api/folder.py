@@ -14,6 +14,7 @@ from rewriter.api.rewriting import rewrite
 from rewriter.api.run import silent
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.files.atomic import write_text
+from rewriter.files.durable import os_errors
 from rewriter.files.folder import check_new_folder, copy_file, files_of, publish, staged_folder
 from rewriter.files.load import load_model
 from rewriter.options import options_of
@@ -85,7 +86,8 @@ def rewrite_folder(
     with staged_folder(out) as staged:
         models: dict[str, Report] = {}
         for name in names:
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            with os_errors("write", out):
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
             given = {**options, "validate": validate}
             report = _tried(source / name, staged / name, name, progress, given)
             models[str(name)] = _published(report, staged, out)

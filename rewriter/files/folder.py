@@ -74,7 +74,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
         staged = hidden_path(out.parent, FOLDER)
         made.append(staged)
         try:
-            with os_errors("write", staged):
+            with os_errors("write", out):
                 staged.mkdir()
             yield staged
         finally:

@@ -131,7 +131,10 @@ class Constants:
         target = _result_type(node, known)
         if target is None:
             return None
-        result = elementwise.evaluate(node, [np.asarray(arg, dtype=np.float64) for arg in known])
+        try:
+            result = elementwise.evaluate(node, [np.asarray(arg, dtype=np.float64) for arg in known])
+        except ValueError:  # shapes that do not go together: nothing that runs
+            return None
         return result.astype(target)
 
 

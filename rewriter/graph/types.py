@@ -111,7 +111,7 @@ def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
     skeleton.opset_import.extend(model.opset_import)
     skeleton.functions.extend(model.functions)
     graph = skeleton.graph
-    graph.name = model.graph.name
+    graph.name = "skeleton"  # the name of the model need not be UTF-8
     graph.node.extend(_without_large_constants(node) for node in model.graph.node)
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)

@@ -16,7 +16,8 @@ READING = ("read", "pread64")
 _TRACED = ("openat", *WRITING, *READING)
 _LINE = re.compile(r"(?P<name>\w+)\((?P<rest>.*)")
 _END = re.compile(r"(\)\s+= .*| <unfinished \.\.\.>)$")
-_RANDOM = re.compile(r"\w*\d\w*")
+_RANDOM = re.compile(r'\w*\d\w*|""(\.\.\.)?')
+"""What contains digits, and buffers: of a read that fails, strace prints the address instead."""
 HAVE_STRACE = shutil.which("strace") is not None
 STRACE = ("strace", "-y", "-s", "0", "-e", f"trace={','.join(_TRACED)}")
 """Says when it is attached. It follows no threads: their calls have numbers of their own, which a fault would meet."""
@@ -41,7 +42,7 @@ class Call:
         return self.name in WRITING or "O_CREAT" in self.text
 
     def like(self, folder: Path) -> str:
-        """The call without what differs between two runs: the folder, and whatever contains digits."""
+        """The call without what differs between two runs: the folder, whatever contains digits, and what is read."""
         return f"{self.name} " + _RANDOM.sub("#", self.text.replace(str(folder), ""))
 
 

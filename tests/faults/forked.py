@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -124,7 +125,8 @@ def _forked(arguments: list[str], strace: list[str]) -> tuple[int, str]:
             # A shell may have started the tests in the background, where Ctrl-C is ignored.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             ctypes.CDLL(None).prctl(_SET_PTRACER, _ANY, 0, 0, 0)
-            work(arguments, said.fileno(), before=lambda: os.read(gate, 1))
+            # Not a read, which strace would count if it is attached before: all numbers would be one higher.
+            work(arguments, said.fileno(), before=lambda: select.select([gate], [], []))
         os.close(gate)
         tracer = _attached(child, strace) if strace else None
         os.close(opened)

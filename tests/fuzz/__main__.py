@@ -1,5 +1,7 @@
 """`python -m tests.fuzz --minutes 10`: damage models at random, and see how the rewriter ends.
 
+With `--transformers`, random transformers that are sound instead, compared with what the rewriter makes of them.
+
 Trials run in a child process, so that a crash of a library ends the child only; the file that it died of stays. Prints
 how many trials ended with each status, and every finding once. A finding that was mended goes into `cases/`.
 """
@@ -24,7 +26,8 @@ from random import Random
 from tests.fuzz.damage import damaged
 from tests.fuzz.guided import key_of, run_guided
 from tests.fuzz.seeds import committed, small
-from tests.fuzz.trial import Outcome, a_way, tried
+from tests.fuzz.transformers import transformer
+from tests.fuzz.trial import Outcome, a_way, tried, tried_transformer
 
 _SECONDS = 180
 """Time for one trial; one that takes longer is a finding."""
@@ -41,6 +44,23 @@ def case(seed: int, number: int) -> tuple[bytes, Random]:
     return damaged(rng.choice(models), rng), rng
 
 
+def bytes_of(seed: int, number: int, *, sound: bool) -> bytes:
+    """The model of a trial."""
+    if not sound:
+        return case(seed, number)[0]
+    data: bytes = transformer(Random(f"{seed}/{number}")).model.SerializeToString()  # noqa: S311 - not for secrets
+    return data
+
+
+def trial(seed: int, number: int, folder: Path, *, sound: bool) -> Outcome:
+    """Trial `number` of a seed; `sound`: of a random transformer."""
+    if not sound:
+        data, rng = case(seed, number)
+        return tried(data, a_way(rng), folder)
+    rng = Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
+    return tried_transformer(transformer(rng), a_way(rng, commands=("rewrite",)), number)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damage models and rewrite them.")
     parser.add_argument("--minutes", type=float, default=1.0)
@@ -48,6 +68,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "fuzz", help="where findings go")
     parser.add_argument("--guided", action="store_true", help="let coverage guide the damage; needs atheris")
+    parser.add_argument("--transformers", action="store_true", help="random transformers instead of damage")
     given = parser.parse_args()
     if given.guided:
         return 1 if run_guided(given.minutes, given.seed, given.keep, _say) else 0
@@ -55,14 +76,14 @@ def main() -> int:
     small(), committed()  # made once, before the first fork
     ends, counts, found, number = time.monotonic() + 60 * given.minutes, Counter[int](), dict[str, str](), given.first
     while time.monotonic() < ends:
-        for outcome, at in _batch(given.seed, number, ends, given.keep):
+        for outcome, at in _batch(given.seed, number, ends, given.keep, given.transformers):
             number = at + 1
             counts[outcome.status] += 1
             key = key_of(outcome)
             if (outcome.finding or outcome.status == DIED) and key not in found:
                 found[key] = outcome.message
                 name = f"{hashlib.sha256(key.encode()).hexdigest()[:8]}.onnx"
-                (given.keep / name).write_bytes(case(given.seed, at)[0])
+                (given.keep / name).write_bytes(bytes_of(given.seed, at, sound=given.transformers))
                 _say(f"trial {at}: {outcome.message} -> {name}")
     told = ", ".join(f"{status}: {count:,}" for status, count in sorted(counts.items()))
     _say(f"{counts.total():,} trials of seed {given.seed}; by exit status {told}; {len(found)} kinds of findings")
@@ -74,10 +95,10 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _batch(seed: int, first: int, ends: float, keep: Path) -> list[tuple[Outcome, int]]:
+def _batch(seed: int, first: int, ends: float, keep: Path, sound: bool) -> list[tuple[Outcome, int]]:
     here, there = multiprocessing.Pipe(duplex=False)
     folder = Path(tempfile.mkdtemp())
-    child = multiprocessing.Process(target=_child, args=(there, seed, first, ends, folder))
+    child = multiprocessing.Process(target=_child, args=(there, seed, first, ends, folder, sound))
     child.start()
     there.close()
     outcomes: list[tuple[Outcome, int]] = []
@@ -94,13 +115,12 @@ def _batch(seed: int, first: int, ends: float, keep: Path) -> list[tuple[Outcome
     return outcomes
 
 
-def _child(results: Connection, seed: int, first: int, ends: float, folder: Path) -> None:
+def _child(results: Connection, seed: int, first: int, ends: float, folder: Path, sound: bool) -> None:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     for number in range(first, first + _BATCH):
-        data, rng = case(seed, number)
         signal.alarm(_SECONDS)
-        results.send(tried(data, a_way(rng), folder))
+        results.send(trial(seed, number, folder, sound=sound))
         signal.alarm(0)
         if time.monotonic() > ends:
             return

@@ -1,27 +1,43 @@
-"""One trial: what the rewriter makes of the bytes of a file, as an exit status.
+"""One trial: what the rewriter makes of a model, as an exit status.
 
 Errors that the rewriter foresees have the status of the command line. Everything else is a finding: an exception of
-another kind (70), or a result that is itself not a sound model (71).
+another kind (70), a result that is itself not a sound model (71), one that passes the proof although an evaluation
+that knows nothing of the rewriter sees another function (72), an MLP that was not seen, or a sound model that is
+refused (73).
 """
 
 from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from passes.options import FORM_NAMES
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from passes.options import FORM_NAMES, WHOLE
 from rewriter.api import inspect, rewrite
 from rewriter.api.interpret.index import heads
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model
+from tests.fuzz.transformers import Feeds, Transformer
+from tests.oracle import evaluate
+from tests.sabotage.oracle import difference
 
-UNSOUND = 71
-"""Status of a trial whose result cannot be loaded again."""
+UNSOUND, WRONG, MISSED = 71, 72, 73
+"""Statuses of trials that no command ends with: as said above."""
+
+_FAR = 0.05
+"""Difference of a damaged model and its rewrite, over the largest output, from which on the proof is asked. Damage may
+take pre-activations out of the range of a program, and quantised models are this far apart by rounding."""
+
+_APART = {TensorProto.FLOAT: 1e-4, TensorProto.DOUBLE: 1e-9, TensorProto.FLOAT16: 0.05}
+"""The same for random transformers, in exact arithmetic, by element type."""
 
 Way = Mapping[str, Any]
 """A command, and the options of it."""
@@ -52,12 +68,12 @@ class Outcome:
     @property
     def finding(self) -> bool:
         """Whether the rewriter must be mended."""
-        return self.status in (ExitStatus.INTERNAL_ERROR, UNSOUND)
+        return self.status in (ExitStatus.INTERNAL_ERROR, UNSOUND, WRONG, MISSED)
 
 
-def a_way(rng: Random) -> Way:
+def a_way(rng: Random, commands: tuple[str, ...] = ("rewrite", "inspect", "heads")) -> Way:
     """One of `WAYS`; with the quick proof in one of fifty, and with fitting, which takes seconds, in one of hundred."""
-    way = dict(rng.choice(WAYS))
+    way = dict(rng.choice([way for way in WAYS if way["command"] in commands]))
     if way["command"] == "rewrite":
         way |= {"quick": True} if rng.random() < 0.02 else {}
         way |= {"fit": rng.random() < 0.01}
@@ -68,10 +84,19 @@ def tried(data: bytes, way: Way, folder: Path) -> Outcome:
     """Run one command in this process; what it writes goes into `folder`."""
     path = folder / "case.onnx"
     path.write_bytes(data)
+    return _outcome(lambda: _run(path, way, folder / "out.onnx"))
+
+
+def tried_transformer(drawn: Transformer, way: Way, seed: int) -> Outcome:
+    """Rewrite a random transformer, and compare both by the oracle of the tests."""
+    return _outcome(lambda: _compared(drawn, way, seed))
+
+
+def _outcome(run: Callable[[], int]) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Outcome(_run(path, way, folder / "out.onnx"))
+            return Outcome(run())
     except RewriteError as error:
         return Outcome(int(error.exit_status), str(error))
     except MemoryError as error:
@@ -82,16 +107,18 @@ def tried(data: bytes, way: Way, folder: Path) -> Outcome:
             for frame in traceback.extract_tb(error.__traceback__)
             if "/rewriter/" in frame.filename or "/passes/" in frame.filename
         ]
-        status = UNSOUND if isinstance(error, _UnsoundError) else ExitStatus.INTERNAL_ERROR
-        return Outcome(int(status), f"{type(error).__name__}: {' '.join(str(error).split())[:200]} in {frames[-4:]}")
+        status = error.status if isinstance(error, _FindingError) else ExitStatus.INTERNAL_ERROR
+        return Outcome(int(status), f"{type(error).__name__}: {' '.join(str(error).split())[:400]} in {frames[-4:]}")
 
 
-class _UnsoundError(Exception):
-    pass
+class _FindingError(Exception):
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 def _run(path: Path, way: Way, out: Path) -> int:
-    options = {name: value for name, value in way.items() if name != "command"}
+    options = _options(way)
     if way["command"] == "inspect":
         return int(inspect(path, **options).report.exit_status)
     if way["command"] == "heads":
@@ -102,5 +129,35 @@ def _run(path: Path, way: Way, out: Path) -> int:
         try:
             load_model(out)
         except ModelError as error:
-            raise _UnsoundError(str(error)) from error
+            raise _FindingError(UNSOUND, str(error)) from error
+        gap = difference(path, out.read_bytes(), out.parent, moderate=True)
+        if gap > _FAR and rewrite(path, **options).exit_status is ExitStatus.CONVERTED:
+            raise _FindingError(WRONG, f"passes the proof, and differs by {gap:.2g}")
     return int(report.exit_status)
+
+
+def _compared(drawn: Transformer, way: Way, seed: int) -> int:
+    model, options = drawn.model, _options(way)
+    try:
+        report = rewrite(model, validate=bool(way.get("quick")), **options)
+    except ModelError as error:
+        raise _FindingError(MISSED, f"refused: {error}") from error
+    if len(report.blocks) < drawn.mlps and options.get("form") != WHOLE:
+        raise _FindingError(MISSED, f"{len(report.blocks)} of {drawn.mlps} MLPs")
+    if report.rewritten is None:
+        return int(report.exit_status)
+    gap = max(_gap(model, report.rewritten, drawn.feeds(2 * seed + more)) for more in (0, 1))
+    bound = _APART[model.graph.input[0].type.tensor_type.elem_type]
+    if not gap <= bound and rewrite(model, **options).exit_status is ExitStatus.CONVERTED:
+        raise _FindingError(WRONG, f"passes the proof, and differs by {gap:.2g}, more than {bound:g}")
+    return int(report.exit_status)
+
+
+def _gap(original: onnx.ModelProto, rewritten: onnx.ModelProto, feeds: Feeds) -> float:
+    """The largest difference over the largest entry, of the worst output, in float64."""
+    old, new = evaluate(original, feeds), evaluate(rewritten, feeds)
+    return max(float(np.abs(new[name] - old[name]).max() / max(np.abs(old[name]).max(), 1e-30)) for name in old)
+
+
+def _options(way: Way) -> dict[str, Any]:
+    return {name: value for name, value in way.items() if name != "command"}

@@ -10,6 +10,7 @@ import onnx
 from rewriter.compare.files.tensors import digest, kind_of
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
+from rewriter.text import decoded
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _annotations(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _about(model: onnx.ModelProto) -> dict[str, str]:
-    producer = f"{model.producer_name} {model.producer_version}".strip()
+    producer = f"{decoded(model.producer_name)} {decoded(model.producer_version)}".strip()
     said = {"IR version": str(model.ir_version), "producer": producer, "graph": model.graph.name}
     return {name: value for name, value in said.items() if value}
 
@@ -125,7 +126,8 @@ def _about(model: onnx.ModelProto) -> dict[str, str]:
 def _changes(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[FieldChange]:
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if ours.get(name) != theirs.get(name):
-            yield FieldChange(what, name, ours.get(name), theirs.get(name))
+            sides = (None if name not in side else decoded(side[name]) for side in (ours, theirs))
+            yield FieldChange(what, decoded(name), *sides)
 
 
 def _domain(domain: str) -> str:
@@ -138,7 +140,7 @@ def _type_text(value: onnx.ValueInfoProto) -> str:
         return (held or "of unknown type").removesuffix("_type")
     kind = value.type.tensor_type
     dims: Sequence[str] = [
-        dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in kind.shape.dim
+        decoded(dim.dim_param) or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in kind.shape.dim
     ]
     name = kind_of(onnx.TensorProto(data_type=kind.elem_type)).partition("[")[0]
     return f"{name}[{', '.join(dims)}]" if kind.HasField("shape") else name

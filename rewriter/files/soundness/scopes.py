@@ -73,10 +73,10 @@ def _check_outputs(scope: _Scope, names: Iterable[str], what: str) -> None:
 
 def _check_nodes(scope: _Scope) -> None:
     for node in scope.nodes:
-        texts = (node.op_type, node.domain, node.name)
+        texts = (node.op_type, node.domain, node.name, *(attribute.name for attribute in node.attribute))
         if not node.op_type or not all(isinstance(text, str) for text in texts):
             raise ModelError(
-                f"{_title(node)} of domain {quoted(node.domain)} has no usable operator, domain or name; "
+                f"{_title(node)} of domain {quoted(node.domain)} has no usable operator, domain, name or attribute; "
                 "export the model again"
             )
         for name in node.input:

@@ -310,3 +310,30 @@ def test_an_output_on_the_way_is_cut_to_the_tokens() -> None:
     for name in before:
         np.testing.assert_array_equal(after[name], before[name])
     assert apply(plan).graph.output == model.graph.output
+
+
+AROUND = "l = MatMul(x, K) r = Add(x, l)"
+"""A sum beside the MLP, from which no block is computed."""
+
+
+@pytest.mark.parametrize("form", ["masked", "whole"])
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        # Behind the last block, the stream is added to what the block does not read: the tokens leave after b2.
+        (f"{AROUND} y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) b = Add(s, b2) out = Add(b, r)", ""),
+        # No residual addition at all, and the block's output is one of the model's as well.
+        ("y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) b = Add(s, b2) l = MatMul(b, K) out = Add(l, l)", "b"),
+        # As many neurons as channels: the pre-activation looks like a stream.
+        ("a = MatMul(x, K) y = Add(a, k) h = Relu(y) s = MatMul(h, K) out = Add(s, b2)", ""),
+    ],
+)
+def test_streams_that_end_elsewhere(form: str, body: str, outputs: str) -> None:
+    rng = np.random.default_rng(7)
+    constants = {"K": rng.normal(size=(4, 4)), "k": rng.normal(size=4)}
+    more = f", float[batch, tokens, 4] {outputs}" if outputs else ""
+    model = text_model(body, outputs=f"float[batch, tokens, 4] out{more}", constants=constants)
+    report = rewrite(model, form=form, bias_token="network" if form == "masked" else "sublayer")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert report.rewritten is not None
+    assert apart(model, report.rewritten, []).exact < 1e-6

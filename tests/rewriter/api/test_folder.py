@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,23 @@ def test_dry_run_writes_nothing(folder: Path) -> None:
 
 
 @slow
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    made: list[Path] = []
+    real = Path.mkdir
+
+    def mkdir(path: Path, *args: Any, **given: Any) -> None:
+        made.append(path)
+        if len(made) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path, *args, **given)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(UsageError, match=r"^cannot write '.*/out': No space left on device; free some space"):
+        rewrite_folder(folder, folder.with_name("out"), validate=False)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
 def test_a_folder_that_appears_meanwhile_is_not_replaced(folder: Path) -> None:
     out = folder.with_name("out")
 

@@ -1,0 +1,119 @@
+"""Random transformers: every MLP is seen, and what is made of it is the same function, by the oracle of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from passes.options import FORM_NAMES
+from rewriter import ExitStatus, Report, rewrite
+from tests.conftest import slow
+from tests.fuzz.transformers import Transformer, transformer
+from tests.fuzz.trial import MISSED, WRONG, a_way, tried_transformer
+from tests.oracle import evaluate
+
+DRAWN = partial(settings, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SEEDS = st.randoms(use_true_random=False)
+
+
+def test_what_is_drawn() -> None:
+    """Everything that can be drawn is, and the oracle computes what onnxruntime does."""
+    drawn = [transformer(Random(number)) for number in range(60)]  # noqa: S311 - not for secrets
+    told = " ".join(word for each in drawn for word in each.drawn)
+    for word in ("float,", "double", "float16", "rank 2", "rank 3", "gate", "causal", "linear", "side by side"):
+        assert word in told
+    for word in ("layer_norm before", "rms_norm behind", "no residual", "in function", "in branch", "in loop"):
+        assert word in told
+    compared = 0
+    for number, each in enumerate(drawn):
+        feeds = each.feeds(number)
+        if (session := _session(each.model)) is None:  # no kernel of this type
+            continue
+        expected, half = evaluate(each.model, feeds), "float16" in each.drawn[0]
+        for name, value in zip(expected, session.run(list(expected), feeds), strict=True):
+            bound = (0.1 if half else 1e-3) * float(np.abs(expected[name]).max())
+            np.testing.assert_allclose(value.astype(np.float64), expected[name], rtol=0.0, atol=bound, err_msg=name)
+        compared += 1
+    assert compared > 40
+
+
+@DRAWN(max_examples=25)
+@given(SEEDS)
+def test_any_transformer_in_any_form(rng: Random) -> None:
+    _as_it_must(rng)
+
+
+@slow
+@DRAWN(max_examples=300)
+@given(SEEDS)
+def test_many_transformers_in_any_form(rng: Random) -> None:
+    _as_it_must(rng)
+
+
+def _as_it_must(rng: Random) -> None:
+    drawn = transformer(rng)
+    way, seed = {**a_way(rng, ("rewrite",)), "fit": False, "quick": False}, rng.randrange(1000)
+    outcome = tried_transformer(drawn, way, seed)
+    assert not outcome.finding, (outcome.message, way, seed, onnx.printer.to_text(drawn.model))
+
+
+Wrongly = Callable[[onnx.ModelProto], object]
+
+
+def _negated(model: onnx.ModelProto) -> None:
+    last = next(node for node in reversed(model.graph.node) if "out" in node.output)
+    last.op_type = "Neg"
+
+
+@pytest.mark.parametrize("form", FORM_NAMES[:3])
+def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = _plain()
+
+    def wrong(model: onnx.ModelProto, **options: Any) -> Report:
+        report = rewrite(model, **{**options, "validate": False})
+        assert report.rewritten is not None
+        _negated(report.rewritten)
+        return report
+
+    way = {"command": "rewrite", "form": form}
+    assert tried_transformer(drawn, way, 0).status == ExitStatus.CONVERTED
+    monkeypatch.setattr("tests.fuzz.trial.rewrite", wrong)
+    outcome = tried_transformer(drawn, way, 0)
+    assert outcome.status == WRONG
+    assert outcome.finding
+    assert "differs by 2, more than 0.0001" in outcome.message
+
+
+def test_an_mlp_that_is_not_seen_is_a_finding() -> None:
+    drawn = _plain()
+    more = Transformer(drawn.model, drawn.mlps + 1, drawn.rank, drawn.drawn)
+    outcome = tried_transformer(more, {"command": "rewrite", "form": "local"}, 0)
+    assert outcome.status == MISSED
+    assert outcome.finding
+
+
+def _plain() -> Transformer:
+    """One with an MLP that every form converts, in float32."""
+    found = (transformer(Random(number)) for number in range(1000))  # noqa: S311 - not for secrets
+    return next(
+        each for each in found if each.drawn[0].startswith("float,") and "sigmoid-left in place" in " ".join(each.drawn)
+    )
+
+
+def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+        return None
