@@ -71,6 +71,7 @@ def check_operators(model: onnx.ModelProto) -> None:
     """
     functions = {(_domain(function.domain), function.name) for function in model.functions}
     opset = _opset(model.opset_import)
+    _check_references(model.graph)
     _check_nodes(model.graph.node, opset, functions)
     for function in model.functions:
         _check_nodes(function.node, _opset(function.opset_import) or opset, functions)
@@ -82,6 +83,13 @@ def _domain(domain: str) -> str:
 
 def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
     return next((entry.version for entry in imports if entry.domain in _DEFAULT), 0)
+
+
+def _check_references(graph: onnx.GraphProto) -> None:
+    for node in iter_nodes(graph.node):
+        name = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
+        if name is not None:
+            raise _error(node, f"refers with {quoted(name)} to an attribute of a function, but is in none")
 
 
 def _check_nodes(nodes: Iterable[onnx.NodeProto], opset: int, functions: set[tuple[str, str]]) -> None:

@@ -42,6 +42,13 @@ def check_graph(graph: onnx.GraphProto, parent: _Scope | None = None) -> None:
     _declare(initializers, (tensor.name for tensor in graph.initializer), "initializer")
     _declare(initializers, (sparse.values.name for sparse in graph.sparse_initializer), "initializer")
     scope.names |= initializers.names
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if not isinstance(dim.dim_param, str):
+                name = quoted(value.name)
+                raise ModelError(
+                    f"{quoted(dim.dim_param)}, a dimension of {name}, is not UTF-8; export the model again"
+                )
     _check_nodes(scope)
     _check_outputs(scope, (value.name for value in graph.output), "graph output")
 
