@@ -105,7 +105,8 @@ class Identifier:
         for index in region.nodes:
             node = self._view.nodes[index]
             env[node.output[0]] = elementwise.evaluate(node, self._arguments(node, env))
-        return env[region.output]
+        # A damaged region may use none of them, so that its value is a single number.
+        return np.broadcast_arrays(env[region.output], *leaves)[0]
 
     def _arguments(self, node: onnx.NodeProto, env: Mapping[str, Array]) -> list[Array]:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)

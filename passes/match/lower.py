@@ -13,15 +13,17 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
-from passes.match.linear import MICROSOFT
+from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from passes.match.marks import DOMAIN
 from passes.match.sublayers import network_parts
 from rewriter.graph.view import ONNX_DOMAINS, all_graphs, subgraphs
 
 _PARTS_OF_BLOCKS = {
-    *("MatMul", "Gemm", "Conv", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus"),
+    *(operator for _, operator in LINEAR_OPERATORS),
+    *("Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "ThresholdedRelu"),
     *("HardSwish", "HardSigmoid", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Clip"),
     *("QuickGelu", "FastGelu", "BiasGelu"),
+    *("Abs", "Exp", "Max", "Where"),  # activations are spelled with these alone
 }
 """Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
 

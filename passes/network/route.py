@@ -117,6 +117,9 @@ def _walk(
     behind = next((known.beside[name] for name in read if name in known.beside), None)
     if behind is not None:
         return Miss(f"{behind.reason}, and a block reads only what follows from it", behind.node)
+    lost = next((name for name in read if name not in known.shapes.carried), None)
+    if lost is not None:
+        return Miss(f"a block reads '{lost}', to which the stream does not lead", lost)
     return Route(entry, width, view.type_of(entry).elem_type, steps, known.shapes.carried, tuple(asides))
 
 
@@ -215,7 +218,8 @@ def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
 
 
 def _makers(view: GraphView, index: int) -> Iterator[int]:
-    return (view.producer[name] for name in view.nodes[index].input if name in view.producer)
+    node = view.nodes[index]
+    return (view.producer[name] for name in (*node.input, *captured_names(node)) if name in view.producer)
 
 
 def _closure(start: list[int], step: Callable[[int], Iterable[int]]) -> frozenset[int]:

@@ -25,8 +25,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     """Check the local functions of a model, in time linear in its size.
 
     Raises:
-        ModelError: a function is defined twice, unnamed or recursive (directly or mutually), or inlining would yield
-            more than `MAX_INLINED` nodes.
+        ModelError: a function is defined twice, unnamed, named like an ONNX operator or recursive (directly or
+            mutually), or inlining would yield more than `MAX_INLINED` nodes.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -35,6 +35,11 @@ def check_functions(model: onnx.ModelProto) -> None:
             raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
             raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
+        if not key[0] and onnx.defs.has(function.name):
+            raise ModelError(
+                f"local function {quoted(function.name)} has the name of an ONNX operator; runtimes differ in which of "
+                "the two they run: rename the function, or move it to a domain of its own"
+            )
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}
     inlined: dict[_Key, int] = {}

@@ -94,6 +94,16 @@ def audit(
     return None
 
 
+def in_pieces(model: onnx.ModelProto, base_dir: Path | None, feeds: Mapping[str, Array]) -> dict[str, Any]:
+    """The outputs of a model in its own precision, computed operator by operator.
+
+    Raises:
+        NoReference: an operator has no float64 form either.
+        ValidationError: onnxruntime cannot run an operator.
+    """
+    return plan(read_model(model, base_dir, wide=False, held=False), plain_ways({}, longest=1)).run(feeds, {})
+
+
 @dataclass(frozen=True, eq=False)
 class _Auditor:
     """Compares operators as they run."""

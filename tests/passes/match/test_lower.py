@@ -188,7 +188,9 @@ def function(domain: str, name: str, body: str) -> str:
     ("functions", "inlined"),
     [
         (function("d", "f", "r = Relu(a)"), ("d::f",)),
-        (function("d", "f", "r = Abs(a)"), ()),
+        (function("d", "f", "r = Neg(a)"), ()),
+        (function("d", "f", 'r = Einsum<equation = "nd,df->nf">(a, a)'), ("d::f",)),
+        (function("d", "f", "n = Neg(a) r = Exp(n)"), ("d::f",)),
         (function("d", "f", "r = com.microsoft.QuickGelu(a)"), ("d::f",)),
         (function("d", "f", "r = e.Relu(a)"), ()),  # of another domain
         (function("attnonly", "f", "r = Relu(a)"), ()),  # heads of an earlier run
@@ -198,7 +200,7 @@ def function(domain: str, name: str, body: str) -> str:
             ("d::f", "e::g", "e::h"),
         ),
         (
-            function("d", "f", "r = e.g(a)") + function("e", "g", "r = Abs(a)") + function("e", "h", "r = Tanh(a)"),
+            function("d", "f", "r = e.g(a)") + function("e", "g", "r = Neg(a)") + function("e", "h", "r = Tanh(a)"),
             ("e::h",),
         ),
         # In a body.
@@ -207,7 +209,7 @@ def function(domain: str, name: str, body: str) -> str:
             ("d::f",),
         ),
     ],
-    ids=["activation", "another", "microsoft", "domain", "heads", "calls", "other-calls", "body"],
+    ids=["activation", "another", "einsum", "exp", "microsoft", "domain", "heads", "calls", "other-calls", "body"],
 )
 def test_functions_with_parts_of_blocks_are_inlined(functions: str, inlined: tuple[str, ...]) -> None:
     domain = "attnonly" if '"attnonly"> f' in functions else "d"

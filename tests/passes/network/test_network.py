@@ -337,3 +337,20 @@ def test_streams_that_end_elsewhere(form: str, body: str, outputs: str) -> None:
     assert report.exit_status is ExitStatus.CONVERTED, report.problems
     assert report.rewritten is not None
     assert apart(model, report.rewritten, []).exact < 1e-6
+
+
+@pytest.mark.parametrize("form", ["masked", "whole"])
+def test_a_branch_between_two_blocks_is_named(form: str) -> None:
+    """It reads the stream from around it, and a block reads what it makes."""
+    first = "y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) n = Softmax(s)"
+    branch = (
+        "k = Constant<value_ints = [1]>() c = Cast<to = 9>(k) m = If(c) <then_branch = t () => (float[b, t, 4] a)"
+        " { a = Neg(n) }, else_branch = e () => (float[b, t, 4] a) { a = Identity(n) }>"
+    )
+    second = "v = MatMul(m, V1) w = Relu(v) out = MatMul(w, W2)"
+    model = text_model(f"{first} {branch} {second}")
+    plan = make_plan(model, Options(form=form, forms=FormOptions(bias_token="network")))
+    reason = "If 'm': a subgraph of control flow reads the residual stream"
+    assert [left.miss.reason.partition(";")[0] for left in plan.left] == 2 * [
+        f"the bias token cannot be carried through the network: {reason}"
+    ]

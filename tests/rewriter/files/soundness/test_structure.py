@@ -182,6 +182,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda m: m.graph.node[0].attribute.add(name="alpha", type=1, ref_attr_name="alpha"),
         "node '' ('Add') refers with 'alpha' to an attribute of a function, but is in none",
     ),
+    "function of an operator's name": (
+        lambda m: m.functions.add(name="Add", domain="ai.onnx"),
+        "local function 'Add' has the name of an ONNX operator",
+    ),
     "unnamed function": (lambda m: m.functions.add(domain="local"), "unusable name ''"),
 }
 

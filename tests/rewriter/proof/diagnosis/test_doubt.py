@@ -6,13 +6,14 @@ import numpy as np
 import onnx
 import pytest
 
+from rewriter import ExitStatus, rewrite
 from rewriter.files.load import LoadedModel
 from rewriter.proof.diagnosis import doubt as asked
 from rewriter.proof.diagnosis.doubt import Doubt, doubt
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.audit import Disagreement
 from rewriter.proof.settings import LARGE
-from tests.textmodels import text_model
+from tests.textmodels import mlp, text_model
 
 SCALED = "k = Constant<value = float {0.6931472}>() l = Log(x) d = Div(l, k)"
 
@@ -38,6 +39,34 @@ def test_a_rounding_that_decides_is_named() -> None:
     found = doubt(loaded(f"{SCALED} f = Floor(d) out = Neg(f)"), cases([3.0], POWERS))
     assert found == Doubt(False, "rounding decides what Floor 'f' gives")
     assert doubt(loaded(f"{SCALED} f = Floor(d) out = Neg(f)"), cases([3.0])).trusted
+
+
+OTHER = """<domain: "com.microsoft", opset_import: ["" : 17]> QuickGelu (a) => (b) { b = Tanh(a) }"""
+"""A local function of the name of an operator of onnxruntime, which runs its own."""
+
+
+def test_an_operator_that_onnxruntime_runs_instead_is_found() -> None:
+    model = text_model(
+        "s = com.microsoft.QuickGelu(x) out = Neg(s)",
+        inputs="float[n] x",
+        outputs="float[n] out",
+        domains={"com.microsoft": 1},
+        functions=OTHER,
+    )
+    found = doubt(LoadedModel(model, None, None, (), 0), cases([-3.0, 0.5, 2.0]))
+    assert not found.trusted
+    assert found.wrong
+    assert found.why.startswith("onnxruntime runs something else than the model's operators: output 'out' is 0.9")
+
+
+def test_what_onnxruntime_runs_instead_is_no_excuse() -> None:
+    """The heads compute what the function says, and the original what onnxruntime has under that name."""
+    body = "h = com.microsoft.QuickGelu(y)"
+    report = rewrite(mlp(body, domains={"com.microsoft": 1}, functions=OTHER))
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert any("exceeds the allowed" in problem for problem in report.problems)
+    right = rewrite(mlp(body, domains={"com.microsoft": 1}))
+    assert right.exit_status is ExitStatus.CONVERTED
 
 
 def test_an_operator_that_is_wrong_is_named_and_small_cases_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
