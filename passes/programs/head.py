@@ -136,13 +136,14 @@ class Head:
         )
 
     def conditioned(self) -> Head:
-        """This head shifted for float32: the key with the largest logit at y = 0 becomes zero.
+        """This head shifted for float32: the key with the largest logit at y = 0 becomes zero, the flattest if several.
 
         The rounding error of a logit is proportional to its magnitude, so the keys that share the weight should have
-        small logits. For the GELU programs this at least halves the float32 error.
+        small logits. For the GELU programs this at least halves the float32 error. The steep key of ELU alone may be
+        large: it has the whole weight, or none, while the other two share theirs.
         """
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
-        offset, slope = max(keys)
+        offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
         return self.shifted(-slope, -offset)
 
 

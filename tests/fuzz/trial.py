@@ -40,7 +40,7 @@ take pre-activations out of the range of a program, and quantised models are thi
 _AMPLIFIED = 100.0
 """How many times a certified error may be at an output."""
 
-_APART = {TensorProto.FLOAT: 1e-4, TensorProto.DOUBLE: 1e-9, TensorProto.FLOAT16: 0.05}
+_APART = {TensorProto.FLOAT: 1e-4, TensorProto.DOUBLE: 1e-8, TensorProto.FLOAT16: 0.05}
 """The same for random transformers, in exact arithmetic, by element type."""
 
 Way = Mapping[str, Any]

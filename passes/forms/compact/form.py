@@ -41,6 +41,7 @@ from rewriter.graph.view import GraphView
 _DOUBLE = onnx.TensorProto.DOUBLE
 _MEGABYTE = 2**20
 _ENOUGH = 1e-12
+_LARGEST_VALUE = 2.0**20
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
@@ -93,20 +94,27 @@ def _wide(conversion: Conversion) -> bool:
     squares = any(head.alpha != 0.0 for head in conversion.program.heads)
     types = {conversion.block.elem_type, conversion.block.gate_type, conversion.block.value_type}
     narrow = _DOUBLE not in types and not conversion.program.double and not squares
-    return conversion.compute_type == _DOUBLE and narrow
+    return conversion.compute_type == _DOUBLE and narrow and not _beyond_float32(conversion.program)
 
 
 def _beyond_float32(program: Program) -> bool:
-    """Whether a value is no float32 number, as those of exp."""
+    """Whether a value is so large, as those of exp and ELU, that float32 rounds its key's offset too much.
+
+    Its weight is as small, from an offset of -ln(value), and half a unit in the last place of the offset is the
+    relative error of their product.
+    """
     values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
-    return max(values, default=0.0) > float(np.finfo(np.float32).max)
+    return max(values, default=0.0) > _LARGEST_VALUE
 
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     types = {conversion.block.elem_type, conversion.block.gate_type, conversion.block.value_type}
     squares = any(head.alpha != 0.0 for head in conversion.program.heads)
-    double = conversion.compute_type == _DOUBLE and (_DOUBLE in types or squares or _beyond_float32(conversion.program))
+    # d of a self value z + d stands in W_V.
+    shifted = conversion.program.double and any(head.d != 0.0 for head in conversion.program.heads)
+    wide = _DOUBLE in types or squares or shifted or _beyond_float32(conversion.program)
+    double = conversion.compute_type == _DOUBLE and wide
     b = Builder.of(view, conversion).typed(_DOUBLE if double else onnx.TensorProto.FLOAT)
     heads = _Heads(
         b=b,
