@@ -107,6 +107,8 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     A Transpose of the weight may precede the operator: PyTorch exports a linear layer, and tied embeddings, that way.
     """
     graph = part.proto.graph
+    if not graph.node:  # it gives inputs or constants as they are
+        return None
     *before, node = graph.node
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     if node.op_type not in _CHUNKED or node.domain not in ONNX_DOMAINS:
