@@ -12,6 +12,7 @@ from passes.forms.positions import default_omega
 from passes.match.linear import Miss
 from passes.network.planning import Carried, moved
 from passes.network.route import Route
+from passes.network.sizes import Size
 from passes.options import WHOLE
 from passes.whole.follow import Whole, find_whole
 from passes.whole.three import groups_in
@@ -24,6 +25,11 @@ _SCORES = 2.0**60
 
 def whole_for(view: GraphView, route: Route, conversions: Sequence[Conversion]) -> Whole | Miss:
     """What form `whole` does on the route, or what it cannot do and what to use instead."""
+    read = [name for conversion in conversions for name in conversion.inputs]
+    other = next((name for name in read if route.sizes[name][-1] not in (None, Size(route.width))), None)
+    if other is not None:
+        why = f"a block reads '{other}', which has other channels than the stream's {route.width}"
+        return Miss(f"the network cannot be attention only: {why}; use form masked", other)
     groups = tuple(group for conversion in conversions for group in groups_in(conversion))
     if route.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
         return Miss("form whole needs a residual stream in float32 or float64, whose numbers can hold omega", "")

@@ -22,7 +22,7 @@ from passes.plan import Plan, apply, sublayers_only
 from rewriter.api.details import details_of
 from rewriter.api.estimating.counting import estimate_of
 from rewriter.api.keywords import RewriteKeywords, describe
-from rewriter.api.rows import claim_of, domain_notes, exposed_by, planned_report, shape_of
+from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
 from rewriter.api.timing.tuning import check_tunable, tuned
 from rewriter.errors import ExitStatus, UsageError, ValidationError
@@ -126,7 +126,7 @@ def rewrite(
         with staged_output(unit.stages[name], path, source=source, force=force) as staged:
             staged.commit()
     report = replace(report, passes=(*timings, *further))
-    claims = tuple(claim_of(each, plan.ends, choices.accuracy.error) for each in plan.conversions)
+    claims = claims_of(plan, choices.accuracy.error)
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)

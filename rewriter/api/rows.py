@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import isfinite
 
 import onnx
@@ -75,6 +76,18 @@ def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
 
 def _first_of(names: list[str]) -> str:
     return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
+    """What the conversions of a plan claim; `accuracy` is the error that the user asked for."""
+    whole = [each for each in plan.conversions if each.projections is not None]
+    gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
+    claims = (claim_of(each, plan.ends, accuracy) for each in plan.conversions)
+    # A first operator that is the last of a whole block reads what that block no longer makes.
+    return tuple(
+        replace(claim, block_inputs=claim.inputs, width=None) if gone.intersection(claim.block_inputs) else claim
+        for claim in claims
+    )
 
 
 def claim_of(conversion: Conversion, ends: Mapping[str, str], accuracy: float | None = None) -> Claim:

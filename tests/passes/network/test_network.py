@@ -354,3 +354,31 @@ def test_a_branch_between_two_blocks_is_named(form: str) -> None:
     assert [left.miss.reason.partition(";")[0] for left in plan.left] == 2 * [
         f"the bias token cannot be carried through the network: {reason}"
     ]
+
+
+DEEP = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, K) g = Relu(m) out = MatMul(g, W2)"
+"""Two hidden layers: the operator between them is the last of one block and the first of the next."""
+
+
+def test_an_mlp_of_three_layers() -> None:
+    model = text_model(DEEP, constants={"K": np.random.default_rng(0).normal(size=(8, 8))})
+    report = rewrite(model, form="masked", bias_token="network")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert len(report.converted) == 2
+    whole = rewrite(model, form="whole")
+    assert whole.exit_status is ExitStatus.NOTHING_TO_CONVERT
+    reason = "a block reads 'h', which has other channels than the stream's 4; use form masked"
+    assert {row.reason for row in whole.left} == {f"the network cannot be attention only: {reason}"}
+
+
+@pytest.mark.parametrize("form", ["masked", "compact"])
+def test_an_activation_behind_a_whole_block(form: str) -> None:
+    """With scope all; it is proved from its pre-activation, since the block before no longer makes what its W1 reads."""
+    body = (
+        "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, W2) g = Mul(m, m) s = ReduceMean<axes = [-1]>(g) out = Div(m, s)"
+    )
+    report = rewrite(text_model(body), form=form, scope="all")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert [row.activation for row in report.converted] == ["relu", "square"]
+    assert report.rewritten is not None
+    assert apart(text_model(body), report.rewritten, []).exact < 1e-5
