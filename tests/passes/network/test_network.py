@@ -373,10 +373,9 @@ def test_an_mlp_of_three_layers() -> None:
 
 @pytest.mark.parametrize("form", ["masked", "compact"])
 def test_an_activation_behind_a_whole_block(form: str) -> None:
-    """With scope all; it is proved from its pre-activation, since the block before no longer makes what its W1 reads."""
-    body = (
-        "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, W2) g = Mul(m, m) s = ReduceMean<axes = [-1]>(g) out = Div(m, s)"
-    )
+    """It is proved from its pre-activation, since the block before no longer makes what its W1 reads."""
+    mlp = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, W2)"
+    body = f"{mlp} g = Mul(m, m) s = ReduceMean<axes = [-1]>(g) out = Div(m, s)"
     report = rewrite(text_model(body), form=form, scope="all")
     assert report.exit_status is ExitStatus.CONVERTED, report.problems
     assert [row.activation for row in report.converted] == ["relu", "square"]
