@@ -77,3 +77,29 @@ def feeds(model: onnx.ModelProto, seed: int = 0, batch: int = 3, tokens: int = 1
         "pixel_values": rng.normal(size=(batch, 3, 16, 16)).astype(np.float32),
     }
     return {value.name: made[value.name] for value in model.graph.input}
+
+
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with all its floats in float64."""
+    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+
+    def widen(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == single:
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+            )
+
+    for tensor in result.graph.initializer:
+        widen(tensor)
+    for node in result.graph.node:
+        for entry in node.attribute:
+            widen(entry.t)
+            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
+                entry.i = double
+    for value in (*result.graph.input, *result.graph.output):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = double
+    del result.graph.value_info[:]
+    return result

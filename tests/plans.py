@@ -32,3 +32,17 @@ class Silu:
     def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
         """The stated rounding, or a few units in the last place."""
         return self.rounding + 2.0**-50 * (1.0 + np.abs(y if z is None else z)) * (1.0 + np.abs(y)) / (1.0 + np.abs(y))
+
+
+class Exp(Silu):
+    """e^y, with a rounding in proportion."""
+
+    def evaluate(self, y: Array, z: Array | None = None) -> Array:
+        """The value in float64, which may overflow."""
+        assert z is None
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(y))
+
+    def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
+        """In proportion to the value."""
+        return 2.0**-40 * self.evaluate(y, z)

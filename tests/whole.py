@@ -18,6 +18,15 @@ from onnx import numpy_helper
 
 from tests.attention import Array, HeadNumbers, ProgramNumbers
 
+ARCHITECTURES = {
+    "silu-decoder": "gpt2",
+    "relu-decoder": "opt",
+    "gelu-encoder": "bert",
+    "gelu-vision": "vit",
+    "gated-decoder": "llama",
+}
+"""Committed models to their architectures. GPT-NeoX, the sixth, is in tests/exports/test_matrix_exports.py."""
+
 OMEGA = 1e6
 """Scores of at most a few hundred, and exp(-1e6) is 0."""
 

@@ -9,13 +9,13 @@ import onnx
 import pytest
 
 from models.entry import Exporter
+from tests.committed import in_float64
 from tests.conftest import Export
 from tests.passes.test_networks import (
     ALL_FORMS,
     BOUND,
     check_float64_against_the_original,
     float32_ratio,
-    in_float64,
     largest_difference,
 )
 from tests.whole import without_padding

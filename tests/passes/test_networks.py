@@ -5,27 +5,18 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from passes.forms import FORMS
 from passes.network.names import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from tests.committed import FOLDER as MODELS
-from tests.committed import feeds
+from tests.committed import feeds, in_float64
 from tests.conftest import slow
 from tests.errors import error_ratio
 from tests.oracle import evaluate, tensors
-from tests.whole import layers_of, network, without_padding
+from tests.whole import ARCHITECTURES, layers_of, network, without_padding
 
-ARCHITECTURES = {
-    "silu-decoder": "gpt2",
-    "relu-decoder": "opt",
-    "gelu-encoder": "bert",
-    "gelu-vision": "vit",
-    "gated-decoder": "llama",
-}
-"""GPT-NeoX, the sixth, is in tests/exports/test_matrix_exports.py."""
 LONGEST = 40
 """Positions; two sequences of 20 tokens are 40 rows to OPT's MLPs, which in these forms are one sequence."""
 BOUND = 1e-12
@@ -48,30 +39,6 @@ EACH = pytest.mark.parametrize(
 def load(name: str) -> onnx.ModelProto:
     model = onnx.load(MODELS / f"{name}.onnx")
     return model if name == "gelu-vision" else without_padding(model)
-
-
-def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with all its floats in float64."""
-    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-
-    def widen(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == single:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
-
-    for tensor in result.graph.initializer:
-        widen(tensor)
-    for node in result.graph.node:
-        for entry in node.attribute:
-            widen(entry.t)
-            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
-                entry.i = double
-    for value in (*result.graph.input, *result.graph.output):
-        if value.type.tensor_type.elem_type == single:
-            value.type.tensor_type.elem_type = double
-    del result.graph.value_info[:]
-    return result
 
 
 def planned(model: onnx.ModelProto, form: str) -> Plan:

@@ -42,6 +42,7 @@ _DOUBLE = onnx.TensorProto.DOUBLE
 _MEGABYTE = 2**20
 _ENOUGH = 1e-12
 _LARGEST_VALUE = 2.0**20
+"""float32 rounds its logarithm by up to 4.8e-7."""
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
@@ -91,10 +92,17 @@ def _narrowed(program: Program) -> Program:
 
 def _wide(conversion: Conversion) -> bool:
     """Whether scores are float64 and the rest is float32."""
-    squares = any(head.alpha != 0.0 for head in conversion.program.heads)
-    types = {conversion.block.elem_type, conversion.block.gate_type, conversion.block.value_type}
-    narrow = _DOUBLE not in types and not conversion.program.double and not squares
-    return conversion.compute_type == _DOUBLE and narrow and not _beyond_float32(conversion.program)
+    return conversion.compute_type == _DOUBLE and not conversion.program.double and not _double(conversion)
+
+
+def _double(conversion: Conversion) -> bool:
+    """Whether everything is float64, if the scores are."""
+    block, program = conversion.block, conversion.program
+    squares = any(head.alpha != 0.0 for head in program.heads)
+    # d of a self value z + d stands in W_V.
+    shifted = program.double and any(head.d != 0.0 for head in program.heads)
+    given = _DOUBLE in (block.elem_type, block.gate_type, block.value_type)
+    return given or squares or shifted or _beyond_float32(program)
 
 
 def _beyond_float32(program: Program) -> bool:
@@ -109,12 +117,7 @@ def _beyond_float32(program: Program) -> bool:
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    types = {conversion.block.elem_type, conversion.block.gate_type, conversion.block.value_type}
-    squares = any(head.alpha != 0.0 for head in conversion.program.heads)
-    # d of a self value z + d stands in W_V.
-    shifted = conversion.program.double and any(head.d != 0.0 for head in conversion.program.heads)
-    wide = _DOUBLE in types or squares or shifted or _beyond_float32(conversion.program)
-    double = conversion.compute_type == _DOUBLE and wide
+    double = conversion.compute_type == _DOUBLE and _double(conversion)
     b = Builder.of(view, conversion).typed(_DOUBLE if double else onnx.TensorProto.FLOAT)
     heads = _Heads(
         b=b,

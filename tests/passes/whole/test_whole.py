@@ -26,15 +26,8 @@ from tests.committed import feeds
 from tests.conftest import slow
 from tests.errors import error_ratio
 from tests.oracle import evaluate, tensors
-from tests.whole import changed, layers_of, network, without_padding
+from tests.whole import ARCHITECTURES, changed, layers_of, network, without_padding
 
-ARCHITECTURES = {
-    "silu-decoder": "gpt2",
-    "relu-decoder": "opt",
-    "gelu-encoder": "bert",
-    "gelu-vision": "vit",
-    "gated-decoder": "llama",
-}
 EACH = pytest.mark.parametrize("name", ARCHITECTURES)
 SOME = pytest.mark.parametrize(
     "name",

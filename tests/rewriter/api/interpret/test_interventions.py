@@ -17,7 +17,7 @@ from passes.heads.neurons import NeuronHeads
 from rewriter import ModelError, UsageError, ablate, attribute, freeze, heads, patch, rewrite, validate
 from rewriter.api.interpret.hooks import hooks_of
 from rewriter.api.interpret.index import HeadIndex
-from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY
+from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
 from tests.conftest import slow
 from tests.headmath import Tensors, neuron_pattern, projected, wide
 from tests.oracle import evaluate, tensors
@@ -42,26 +42,7 @@ def doubled(stem: str) -> onnx.ModelProto:
     Two stay in float32: onnxruntime has neither a convolution nor Erf in float64.
     """
     model = onnx.load(FOLDER / f"{stem}.onnx")
-    if stem in SINGLE:
-        return model
-    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-
-    def widen(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == single:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(float), tensor.name))
-
-    for tensor in model.graph.initializer:
-        widen(tensor)
-    for node in model.graph.node:
-        for entry in node.attribute:
-            widen(entry.t)
-            if node.op_type == "Cast" and entry.name == "to" and entry.i == single:
-                entry.i = double
-    for value in (*model.graph.input, *model.graph.output):
-        if value.type.tensor_type.elem_type == single:
-            value.type.tensor_type.elem_type = double
-    del model.graph.value_info[:]
-    return model
+    return model if stem in SINGLE else in_float64(model)
 
 
 def fed(stem: str, seed: int = 0) -> dict[str, Array]:

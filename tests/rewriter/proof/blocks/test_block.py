@@ -27,7 +27,7 @@ from rewriter.proof.blocks.sublayer import _FEW_SCALES, _SCALES, Heads, prove_he
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run.whole import Way
-from tests.plans import Silu
+from tests.plans import Exp, Silu
 from tests.textmodels import SILU, mlp, text_model, values
 
 EPS = 2.0**-23
@@ -251,18 +251,6 @@ def test_what_a_block_needs() -> None:
     assert set(block_needs(shaped, replace(BLOCK, block_inputs=("first",)))) == {"first", "n"}
     two = replace(BLOCK, block_inputs=("y",), block_outputs=("second",))
     assert block_needs(whole(), two) == ("y",)
-
-
-class Exp(Silu):
-    """e^y, with a rounding in proportion."""
-
-    def evaluate(self, y: Any, z: Any | None = None) -> Any:
-        assert z is None
-        with np.errstate(over="ignore"):
-            return np.exp(y)
-
-    def float64_rounding(self, y: Any, z: Any | None = None) -> Any:
-        return 2.0**-40 * self.evaluate(y, z)
 
 
 @pytest.mark.parametrize(
