@@ -224,7 +224,7 @@ def _usual(view: GraphView, index: int) -> bool:
 
 
 def _spread(bias: AnyArray, count: int) -> Array:
-    return np.broadcast_to(bias.astype(np.float64).reshape(-1), (count,))
+    return np.broadcast_to(bias.astype(np.float64).ravel(), (count,))
 
 
 def _rounding(dtype: np.dtype[np.generic], terms: int) -> float:

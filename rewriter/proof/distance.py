@@ -28,9 +28,9 @@ def in_pieces(function: Callable[..., Array], *operands: Array | None) -> Array:
     A function that needs several arrays per entry would otherwise hold all of them for all entries.
     """
     shape = np.broadcast_shapes(*(each.shape for each in operands if each is not None))
-    flat = [None if each is None else np.broadcast_to(each, shape).reshape(-1) for each in operands]
+    flat = [None if each is None else np.broadcast_to(each, shape).ravel() for each in operands]
     result = np.empty(shape)
-    out = result.reshape(-1)
+    out = result.ravel()
     for start in range(0, out.size, PIECE):
         piece = slice(start, start + PIECE)
         out[piece] = function(*(None if each is None else each[piece] for each in flat))

@@ -43,7 +43,7 @@ def ulp_counts(distances: Array, expected: Array, epsilon: float) -> NDArray[np.
     below = np.maximum(1.0, np.abs(expected)).view(np.int64) >> _BITS
     power = above - below - (math.frexp(epsilon)[1] - 1)
     bins = np.where(distances == 0, 0, np.clip(power, LOWEST, HIGHEST + 1) - LOWEST + 1)
-    return np.bincount(bins.reshape(-1), minlength=BINS)
+    return np.bincount(bins.ravel(), minlength=BINS)
 
 
 def counts_against(values: Iterable[Array], truth: Iterable[Array]) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def is_ranking(array: Array) -> bool:
 
 def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
     """Measure two arrays of the same shape."""
-    flat = [np.ascontiguousarray(each).reshape(-1) for each in (expected, actual)]
-    size = flat[0].size
+    flat = np.ravel(expected), np.ravel(actual)
+    size = expected.size
     kept = np.empty(size, np.float32)
     count, total, largest, tolerance = 0, 0.0, 0.0, 0.0
     place: int | None = None
@@ -134,7 +134,7 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
         products += _products(e, a)
         ulps += ulp_counts(difference, e, epsilon) if epsilon else 0
     p99_abs = _percentile(kept[:count])
-    max_rel, mean_rel, p99_rel, worst_rel = _relative(flat[0], flat[1], kept)
+    max_rel, mean_rel, p99_rel, worst_rel = _relative(*flat, kept)
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
     return Distances(
         elements=size,
@@ -194,7 +194,7 @@ def _largest(array: Array) -> float:
 
 def _difference(e: Array, a: Array) -> Array:
     """|a - e| in float64. Integers are subtracted as such, since float64 would round them beyond 2^53."""
-    if e.dtype.kind in "iu" and a.dtype.kind in "iu" and e.dtype == a.dtype:
+    if e.dtype.kind in "iu" and e.dtype == a.dtype:
         larger, smaller = np.maximum(e, a), np.minimum(e, a)
         # The difference of two 64-bit integers always fits the unsigned type, modulo 2^64.
         return (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
@@ -205,7 +205,7 @@ def _difference(e: Array, a: Array) -> Array:
 def _percentile(differences: NDArray[np.float32]) -> float:
     if not differences.size:
         return 0.0
-    rank = min(int(np.ceil(0.99 * differences.size)) - 1, differences.size - 1)
+    rank = int(np.ceil(0.99 * differences.size)) - 1
     differences.partition(rank)
     return float(differences[rank])
 
@@ -361,8 +361,7 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
     worst = max(range(len(stats)), key=lambda index: stats[index].max_abs)
     worst_rel = max(range(len(stats)), key=lambda index: stats[index].max_rel)
     elements = sum(each.elements for each in stats)
-    ranked = [each for each in stats if each.top1 is not None and each.rows]
-    rows = sum(each.rows for each in ranked)
+    rows = sum(each.rows for each in stats)
     cosines = [each.cosine for each in stats if each.cosine is not None]
     finite = sum(each.finite for each in stats)
     mean = sum(each.mean_abs * each.finite for each in stats if each.finite) / max(finite, 1)
@@ -374,8 +373,8 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
         p99_abs=max(each.p99_abs for each in stats),
         max_rel=max(each.max_rel for each in stats),
         cosine=min(cosines, default=None),
-        top1=sum((each.top1 or 0) * each.rows for each in ranked) / rows if rows else None,
-        kl=sum((each.kl or 0) * each.rows for each in ranked) / rows if rows else None,
+        top1=sum((each.top1 or 0) * each.rows for each in stats) / rows if rows else None,
+        kl=sum((each.kl or 0) * each.rows for each in stats) / rows if rows else None,
         worst=stats[worst].worst,
         worst_case=worst,
         same_shape=all(each.same_shape for each in stats),
@@ -442,7 +441,7 @@ def _apart(name: str, *, same_dtype: bool) -> OutputStats:
 
 
 def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: bool) -> OutputStats:
-    unequal = np.asarray(expected.astype(object) != actual.astype(object), dtype=np.bool_).reshape(-1)
+    unequal = np.asarray(expected.astype(object) != actual.astype(object), dtype=np.bool_).ravel()
     differs = bool(unequal.any())
     far = float("inf") if differs else 0.0
     place = int(unequal.argmax()) if unequal.size else None

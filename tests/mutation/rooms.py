@@ -113,6 +113,7 @@ _OWN: Mapping[str, str] = {
     "rewriter/proof/blocks/sublayer.py": "test_block",
     "rewriter/proof/reference/decisions.py": "test_audit",
     "rewriter/proof/reference/engine.py": "test_reference_engine",
+    "rewriter/proof/statistics.py": "test_statistics test_histogram",
     "passes/certificates/certify.py": "test_tails test_certify",
     "passes/certificates/intervals.py": "test_changes",
     "passes/match/linear.py": "test_linear_table",

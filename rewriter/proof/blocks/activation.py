@@ -255,12 +255,10 @@ def _same_overflow(old: Array, new: Array, target: Array, claim: Claim, inside: 
 def _at_infinity(regions: Regions, claim: Claim, sessions: Sequence[Session]) -> list[str]:
     """Results of the heads at infinite pre-activations that differ from the original's, as text."""
     try:
-        old, new = (
-            session.run(regions.infinities)[claim.output].astype(np.float64).reshape(-1) for session in sessions
-        )
+        old, new = (session.run(regions.infinities)[claim.output].astype(np.float64).ravel() for session in sessions)
     except ValidationError:
         return []
-    points = regions.infinities[claim.gate].astype(np.float64).reshape(-1)
+    points = regions.infinities[claim.gate].astype(np.float64).ravel()
     with np.errstate(invalid="ignore"):
         near = np.isfinite(old) & (np.abs(new - old) <= _CLOSE * np.maximum(1, np.abs(old)))
         close = (np.isnan(old) & np.isnan(new)) | (old == new) | near

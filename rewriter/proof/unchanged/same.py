@@ -80,7 +80,7 @@ def _same_tensor(old: onnx.TensorProto, new: onnx.TensorProto, models: Models) -
 
 def _pieces(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """The bytes of an array, some at a time: a copy of the largest weights would be the peak of the proof's memory."""
-    flat = array.reshape(-1).view(np.uint8)
+    flat = array.ravel().view(np.uint8)
     return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 
 

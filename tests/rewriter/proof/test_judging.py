@@ -211,3 +211,35 @@ def test_a_ratio_of_equal_errors_is_one() -> None:
     assert [ratio_of(error, error, 1e-7) for error in (0.0, 1e-9, 1e-3)] == [1.0, 1.0, 1.0]
     assert ratio_of(1e-3, 0.0, 0.0) > 1e300
     assert ratio_of(1e-7, 0.0, 1e-7) == 2.0, "the original counts as rounded by half a unit in the last place"
+
+
+def test_a_disparity_leaves_no_figures_but_the_rule() -> None:
+    """Whether or not there is a float64 evaluation; nothing is allowed, and no channel is to blame."""
+    for right, rule in (([ROWS.astype(np.float64)], "float64"), (None, "original"), ([ROWS + 1.0], "original")):
+        judged = judge(Values([ROWS], [ROWS], [ROWS[:1]], right), COARSE, never, nothing_planned)
+        assert (judged.rule, judged.channel, judged.error_a, judged.error_b) == (rule, (), None, INF)
+        assert (judged.allowed, judged.ratio, judged.share) == (0.0, None, 0.0)
+    other = judge(Values([WORDS], [WORDS], [WORDS[:1]], None), COARSE, never, nothing_planned)
+    assert (other.rule, other.channel, other.error_b, other.allowed) == ("equal", (), INF, 0.0)
+    assert other.reason == "has shape [1] instead of [2]"
+
+
+def test_the_figures_against_float64() -> None:
+    """Errors of both in the channel with the least room, and the ratio of the largest ones."""
+    old, new = shifted(2, 2e-5), shifted(1, 4e-5)
+    judged = with_truth(new, old=old)
+    assert (judged.channel, judged.error_a) == ((1,), 0.0)
+    assert judged.error_b == pytest.approx(4e-5, rel=1e-2)
+    assert judged.ratio == pytest.approx(2.0, rel=1e-2)
+    assert judged.allowed == pytest.approx(FACTOR * EPS, rel=1e-2)
+    assert with_truth(shifted(2, 4e-5), old=old).error_a == pytest.approx(2e-5, rel=1e-2)
+    assert judged.reason is not None
+    none = np.zeros((2, 0, 3), np.float32)
+    empty = judge(Values([none], [none], [none], [none.astype(np.float64)]), COARSE, never, nothing_planned)
+    assert (empty.rule, empty.reason, empty.error_a, empty.error_b, empty.ratio) == ("float64", None, 0.0, 0.0, 1.0)
+
+
+def test_a_float64_evaluation_is_believed_up_to_eight_times_the_coarsest_rounding() -> None:
+    old = np.full((4, 1), 1.0)
+    for by, is_believed in ((7.9, True), (8.1, False)):
+        assert believed([old], [old + by * 2.0**-10], 2.0**-10) is is_believed

@@ -107,3 +107,15 @@ def test_shaken_moves_every_activation_by_its_rounding_in_both_directions() -> N
     steps = (moved[0]["out"] - still[0]["out"]) / np.asarray([1.0, 2.0, 3.0, 4.0])
     np.testing.assert_allclose(np.abs(steps), 1e-3, rtol=1e-6)
     assert {*np.sign(steps).ravel()} == {-1.0, 1.0}
+
+
+def test_what_was_never_evaluated_has_reached_nothing() -> None:
+    """The second block lies in a branch that no case took."""
+    side = _side(BODY)
+    (path,) = (path for path, view in side.views.items() if "h" in view.producer)
+    claim = _claim(gate="x", path=path)
+    planned = planned_side(side, [claim])
+    assert reached(planned, [claim]) == {}
+    x = np.ones((1, 4), np.float32)
+    run_whole(planned, [Case("else", {"x": x, "c": np.asarray(False)})], Wanted(wide=True), lambda *_: None)
+    assert reached(planned, [claim]) == {}

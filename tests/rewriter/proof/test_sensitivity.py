@@ -256,6 +256,11 @@ def test_channels_of_zeros_have_no_rounding() -> None:
     assert rounding(Channels(samples=(0,), scale=np.zeros((3, 0))), np.zeros((3, 0)), EPS).shape == (3, 0)
 
 
+def test_the_numbers_are_those_of_the_description() -> None:
+    """Larger ones let more pass."""
+    assert (DRAWS, LUCK, CAP, room._STEPS) == (8, 2.0, 2.0, (1.0, 2.0, 4.0, 8.0))
+
+
 def test_deviations_by_channel() -> None:
     made = [np.zeros((2, 3, 2)), np.zeros((2, 5, 2))]
     made[1][1, 4, 1] = 0.25

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewriter.proof import statistics as pieces
-from rewriter.proof.statistics import compare, measure, merge, top_k_agreement
+from rewriter.proof.statistics import compare, measure, merge, top_k_agreement, top_k_share, uncompared
 
 INF, NAN = float("inf"), float("nan")
+
+FLAWS = ("same_shape", "same_dtype", "nan_parity", "inf_parity")
 
 
 def array(*values: Any, dtype: Any = np.float32) -> Any:
@@ -216,3 +218,158 @@ def test_top_k_of_wide_rows() -> None:
         assert found is not None
         assert found[0] == pytest.approx(np.mean(shared))
         assert found[1] == 50
+
+
+def test_every_figure_of_a_merger() -> None:
+    """Distances are the worst of the cases', means weighted; what one case lacks, the others still have."""
+    one = compare("logits", array([8, 1], [4, 4]), array([8, 2], [4, 4]))
+    two = compare("logits", array([NAN, 0], [5, 0], [0, 6]), array([NAN, 0], [5, 0.5], [3, 6]))
+    none = compare("logits", np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32))
+    both = merge([one, none, two])
+    assert (both.name, both.elements, both.finite, both.rows) == ("logits", 10, 9, 4)
+    assert (both.max_abs, both.worst, both.worst_case) == (3.0, (2, 0), 2)
+    assert (both.max_rel, both.worst_rel, both.worst_rel_case) == (1.0, (0, 1), 0)
+    assert both.mean_abs == pytest.approx((1 + 0.5 + 3) / 9)
+    assert (both.p99_abs, both.p99_rel) == (3.0, 1.0)
+    assert (one.mean_rel, two.mean_rel, both.mean_rel) == (0.25, 0.0, 0.25)
+    assert both.cosine == min(one.cosine or 0, two.cosine or 0) < max(one.cosine or 0, two.cosine or 0)
+    assert both.top1 == 1.0
+    assert both.kl == pytest.approx(((one.kl or 0) * 2 + (two.kl or 0) * 2) / 4)
+    assert sum(both.ulps) == 9
+    assert (both.same_shape, both.same_dtype, both.nan_parity, both.inf_parity) == (True, True, True, True)
+    assert uncompared(both) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "flaw"),
+    [
+        (array(1, 2), "same_shape"),
+        (array(1, dtype=np.float64), "same_dtype"),
+        (array(NAN), "nan_parity"),
+        (array(INF), "inf_parity"),
+    ],
+)
+def test_one_case_that_disagrees_spoils_the_whole(other: Any, flaw: str) -> None:
+    same = compare("y", array(1), array(1))
+    for stats in ([same, compare("y", array(1), other)], [compare("y", array(1), other), same]):
+        found = merge(stats)
+        assert [name for name in FLAWS if not getattr(found, name)] == [flaw]
+        assert (found.min_tolerance, found.max_abs, found.max_rel) == (
+            (0, 0, 0) if flaw == "same_dtype" else (INF,) * 3
+        )
+        assert found.mean_abs == (INF if flaw == "same_shape" else 0.0)
+
+
+def test_other_shapes_are_infinitely_far() -> None:
+    found = compare("y", array(1, 2), array(1))
+    assert (found.elements, found.finite, found.worst, found.worst_rel, found.worst_case) == (0, 0, None, None, 0)
+    assert (found.max_abs, found.mean_abs, found.p99_abs, found.max_rel, found.min_tolerance) == (INF,) * 5
+    assert (found.cosine, found.top1, found.kl, found.rows) == (None, None, None, 0)
+    assert [name for name in FLAWS if not getattr(found, name)] == ["same_shape"]
+    assert not compare("y", array(1, 2), array(1, dtype=np.float64)).same_dtype
+    for one, two in ((np.float32, np.float64), (np.float64, np.float32), (np.int64, np.int32), (np.float32, bool)):
+        assert not compare("y", array(1, dtype=one), array(1, dtype=two)).same_dtype
+
+
+def test_strings_count_as_compared() -> None:
+    words = np.array([["a", "b"], ["c", "d"]], dtype=object)
+    same, other = compare("y", words, words.copy()), compare("y", words, np.array([["a", "b"], ["x", "y"]]))
+    assert (same.elements, same.finite, same.worst_case, same.comparable) == (4, 4, 0, True)
+    assert (same.max_abs, same.mean_abs, same.p99_abs, same.max_rel, same.min_tolerance) == (0.0,) * 5
+    assert (other.max_abs, other.mean_abs, other.p99_abs, other.max_rel, other.min_tolerance) == (INF,) * 5
+    assert other.worst == (1, 0)
+    none = compare("y", words[:0], words[:0])
+    assert (none.elements, none.max_abs, none.worst) == (0, 0.0, None)
+    numbers = compare("y", words, np.zeros((2, 2), np.float32))
+    assert (numbers.same_dtype, numbers.comparable) == (False, False)
+
+
+def test_why_nothing_was_compared() -> None:
+    assert uncompared(compare("y", array(NAN, 1), array(NAN, 2))) is None
+    assert uncompared(compare("y", array(), array())) == "has no elements in any case"
+    assert uncompared(compare("y", array(NAN, INF), array(NAN, INF))) == "is NaN or infinite throughout, in every case"
+    assert uncompared(compare("y", array(1), array(1, 2))) is None, "its shape is what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ranked"),
+    [
+        ("y", array([1, 2]), True),
+        ("y", array([1], [2]), False),
+        ("logits", array([1], [2]), True),
+        ("start_Scores", array([1], [2]), True),
+        ("logits", array([1, 2], dtype=np.int64), False),
+        ("logits", np.zeros((), np.float32), False),
+    ],
+)
+def test_which_outputs_are_ranked(name: str, values: Any, ranked: bool) -> None:
+    """Floats of more than one column, or by their name."""
+    assert (compare(name, values, values).top1 == 1.0) is ranked
+    assert (compare(name, values, values).rows > 0) is ranked
+
+
+def test_a_thousandth_of_the_largest_value_is_not_near_zero() -> None:
+    assert measure(array(1000, 1), array(1000, 1.5), ranked=False).max_rel == 0.5
+    assert measure(array(1024, 1), array(1024, 1.5), ranked=False).max_rel == 0.0
+    assert measure(array(-1000, 1, INF), array(-1000, 1.5, INF), ranked=False).worst_rel == 1
+
+
+@pytest.mark.parametrize(("count", "rank"), [(1, 0), (2, 1), (99, 98), (100, 98), (101, 99), (200, 197), (201, 198)])
+def test_ninety_nine_percent_are_at_most_the_percentile(count: int, rank: int) -> None:
+    differences = np.random.default_rng(0).permutation(count).astype(np.float32)
+    found = measure(np.ones(count, np.float32), 1 + differences, ranked=False)
+    assert (found.p99_abs, found.p99_rel) == (rank, rank)
+
+
+def test_cosines_stay_within_one() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        vector = rng.normal(size=7)
+        for factor in (3.0, -3.0):
+            cosine = measure(vector, factor * vector, ranked=False).cosine
+            assert cosine is not None
+            assert 1.0 >= abs(cosine) > 1.0 - 1e-12
+            assert (cosine > 0) is (factor > 0)
+    assert measure(array(1, 0), array(0, 1), ranked=False).cosine == 0.0
+    assert measure(array(0, 0), array(0, 1), ranked=False).cosine is None
+    assert measure(array(0, 1), array(0, 0), ranked=False).cosine is None
+    huge = array(1e300, 1e300, dtype=np.float64)
+    assert measure(huge, huge, ranked=False).cosine is None
+
+
+def test_rows_that_cannot_be_ranked_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN or +infinity somewhere, or nothing finite; on either side. Rows wider than a piece are taken one by one."""
+    sound, unsound = [0, 2, 1, 0], ([NAN, 0, 1, 2], [INF, 0, 1, 2], [-INF] * 4)
+    for piece in (100, 3):
+        monkeypatch.setattr(pieces, "_PIECE", piece)
+        for row in unsound:
+            for e, a in ((array(sound, row, sound), array(sound, sound, [9, 2, 1, 0])),
+                         (array(sound, sound, sound), array(sound, row, [9, 2, 1, 0]))):  # fmt: skip
+                found = measure(e, a, ranked=True)
+                assert (found.rows, found.top1) == (2, 0.5)
+            alone = measure(array(row), array(row), ranked=True)
+            assert (alone.rows, alone.top1, alone.kl) == (0, None, None)
+
+
+def test_top_k_counts_what_both_have() -> None:
+    expected = array([5, 4, 3, 2], [9, 8, 7, 6], [NAN, 3, 2, 1])
+    actual = array([5, 3, 4, 2], [6, 7, 8, 9], [4, 3, 2, 1])
+    assert top_k_agreement(expected, actual, 1) == (0.5, 2)
+    assert top_k_agreement(expected, actual, 2) == (0.25, 2)
+    assert top_k_agreement(expected, actual, 4) == top_k_agreement(expected, actual, 9) == (1.0, 2)
+    assert top_k_agreement(expected[2:], actual[2:], 1) is None
+    assert top_k_agreement(actual[2:], expected[2:], 1) is None
+    assert top_k_agreement(expected, actual[:2], 1) is None
+    assert top_k_agreement(expected[:0], actual[:0], 1) is None
+    ids = array([1, 2], dtype=np.int64)
+    assert top_k_agreement(ids, ids, 1) is None
+
+
+def test_the_share_over_all_cases_is_by_rows() -> None:
+    one, two = array([1, 0]), array([1, 0], [1, 0], [1, 0])
+    other = array([0, 1])
+    assert top_k_share([one, two], [one, two], 1) == 1.0
+    assert top_k_share([one, two], [other, two], 1) == 0.75
+    assert top_k_share([one, two[:0]], [other, two[:0]], 1) == 0.0
+    assert top_k_share([two[:0]], [two[:0]], 1) is None
+    assert top_k_share([], [], 1) is None
