@@ -228,19 +228,19 @@ def _ranking(expected: Array, actual: Array) -> tuple[float | None, float | None
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             sound = np.ones(len(e_rows), np.bool_)
             for each in (e_rows, a_rows):
-                sound &= ~(np.isnan(each) | np.isposinf(each)).any(-1) & np.isfinite(each).any(-1)
+                sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
             e, a = e_rows[sound], a_rows[sound]
-            same += int((e.argmax(-1) == a.argmax(-1)).sum())
+            same += int((e.argmax(1) == a.argmax(1)).sum())
             log_e, log_a = _log_softmax(e), _log_softmax(a)
             terms = np.where(np.isneginf(log_e), 0, np.exp(log_e) * (log_e - log_a))
-            divergence += float(np.maximum(terms.sum(-1), 0).sum())
+            divergence += float(np.maximum(terms.sum(1), 0).sum())
         rows += int(sound.sum())
     return (same / rows, divergence / rows, rows) if rows else (None, None, 0)
 
 
 def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+    shifted = x - x.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
 def _rows(expected: Array, actual: Array) -> Iterator[tuple[Array, Array]]:
@@ -462,8 +462,8 @@ def top_k_agreement(expected: Array, actual: Array, k: int) -> tuple[float, int]
     width = expected.shape[-1]
     k = min(k, width)
     ours, theirs = (each.reshape(-1, width) for each in (expected, actual))
-    sound = ~(np.isnan(ours.astype(np.float32)).any(-1) | np.isnan(theirs.astype(np.float32)).any(-1))
-    best = [np.argpartition(-each[sound].astype(np.float64), k - 1, axis=-1)[:, :k] for each in (ours, theirs)]
+    sound = ~(np.isnan(ours.astype(np.float32)).any(1) | np.isnan(theirs.astype(np.float32)).any(1))
+    best = [np.argpartition(-each[sound].astype(np.float64), k - 1, axis=1)[:, :k] for each in (ours, theirs)]
     if not len(best[0]):
         return None
     shared = [np.intersect1d(one, other, assume_unique=True).size for one, other in zip(*best, strict=True)]

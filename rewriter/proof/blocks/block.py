@@ -133,7 +133,7 @@ def block_item(
         ways: execution providers, with and without graph optimisation.
         reweighted: the original with the rewritten model's weights, where they differ.
     """
-    names = tuple(inputs[0]) if inputs else claim.block_inputs
+    names = next(map(tuple, inputs), claim.block_inputs)
     before, after, between = (
         Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
     )
@@ -330,19 +330,20 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
         # The original took all of `cases`, but a length that the variant chose may not suit it.
         if not any(case is each for each in cases) and not accepted(item.before.model, [case]):
             continue
-        truth, planned, moved = (_wide(side, [case]) for side in (item.before, item.planned, shaken(item.planned)))
-        if truth is None or planned is None or moved is None:
+        found = (_wide(side, [case]) for side in (item.before, item.planned, shaken(item.planned)))
+        evaluated = [values for results in found if results is not None for values in results]
+        if len(evaluated) < 3:
             return []
+        truth, planned, moved = evaluated
         made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(wanted(case.feeds, part))
-        old = _runs(item.before, way, [case], claim.block_outputs)
+        (old,) = _runs(item.before, way, [case], claim.block_outputs)
         for name in claim.block_outputs:
-            channels = Channels.of([truth[0][name]], claim.axis)
-            own = [old[0][name]]
-            rounding = channels.rounding(channels.errors(own, [truth[0][name]], own), machine_epsilon(claim.elem_type))
-            granted = channels.errors([moved[0][name]], [planned[0][name]])
-            found = worst(channels.errors([made[name]], [planned[0][name]], own), rounding, granted)
-            if not found.holds:
-                failures.append(f"{claim.name}: {what} the block's {found.text} on {way}")
+            channels, own = Channels.of([truth[name]], claim.axis), [old[name]]
+            rounding = channels.rounding(channels.errors(own, [truth[name]], own), machine_epsilon(claim.elem_type))
+            granted = channels.errors([moved[name]], [planned[name]])
+            excess = worst(channels.errors([made[name]], [planned[name]], own), rounding, granted)
+            if not excess.holds:
+                failures.append(f"{claim.name}: {what} the block's {excess.text} on {way}")
     return failures
 
 

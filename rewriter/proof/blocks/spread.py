@@ -32,11 +32,12 @@ Feeds = Mapping[str, Array]
 
 def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
     """Inputs of other sizes than the real ones; none if the block also reads shapes or has no token axis."""
-    if not inputs or set(inputs[0]) != set(claim.block_inputs):
+    first = next(iter(inputs), {})
+    if set(first) != set(claim.block_inputs):
         return []
-    if any(not is_float(value.dtype) or value.ndim not in (2, 3) for value in inputs[0].values()):
+    if any(not is_float(value.dtype) or value.ndim not in (2, 3) for value in first.values()):
         return []
-    if not all(sum(feeds[name].size for feeds in inputs) for name in inputs[0]):
+    if not all(sum(feeds[name].size for feeds in inputs) for name in first):
         return []
     limit = claim.longest or _TOKENS
     sizes = [(_BATCH, min(_TOKENS, limit)), (_BATCH + 1, min(_SMALL, limit))]
@@ -103,9 +104,9 @@ def _case(inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
 def _drawn(inputs: Sequence[Feeds], batch: int, tokens: int, seed: int) -> Feeds:
     rng = np.random.default_rng(seed)
     drawn = {}
-    for name in inputs[0]:
-        rows = np.concatenate([feeds[name].reshape(-1, feeds[name].shape[-1]) for feeds in inputs])
-        lead = (batch, tokens) if inputs[0][name].ndim == 3 else (tokens,)
+    for name, like in next(iter(inputs)).items():
+        rows = np.concatenate([feeds[name].reshape(-1, like.shape[-1]) for feeds in inputs])
+        lead = (batch, tokens) if like.ndim == 3 else (tokens,)
         chosen = rows[rng.integers(0, len(rows), int(np.prod(lead)))].astype(np.float64)
         scaled = chosen * rng.uniform(0.5, 1.5, (len(chosen), 1))
         drawn[name] = scaled.astype(rows.dtype).reshape(*lead, rows.shape[-1])

@@ -60,7 +60,7 @@ class Heads:
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
     """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case."""
-    names = tuple(inputs[0]) if inputs else claim.block_inputs
+    names = next(map(tuple, inputs), claim.block_inputs)
     before = original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs])
     further = [case.feeds for case in accepted(before, spread(claim, inputs)[:1])]
     cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)

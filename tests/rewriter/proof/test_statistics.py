@@ -373,3 +373,22 @@ def test_the_share_over_all_cases_is_by_rows() -> None:
     assert top_k_share([one, two[:0]], [other, two[:0]], 1) == 0.0
     assert top_k_share([two[:0]], [two[:0]], 1) is None
     assert top_k_share([], [], 1) is None
+
+
+def test_a_single_element() -> None:
+    found = measure(array(2), array(5), ranked=False)
+    assert (found.elements, found.finite, found.max_abs, found.mean_abs, found.p99_abs) == (1, 1, 3.0, 3.0, 3.0)
+    assert (found.max_rel, found.mean_rel, found.p99_rel, found.min_tolerance) == (1.5, 1.5, 1.5, 1.0)
+    assert (found.worst, found.worst_rel) == (0, 0)
+    one, none = compare("y", array(2), array(5)), compare("y", array(), array())
+    for merged in (merge([one]), merge([one, none]), merge([none, one])):
+        assert (merged.finite, merged.mean_abs, merged.max_rel, merged.mean_rel) == (1, 3.0, 1.5, 1.5)
+    assert (merge([none]).mean_abs, merge([none]).finite) == (0.0, 0)
+
+
+def test_nothing_in_common_and_everything() -> None:
+    """Shares and divergences of 0 stay 0."""
+    same, other = compare("y", array([1, 0]), array([1, 0])), compare("y", array([1, 0]), array([0, 1]))
+    assert (merge([same]).top1, merge([same]).kl, merge([same, same]).kl) == (1.0, 0.0, 0.0)
+    assert (merge([other]).top1, merge([other, other]).top1, merge([same, other]).top1) == (0.0, 0.0, 0.5)
+    assert merge([same, other]).kl == pytest.approx((other.kl or 0) / 2)

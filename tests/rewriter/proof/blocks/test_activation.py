@@ -13,7 +13,7 @@ from onnx import TensorProto
 from rewriter import ExitStatus, ValidationError, rewrite
 from rewriter.files.load import LoadedModel
 from rewriter.proof.blocks.activation import Regions, _at_infinity, _parity, _same_overflow, regions_of
-from rewriter.proof.blocks.adversarial_points import adversarial, laid_out, largest_finite
+from rewriter.proof.blocks.adversarial_points import adversarial, laid_out, largest_finite, machine_epsilon
 from rewriter.proof.claims import Claim, Side
 from tests.plans import Silu
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
@@ -27,7 +27,8 @@ def test_points(kind: int) -> None:
     limits = ml_dtypes.finfo(points.dtype)
     assert points.dtype == onnx.helper.tensor_dtype_to_np_dtype(kind)
     wide = points.astype(np.float64)
-    near = [1e4, float(limits.max), float(limits.smallest_subnormal), float(limits.tiny), 0.0]
+    edge = float(limits.max)
+    near = [1e4, edge, edge / 2, np.sqrt(edge), float(limits.smallest_subnormal), float(limits.tiny), 0.0]
     for value in np.asarray([*near, *(-value for value in near)]).astype(points.dtype).astype(np.float64):
         assert np.any((wide == value) & (np.signbit(wide) == np.signbit(value))), value
     assert np.isnan(wide).sum() == 1
@@ -222,3 +223,23 @@ def test_where_batch_tokens_and_channels_lie(rank: int, axis: int, shape: tuple[
 
 def test_no_more_tokens_than_the_block_takes() -> None:
     assert laid_out(adversarial(TensorProto.FLOAT), 3, -1, longest=5).shape[:2] == (2, 5)
+
+
+@pytest.mark.parametrize(("longest", "tokens"), [(None, 23), (30, 23), (23, 23), (22, 22), (1, 1), (0, 1)])
+def test_tokens_of_points(longest: int | None, tokens: int) -> None:
+    assert laid_out(np.arange(1000.0), 3, -1, longest).shape[1] == tokens
+
+
+def test_many_crossings_do_not_crowd_out_the_rest() -> None:
+    """The first 64 get points of their own."""
+    crossings = 10.0 + np.arange(100) / 7.0
+    points = adversarial(TensorProto.DOUBLE, crossings)
+    found = [bool(np.any(points == place + place * 1e-8)) for place in crossings]
+    assert found == [True] * 64 + [False] * 36
+    assert len(adversarial(TensorProto.DOUBLE)) < len(points) < len(adversarial(TensorProto.DOUBLE)) + 64 * 115
+
+
+def test_numbers_of_types() -> None:
+    assert (machine_epsilon(TensorProto.FLOAT16), machine_epsilon(TensorProto.BFLOAT16)) == (2.0**-10, 2.0**-7)
+    assert (machine_epsilon(TensorProto.INT64), machine_epsilon(TensorProto.BOOL)) == (0.0, 0.0)
+    assert largest_finite(TensorProto.FLOAT16) == 65504.0

@@ -26,6 +26,7 @@ from rewriter.proof.blocks.spread import accepted
 from rewriter.proof.blocks.sublayer import _FEW_SCALES, _SCALES, Heads, prove_heads
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.planned import planned_side
 from rewriter.proof.run.whole import Way
 from tests.plans import Exp, Silu
 from tests.textmodels import SILU, mlp, text_model, values
@@ -285,3 +286,54 @@ def test_an_overflow_in_one_place_hides_nothing_in_another(original: str, made: 
         assert failures == ()
     else:
         assert any(failure.startswith(f"mlp: {said}") for failure in failures)
+
+
+NINE = "m = MatMul(h, W2) n = Size(x) k = Cast<to=1>(n) d = Sub(k, $36.0) g = Abs(d) q = Min(g, $1.0) "
+"""`q` is 0 for 36 numbers, as of one sequence of 9 tokens, and 1 for any other size."""
+
+
+def test_every_position_slot_is_tried() -> None:
+    """The block is off for one sequence of its maximum length alone; the first way is enough to see that."""
+    second = NINE + "p = Sub($1.0, q) e = Mul(p, $0.001) s2 = Add(m, e) out = Add(s2, b2)"
+    wrong = whole(f"{FIRST} {SILU} {second}")
+    assert proof_of(wrong).passed
+    original, nine = whole(), replace(BLOCK, longest=9)
+    (failure,) = prove_block(block_item(original, wrong, original, nine, inputs(), WAYS)).failures
+    assert failure.startswith("mlp: on 9 tokens the block's error 0.001 in channel ")
+    assert failure.endswith(f" on {WAYS[0]}")
+    assert prove_block(block_item(original, whole(), original, nine, inputs(), WAYS)).passed
+
+
+def test_what_a_plan_rounds_is_granted_on_every_slot() -> None:
+    """As for other inputs: the plan's own rounding is no error of the block."""
+    second = NINE + "p = Sub($1.0, q) e = Mul(p, $0.001) s2 = Add(m, e) out = Add(s2, b2)"
+    original, nine = whole(), replace(BLOCK, longest=9, planned=Silu(rounding=0.01))
+    planned = planned_side(original, [nine])
+    assert prove_block(block_item(original, whole(f"{FIRST} {SILU} {second}"), planned, nine, inputs(), WAYS)).passed
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_variants_need_every_evaluation(missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, nine = whole(), replace(BLOCK, longest=9)
+    item = block_item(original, whole(weights={"b2": np.ones(4)}), original, nine, inputs(), WAYS)
+    cases = [Case("one", each) for each in inputs()]
+    assert len(blocks._variants(item, cases)) == 1
+    count, wide = iter(range(3)), blocks._wide
+    monkeypatch.setattr(blocks, "_wide", lambda *given: None if next(count) == missing else wide(*given))
+    assert blocks._variants(item, cases) == []
+
+
+def test_a_length_that_the_original_refuses_is_not_tried() -> None:
+    """Its positions end before the claim's do."""
+    body = f"{FIRST.replace('x, W1', 'px, W1').replace('first', 'px = Add(x, five) first', 1)} {SILU} {SECOND}"
+    fixed = text_model(body, constants={"five": np.zeros((5, 4))})
+    original = Side.of(LoadedModel(fixed, None, None, (), 0))
+    other = text_model(body, constants={"five": np.zeros((5, 4)), "b2": values("b2") + 1.0})
+    rewritten = Side.of(LoadedModel(other, None, None, (), 0))
+    item = block_item(original, rewritten, original, replace(BLOCK, longest=9), inputs()[:1], WAYS)
+    assert blocks._variants(item, [Case("five", inputs()[0])]) == []
+
+
+def test_the_allowance_is_rounding_and_the_largest_certified_error() -> None:
+    assert blocks._total(1.0, np.array([0.25, 0.5])) == 1.5
+    assert blocks._total(1.0, np.zeros(0)) == 1.0

@@ -101,3 +101,17 @@ def test_nobody_looks_into_a_large_model(size: int, looked: bool) -> None:
     found = doubt(loaded("out = Exp(x)", size), cases([1.0]))
     assert found.trusted is looked
     assert ("too large to find out where" in found.why) is not looked
+
+
+def test_outputs_that_are_no_floats_are_passed_over() -> None:
+    """The first output holds integers; what onnxruntime runs instead shows in the second one."""
+    model = text_model(
+        "n = Shape(x) s = com.microsoft.QuickGelu(x) out = Neg(s)",
+        inputs="float[n] x",
+        outputs="int64[1] n, float[n] out",
+        domains={"com.microsoft": 1},
+        functions=OTHER,
+    )
+    found = doubt(LoadedModel(model, None, None, (), 0), cases([-3.0, 0.5, 2.0]))
+    assert found.wrong
+    assert "output 'out' is 0.9" in found.why

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper, parser
 
 from rewriter.ort.sessions import open_session
 from rewriter.proof.reference import engine
-from rewriter.proof.reference.audit import Disagreement, audit
-from rewriter.proof.reference.decisions import DISCONTINUOUS, decided_by_rounding, discontinuous
+from rewriter.proof.reference.audit import Disagreement, _equal, _may_overflow, _worst, audit
+from rewriter.proof.reference.decisions import DISCONTINUOUS, _differ, decided_by_rounding, discontinuous
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.reference.kernels import double_kernel
 from rewriter.proof.reference.operators.table import NUMPY_OPERATORS
@@ -418,3 +418,96 @@ def test_what_is_discontinuous() -> None:
     assert not discontinuous(node("Resize", mode="linear"))
     assert not discontinuous(node("GridSample"))
     assert discontinuous(node("GridSample", mode="nearest"))
+
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize(
+    ("made", "truth", "allowed", "overflows", "found"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0, False, (0.0, 0.0)),
+        ([1.0, 2.5], [1.0, 2.0], 0.25, False, (0.5, 0.25)),
+        ([1.5, 2.25], [1.0, 2.0], [0.75, 0.0], False, (0.25, 0.0)),  # the excess counts, not the error
+        ([1.5, 9.0], [1.0, 2.0], [0.0, 8.0], False, (0.5, 0.0)),
+        ([INF, 1.0], [INF, 1.0], 0.5, False, (0.0, 0.0)),
+        ([INF, 1.0], [3e39, 1.0], 0.5, False, (0.0, 0.5)),  # beyond the type
+        ([INF, 1.0], [1.0, 1.0], 0.5, False, (INF, 0.5)),
+        ([INF, 1.0], [1.0, 1.0], 0.5, True, (0.0, 0.5)),  # squares may have overflowed
+        ([NAN, 1.0], [NAN, 1.0], 0.5, False, (0.0, 0.0)),
+        ([NAN, 1.0], [1.0, 1.0], 0.5, False, (INF, 0.5)),
+        ([1.0, 1.0], [NAN, 1.0], 0.5, False, (INF, 0.0)),
+        ([1.0, 1.0], [INF, 1.0], 0.5, False, (INF, 0.0)),
+        ([1.0, NAN], [1.0, 2.0], 0.5, False, (INF, 0.5)),
+    ],
+)
+def test_the_worst_entry(made: Any, truth: Any, allowed: Any, overflows: bool, found: tuple[float, float]) -> None:
+    """Results below the smallest normal number may be flushed, hence the addition to each allowance."""
+    with np.errstate(all="ignore"):
+        error, limit = _worst(np.array(made, np.float32), np.array(truth), np.asarray(allowed), overflows=overflows)
+    assert error == found[0]
+    assert limit == found[1] or limit == pytest.approx(found[1] + float(np.finfo(np.float32).tiny))
+
+
+def test_results_of_another_shape_or_kind() -> None:
+    one = np.ones(2, np.float32)
+    for made, truth in ((one, np.ones(3)), (one, np.ones(2, np.int64)), (np.ones(2, np.int64), np.ones(2))):
+        assert _worst(made, truth, np.asarray(9.0), overflows=True) == (INF, 0.0)
+    assert _worst(np.array([1, 2]), np.array([1, 2]), np.asarray(9.0), overflows=False) == (0.0, 0.0)
+    assert _worst(np.array([1, 2]), np.array([1, 3]), np.asarray(9.0), overflows=False) == (INF, 0.0)
+    assert _worst(one[:0], np.ones(0), np.asarray(9.0), overflows=False) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "truth", "equal"),
+    [
+        ([1.0, NAN], [1.0, NAN], True),
+        ([1.0, NAN], [1.0, 1.0], False),
+        ([1.0, 1.0], [1.0, NAN], False),
+        ([1.0], [[1.0]], False),
+    ],
+)
+def test_equal_results(made: Any, truth: Any, equal: bool) -> None:
+    """NaN equals NaN; sequences entry by entry, and by their number."""
+    one, other = np.array(made, np.float32), np.array(truth)
+    assert _equal(one, other) is _equal([one, one], [other, other]) is equal
+    assert not _equal([one, one], [other])
+    assert not _equal([one], [other, other])
+
+
+@pytest.mark.parametrize(
+    ("operands", "may"),
+    [
+        ([np.array([1.9e19], np.float32)], True),
+        ([np.array([-1.9e19], np.float32)], True),
+        ([np.array([1e18], np.float32)], False),
+        ([np.array([NAN], np.float32)], True),
+        ([np.array([1e18], np.float32), np.array([1.0, INF], np.float32)], True),
+        ([np.array([2**62])], False),
+        ([None], False),
+        ([[np.array([1.0]), np.array([1e30])]], True),
+        ([np.zeros(0, np.float32)], False),
+    ],
+)
+def test_operands_whose_squares_overflow(operands: list[Any], may: bool) -> None:
+    given = {str(number): operand for number, operand in enumerate(operands)}
+    assert _may_overflow(given, np.dtype(np.float32)) is may
+    assert _may_overflow(given, np.dtype(np.int64)) is False
+
+
+@pytest.mark.parametrize(
+    ("made", "exact", "differ"),
+    [
+        (np.array([2.0, -1.0], np.float32), np.array([2.0, -1.0]), False),
+        (np.array([2.0, NAN], np.float32), np.array([2.0, NAN]), False),
+        (np.array([2.0], np.float32), np.array([2.0 + 1e-9]), False),  # Hardmax of a sum, say: not quite whole
+        (np.array([2.0], np.float32), np.array([3.0]), True),
+        (np.array([2.0], np.float32), np.array([NAN]), True),
+        (np.array([2, 3]), np.array([2, 3]), False),
+        (np.array([2, 3]), np.array([2, 4]), True),
+        (np.array([2, 3]), np.array([2, 3, 3]), True),
+        (np.array([True]), np.array([False]), True),
+    ],
+)
+def test_decisions_are_whole_numbers(made: Array, exact: Array, differ: bool) -> None:
+    assert _differ(made, exact) is differ

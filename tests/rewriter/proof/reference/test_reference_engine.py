@@ -364,3 +364,10 @@ def test_weights_on_demand_are_read_when_used_and_give_the_same(monkeypatch: pyt
     assert read.count("zero") == 1
     other = np.eye(2)
     np.testing.assert_allclose(program.run({"x": np.ones((2, 2)), "W": other}, {})["y"], np.ones((2, 2)) + other)
+
+
+def test_a_kernel_that_is_missing_in_a_part_of_two() -> None:
+    for body in ("a = NonZero(x) y = Cast<to = 1>(a)", "a = Neg(x) b = NonZero(a) y = Cast<to = 1>(b)"):
+        reference = open_reference(parse(body))
+        np.testing.assert_array_equal(reference.run({"x": X})["y"], np.stack(np.nonzero(X)).astype(float))
+        assert reference.how.endswith("onnx's reference evaluator for 1 operator: NonZero")

@@ -74,6 +74,8 @@ def test_products_of_half_precision_are_summed_in_float32() -> None:
 def test_means() -> None:
     made, size = A.mean(1), np.abs(A).mean(1)
     close(allowed("ReduceMean", A, axes=[1], keepdims=0), (3 + 8) * EPS * size + EPS * np.abs(made))
+    whole = np.abs(A).mean()
+    close(allowed("ReduceMean", A, keepdims=0), (6 + 8) * EPS * whole + EPS * np.abs(A.mean()))
     image = np.arange(-8, 8).reshape(1, 1, 4, 4) * 1.0
     windows = np.abs(image)[0, 0, :, :3] + np.abs(image)[0, 0, :, 1:]
     sums = image[0, 0, :, :3] + image[0, 0, :, 1:]
