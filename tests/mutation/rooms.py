@@ -13,6 +13,7 @@ _REFERENCE = f"{_PROOF}/reference"
 _PLANNED = f"{_PROOF}/test_planned.py"
 _PAIRS = f"tests/rewriter/compare/test_outputs.py tests/rewriter/compare/test_taps.py {_PROOF}/test_sensitivity.py"
 _COMPARING = "tests/rewriter/api/test_comparing.py"
+_FIGURES = "tests/passes/test_figures.py"
 _BLOCKS = f"{_PROOF}/blocks {_PLANNED}"
 _WHOLE = (
     f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "
@@ -66,18 +67,18 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/end_to_end.py": (f"{_PROOF}/test_end_to_end.py", _WHOLE),
     "rewriter/proof/blocks/*.py": (_BLOCKS, _WHOLE, "tests/passes/network"),
     "rewriter/proof/*.py": (f"{_PROOF}/unchanged {_BLOCKS}", _WHOLE),
-    "passes/programs/softmax.py": ("tests/passes/programs/test_softmax.py",),
-    "passes/programs/line.py": ("tests/passes/programs/test_line.py",),
-    "passes/programs/powers.py": ("tests/passes/programs/test_powers.py",),
+    "passes/programs/softmax.py": (_FIGURES,),
+    "passes/programs/line.py": (_FIGURES,),
+    "passes/programs/powers.py": (_FIGURES,),
     "passes/certificates/changes.py": (
-        "tests/passes/certificates/test_changes.py",
+        _FIGURES,
         "tests/passes/match/test_blocks.py",
     ),
     "passes/certificates/intervals.py": (
-        "tests/passes/certificates/test_changes.py",
+        _FIGURES,
         "tests/passes/certificates/test_certify.py",
     ),
-    "passes/certificates/certify.py": ("tests/passes/certificates/test_certify.py",),
+    "passes/certificates/certify.py": (_FIGURES,),
     "passes/match/linear.py": (
         "tests/passes/match/test_linear_table.py tests/passes/match/test_linear.py",
         "tests/passes/match/test_blocks.py tests/passes/forms/test_cost.py",
@@ -88,6 +89,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
     ),
     "passes/neurons/*.py": ("tests/passes/neurons",),
     "passes/programs/*.py": (
+        _FIGURES,
         "tests/passes/programs",
         "tests/passes/forms",
     ),
@@ -110,7 +112,7 @@ _OWN: Mapping[str, str] = {
     "rewriter/files/walk.py": "test_load soundness/test_structure",
     "rewriter/proof/blocks/activation.py": "test_region test_activation",
     "rewriter/proof/blocks/adversarial_points.py": "test_activation",
-    "rewriter/proof/blocks/sublayer.py": "test_block",
+    "rewriter/proof/blocks/sublayer.py": "test_sublayer test_block",
     "rewriter/proof/reference/decisions.py": "test_audit",
     "rewriter/proof/reference/engine.py": "test_reference_engine",
     "rewriter/proof/statistics.py": "test_statistics test_histogram",
