@@ -135,12 +135,13 @@ def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator
     if len(node.input) != 2 or not held:
         return Miss("it does not multiply data with one constant weight", label(node))
     equation = next((item.s.decode("ascii", "replace") for item in node.attribute if item.name == "equation"), "")
-    read = einsum_map(equation, weight=list(node.input).index(held[0]))
+    (weight,) = held
+    read = einsum_map(equation, weight=list(node.input).index(weight))
     if read is None:
         return Miss(f"'{equation}' is not the product of a matrix with one axis of the data", label(node))
-    features = _matrix(constants, held[0], transposed=read.transposed)
-    data = next(name for name in node.input if name != held[0])
-    return _operator(view, index, "Einsum", data, held[0], features, axis=read.axis)
+    features = _matrix(constants, weight, transposed=read.transposed)
+    data = next(name for name in node.input if name != weight)
+    return _operator(view, index, "Einsum", data, weight, features, axis=read.axis)
 
 
 @dataclass(frozen=True)

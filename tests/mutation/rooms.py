@@ -119,7 +119,7 @@ _OWN: Mapping[str, str] = {
     "passes/certificates/certify.py": "test_tails test_certify",
     "passes/certificates/intervals.py": "test_changes",
     "passes/match/linear.py": "test_linear_table",
-    "passes/neurons/reduce.py": "test_merge",
+    "passes/neurons/reduce.py": "test_reduce test_merge",
     "passes/programs/program.py": "test_program test_programs",
 }
 """Module to its own tests in the mirrored folder, where they have another name."""
