@@ -154,21 +154,21 @@ def _step(
 
 def _bias_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     bias = _step(node, "Add", list(node.input), last=False, part="bias")
-    return [bias, _step(node, "Gelu", [bias.output[0]], last=True, domain=MICROSOFT)]
+    return [bias, _step(node, "Gelu", list(bias.output), last=True, domain=MICROSOFT)]
 
 
 def _fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     if len(node.input) < 2 or not node.input[1]:
         return None  # without a bias it is a plain activation
     bias = _step(node, "Add", list(node.input), last=False, part="bias")
-    return [bias, _step(node, "FastGelu", [bias.output[0]], last=True, domain=MICROSOFT)]
+    return [bias, _step(node, "FastGelu", list(bias.output), last=True, domain=MICROSOFT)]
 
 
 def _gemm_fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     parts = [_step(node, "MatMul", list(node.input[:2]), last=False)]
     if len(node.input) > 2 and node.input[2]:
-        parts.append(_step(node, "Add", [parts[-1].output[0], node.input[2]], last=False, part="bias"))
-    return [*parts, _step(node, "FastGelu", [parts[-1].output[0]], last=True, domain=MICROSOFT)]
+        parts.append(_step(node, "Add", [*parts[-1].output, node.input[2]], last=False, part="bias"))
+    return [*parts, _step(node, "FastGelu", list(parts[-1].output), last=True, domain=MICROSOFT)]
 
 
 def _fused_linear(operator: str) -> Lower:
@@ -184,7 +184,7 @@ def _fused_linear(operator: str) -> Lower:
             return None
         linear = _step(node, operator, list(node.input), last=False)
         linear.attribute.extend(a for name, a in attributes.items() if not name.startswith("activation"))
-        result = _step(node, activation, [linear.output[0]], last=True)
+        result = _step(node, activation, list(linear.output), last=True)
         result.attribute.extend(_activation_attributes(activation, attributes))
         return [linear, result]
 
@@ -207,18 +207,18 @@ def _activation_attributes(
     activation: str, attributes: dict[str, onnx.AttributeProto]
 ) -> Iterator[onnx.AttributeProto]:
     """FusedGemm has `activation_alpha`, FusedConv a list `activation_params`."""
-    listed = list(attributes["activation_params"].floats) if "activation_params" in attributes else []
-    for position, name in enumerate(_ACTIVATION_PARAMETERS[activation]):
-        if f"activation_{name}" in attributes:
-            yield onnx.helper.make_attribute(name, attributes[f"activation_{name}"].f)
-        elif position < len(listed):
-            yield onnx.helper.make_attribute(name, listed[position])
+    names = _ACTIVATION_PARAMETERS[activation]
+    listed = attributes["activation_params"].floats if "activation_params" in attributes else ()
+    given = dict(zip(names, listed, strict=False))
+    given |= {name: attributes[f"activation_{name}"].f for name in names if f"activation_{name}" in attributes}
+    for name, value in given.items():
+        yield onnx.helper.make_attribute(name, value)
 
 
 def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     gate = _step(node, "Swish", [node.input[0]], last=False)
     gate.attribute.extend(node.attribute)
-    return [gate, _step(node, "Mul", [gate.output[0], node.input[1]], last=True)]
+    return [gate, _step(node, "Mul", [*gate.output, node.input[1]], last=True)]
 
 
 LOWERINGS: dict[tuple[str, str], Lower] = {

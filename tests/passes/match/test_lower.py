@@ -94,6 +94,14 @@ def part(node: onnx.NodeProto) -> Part:
             ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
             ("", "HardSigmoid", "n/hardsigmoid", ["y/conv"], ["y"], {"alpha": 0.25}),
         ]),
+        ("FusedConv", ["x", "k"], {"activation": "HardSigmoid"}, [
+            ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
+            ("", "HardSigmoid", "n/hardsigmoid", ["y/conv"], ["y"], {}),
+        ]),
+        ("FusedConv", ["x", "k"], {"activation": "Elu", "activation_params": [0.5, 9.0], "activation_alpha": 0.25}, [
+            ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
+            ("", "Elu", "n/elu", ["y/conv"], ["y"], {"alpha": 0.25}),
+        ]),
         ("FusedConv", ["x", "k"], {"activation": "Elu"}, [
             ("", "Conv", "n/conv", ["x", "k"], ["y/conv"], {}),
             ("", "Elu", "n/elu", ["y/conv"], ["y"], {}),
