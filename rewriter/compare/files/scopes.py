@@ -122,8 +122,10 @@ class Scope:
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The value of a Constant node that holds a tensor; None for any other node."""
-    named = node.op_type == "Constant" and node.domain in ONNX_DOMAINS and len(node.attribute) == 1
-    return node.attribute[0].t if named and node.attribute[0].name == "value" else None
+    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS or len(node.attribute) != 1:
+        return None
+    (stated,) = node.attribute
+    return stated.t if stated.name == "value" else None
 
 
 def _sparse_prints(model: LoadedModel, sparse: onnx.SparseTensorProto) -> tuple[bytes, bytes]:

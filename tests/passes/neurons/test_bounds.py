@@ -20,6 +20,8 @@ ROOT = "p = Mul(x, x) m = ReduceMean<axes = [-1]>(p) e = Add(m, $0.00001) r = Sq
 
 SPELLED: dict[str, tuple[str, bool, bool, int]] = {
     "LayerNormalization": ("n = LayerNormalization<axis = -1>(x, scale, shift)", True, True, 17),
+    "LayerNormalization, epsilon": ("n = LayerNormalization<epsilon = 0.0001>(x, scale, shift)", True, True, 17),
+    "LayerNormalization, epsilon 0": ("n = LayerNormalization<epsilon = 0.0>(x, scale, shift)", True, True, 17),
     "LayerNormalization, no bias": ("n = LayerNormalization<axis = -1>(x, scale)", True, False, 17),
     "RMSNormalization": ("n = RMSNormalization(x, scale)", False, False, 23),
     "SimplifiedLayerNormalization": ("n = SimplifiedLayerNormalization(x, scale)", False, False, 17),
@@ -87,6 +89,12 @@ def test_every_normalisation_is_tried() -> None:
         f"{ROOT.replace('Add', 'Sub')} d = Div(x, r) n = Mul(d, scale)",
         f"{ROOT.replace('Mul(x, x)', 'Mul(x, scale)')} d = Div(x, r) n = Mul(d, scale)",
         f"{ROOT.replace('Mul(x, x)', 'Pow(x, $3.0)')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT.replace('Mul(x, x)', 'Pow(x, $1.0)')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT.replace('Mul(x, x)', 'Pow(x, x)')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT.replace('(p) e', '(x) e')} d = Div(x, r) n = Mul(d, scale)",  # the mean of the data themselves
+        f"{ROOT.replace('Add(m, $0.00001)', 'Add(x, $0.00001)')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT.replace('Sqrt(e)', 'Sqrt(x)')} d = Div(x, r) n = Mul(d, scale)",
+        f"{ROOT} d = Div(x, x) n = Mul(d, scale)",
         f"{ROOT} d = Mul(x, r) n = Mul(d, scale)",
         f"{ROOT} d = Div(r, x) n = Mul(d, scale)",
         f"{ROOT} i = Div($2.0, r) d = Mul(i, x) n = Mul(d, scale)",
@@ -156,9 +164,11 @@ def test_the_reach_of_rows_of_tables(text: str, longest: float | None) -> None:
     assert expected <= found[0] <= expected * (1 + 1e-4)
 
 
-def test_bounds_of_each_neuron() -> None:
+@pytest.mark.parametrize("name", ["LayerNormalization", "LayerNormalization, no bias", "divided"])
+def test_bounds_of_each_neuron(name: str) -> None:
     """Both ends of each interval: the middle is the bias's and the shift's, the reach is on either side of it."""
-    text, *_ = SPELLED["LayerNormalization"]
+    text, centred, biased, _ = SPELLED[name]
+    shift = SHIFT if biased else np.zeros(4)
     first = f"{text} {FIRST.replace('x, W1', 'n, W1')}"
     plan = make_plan(mlp(SILU, first=first, constants={"scale": SCALE, "shift": SHIFT}), Options())
     (conversion,) = plan.conversions
@@ -167,14 +177,31 @@ def test_bounds_of_each_neuron() -> None:
     assert found is not None
     weight = values("W1").astype(np.float32).T.astype(np.float64)
     steered = weight * SCALE.astype(np.float32)
-    steered -= steered.mean(1, keepdims=True)
-    middle = weight @ SHIFT + values("b1").astype(np.float32)
+    if centred:
+        steered -= steered.mean(1, keepdims=True)
+    middle = weight @ shift + values("b1").astype(np.float32)
     reaches = 2.0 * np.sqrt((steered**2).sum(1))  # sqrt(D) = 2
     for bound, exact, sign in ((found[0], middle - reaches, -1.0), (found[1], middle + reaches, 1.0)):
         assert np.all(sign * (bound - exact) > 0.0), "rounding is included"
         # 4 (terms + 8) units in the last place of float32 of the sum of all magnitudes.
-        size = reaches + np.abs(values("b1").astype(np.float32)) + np.abs(weight) @ np.abs(SHIFT)
+        size = reaches + np.abs(values("b1").astype(np.float32)) + np.abs(weight) @ np.abs(shift)
         np.testing.assert_allclose(sign * (bound - exact), 4 * 12 * 2.0**-23 * size, rtol=1e-4)
+
+
+def test_bounds_of_each_neuron_behind_a_table() -> None:
+    """The bias is the middle, and on either side of it lie the longest row and the rounding of the sum."""
+    first = f"{IDS} n = Gather(table, one) {FIRST.replace('x, W1', 'n, W1')}"
+    constants = {"table": TABLE, "zero": onnx.numpy_helper.from_array(np.array(0), "zero")}
+    plan = make_plan(mlp(SILU, first=first, constants=constants), Options())
+    (conversion,) = plan.conversions
+    view, block = plan.views[0], conversion.block
+    found = preactivation_bounds(view, read_preactivation(view, Constants(view), block, block.gate, read), read)
+    assert found is not None
+    weight, bias = (values(name).astype(np.float32).astype(np.float64) for name in ("W1", "b1"))
+    reaches = 5.0 * np.sqrt((weight**2).sum(0))
+    slack = 4 * 12 * 2.0**-23 * (reaches + np.abs(bias))
+    np.testing.assert_allclose(bias - reaches - found[0], slack, rtol=1e-4)
+    np.testing.assert_allclose(found[1] - bias - reaches, slack, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_directions() -> None:
     rows, exponents = _directions(tiny, scaled=True)
     assert (rows.tolist(), exponents.tolist()) == (tiny.tolist(), [0])
     rows, exponents = _directions(np.array([[3.0, -0.0]], np.float16), scaled=False)
-    assert (rows.tolist(), exponents.tolist(), rows.dtype) == ([[3.0, 0.0]], [0], np.float64)
+    assert (rows.tolist(), exponents.tolist()) == ([[3.0, 0.0]], [0])
+    assert rows.dtype == np.float64
     assert not np.signbit(rows).any()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -170,3 +171,94 @@ def test_damaged_files_are_left_to_protobuf(path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 20, b"\x3a\xff\x01", b"\x3d1234", b"\x3b"])
 def test_bytes_that_are_no_message(data: bytes) -> None:
     assert without_weights(data, "model.onnx") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "length", "written"),
+    [
+        (1, 0, b"\x0a\x00"),
+        (9, 127, b"\x4a\x7f"),
+        (7, 128, b"\x3a\x80\x01"),
+        (5, 300, b"\x2a\xac\x02"),
+        (5, 16384, b"\x2a\x80\x80\x01"),
+        (7, 2**31, b"\x3a\x80\x80\x80\x80\x08"),
+    ],
+)
+def test_tags_are_those_of_protobuf(number: int, length: int, written: bytes) -> None:
+    assert mapped._tag(number, length) == written
+    assert mapped._varint(memoryview(written), 0, len(written)) == (number << 3 | 2, 1)
+    assert mapped._varint(memoryview(b"??" + written + b"?"), 3, len(written) + 2) == (length, len(written) + 2)
+
+
+def test_numbers_have_at_most_ten_bytes() -> None:
+    """The last of them below 128, and within the message."""
+    longest = b"\x80" * 9 + b"\x01"
+    assert mapped._varint(memoryview(longest), 0, 10) == (2**63, 10)
+    for data, last in ((b"\x80" + longest, 11), (longest, 9), (b"", 0), (b"\xff", 1)):
+        with pytest.raises(mapped._OddError):
+            mapped._varint(memoryview(data), 0, last)
+
+
+NESTED = onnx.AttributeProto(name="a", f=1.5, i=-1, s=b"text", floats=[1.0, 2.0], type=onnx.AttributeProto.FLOAT)
+FIXED = b"\x09" + bytes(8) + b"\x12\x01x"
+"""A number of 64 bits in field 1, and a string in field 2."""
+
+
+def test_fields_of_a_message() -> None:
+    """All wire types: they cover it without a gap, and only contents with a length are looked into."""
+    data = NESTED.SerializeToString(deterministic=True)
+    found = list(mapped._fields(memoryview(b"??" + data), 2, len(data) + 2, 1))
+    assert {number for number, *_ in found} == {1, 2, 3, 4, 7, 20}
+    assert [begin for _, begin, _, _ in found] == [2, *(end for *_, end in found[:-1])]
+    assert found[-1][3] == len(data) + 2
+    contents = {number: (b"??" + data)[start:end] for number, _, start, end in found}
+    assert (contents[1], contents[4]) == (b"a", b"text")
+    assert contents[2] == np.float32(1.5).tobytes()
+    assert list(mapped._fields(memoryview(FIXED), 0, len(FIXED), 2)) == [(1, 0, 1, 9), (2, 9, 11, 12)]
+    for cut in range(1, len(FIXED)):
+        if cut != 9:
+            with pytest.raises(mapped._OddError):
+                list(mapped._fields(memoryview(FIXED), 0, cut, 2))
+    with pytest.raises(mapped._OddError):
+        list(mapped._fields(memoryview(FIXED), 0, len(FIXED), 1))
+
+
+@pytest.mark.parametrize(("size", "stays"), [(LARGE - 1, False), (LARGE, True), (LARGE + 1, True)])
+def test_how_large_a_weight_stays(size: int, stays: bool) -> None:
+    given = onnx.ModelProto()
+    given.graph.initializer.add(name="w", data_type=onnx.TensorProto.UINT8, dims=[size], raw_data=bytes(size))
+    small = without_weights(given.SerializeToString(), "m.onnx")
+    assert (small is not None) is stays
+    if small is not None:
+        (tensor,) = onnx.ModelProto.FromString(small).graph.initializer
+        reference = {item.key: item.value for item in tensor.external_data}
+        data, place = given.SerializeToString(), int(reference["offset"])
+        assert reference == {"location": "m.onnx", "offset": str(place), "length": str(size)}
+        assert data[place : place + size] == bytes(size)
+        assert data[place - 2 : place] != bytes(2), "the contents start there"
+
+
+def _field(name: str, **values: Any) -> onnx.TensorProto:
+    return onnx.TensorProto(name=name, data_type=onnx.TensorProto.UINT8, dims=[LARGE], raw_data=bytes(LARGE), **values)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stays"),
+    [
+        (_field("w", doc_string="about it"), True),
+        (_field("w", metadata_props=[onnx.StringStringEntryProto(key="k", value="v")]), True),
+        (_field("w", segment=onnx.TensorProto.Segment(begin=0, end=1)), False),
+        (_field("w", int32_data=[1]), False),
+        (_field("w", external_data=[onnx.StringStringEntryProto(key="location", value="x")]), False),
+    ],
+)
+def test_what_may_stand_beside_raw_data(tensor: onnx.TensorProto, stays: bool) -> None:
+    """It is kept; anything odd is left to the checks of a model that is loaded as a whole."""
+    given = onnx.ModelProto()
+    given.graph.initializer.append(tensor)
+    small = without_weights(given.SerializeToString(), "m.onnx")
+    assert (small is not None) is stays
+    if small is not None:
+        (made,) = onnx.ModelProto.FromString(small).graph.initializer
+        assert (made.name, made.doc_string, made.metadata_props) == ("w", tensor.doc_string, tensor.metadata_props)
+        assert not made.HasField("raw_data")
