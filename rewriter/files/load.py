@@ -183,8 +183,8 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
         # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            # ONNX stores little-endian; single bytes and ml_dtypes types (kind V) have no byte order to set.
-            if dtype.byteorder != "|" and dtype.kind != "V":
+            # ONNX stores little-endian; ml_dtypes types (kind V) have no byte order to set.
+            if dtype.kind != "V":
                 dtype = dtype.newbyteorder("<")
             return raw.view(dtype).reshape(tuple(tensor.dims))
         tensor = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw.tobytes())

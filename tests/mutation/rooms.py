@@ -104,6 +104,7 @@ _OWN: Mapping[str, str] = {
     "rewriter/compare/files/tensors.py": "test_weights",
     "rewriter/files/load.py": "test_load test_modelfile",
     "rewriter/files/outputrules.py": "test_save",
+    "rewriter/files/save.py": "test_save test_mapped",
     "rewriter/files/soundness/functions.py": "test_structure",
     "rewriter/files/soundness/scopes.py": "test_structure",
     "rewriter/files/walk.py": "test_load soundness/test_structure",

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from rewriter.errors import ModelError
-from rewriter.files.external import ExternalRef, read_external, resolve
+from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
 from rewriter.files.load import load_model, read_tensor
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ LOCATIONS = {
     "C:/w.bin": "names a drive",
     "c:w.bin": "names a drive",
     "w.bin\0.txt": "contains a NUL",
-    "missing.bin": "put the data file beside the model",
+    "missing.bin": "tensor 'W': No such file or directory; put the data file beside the model",
     "missing/w.bin": "put the data file beside the model",
-    "x" * 300: "put the data file beside the model",
+    "x" * 300: "tensor 'W': File name too long; put the data file beside the model",
     "sub": "is a directory",
     "w.bin/w.bin": "below something that is not a directory",
     "fifo": "is a FIFO, socket or device",
@@ -307,3 +307,21 @@ def test_four_gigabytes_are_checked_without_reading(source: Path, monkeypatch: p
     model = load_model(source)
     assert model.external[0].length == 2**32
     assert model.size == 2**32 + source.stat().st_size
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        open_inside(tmp_path / "gone", "w.bin", "w")
+    assert str(caught.value) == (
+        f"cannot open the model's directory '{tmp_path / 'gone'}': No such file or directory; check its path and mode"
+    )
+    with pytest.raises(ModelError, match="its name cannot be used here; check its path and mode"):
+        open_inside(tmp_path / "a\0b", "w.bin", "w")
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096, 5000])
+def test_data_are_read_in_pieces(piece: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, whatever the size of a piece."""
+    monkeypatch.setattr("rewriter.files.external._READ", piece)
+    model = load_model(source)
+    np.testing.assert_array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)

@@ -127,3 +127,21 @@ def test_names_that_are_no_text(tmp_path: Path, inline_model: onnx.ModelProto) -
     made = Journal()
     made.append(out)
     assert made.paths == [out]
+
+
+def test_no_journal_stays_open(tmp_path: Path) -> None:
+    """Neither of runs that were killed nor of those that go on."""
+    out = tmp_path / "out.onnx"
+
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = opened()
+    with journal(out):
+        inside = opened()
+        for _ in range(3):
+            killed(out, HIDDEN, DATA)
+            sweep(out)
+            assert opened() == inside
+    sweep(out)
+    assert opened() == before

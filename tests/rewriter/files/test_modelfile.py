@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_models_of_onnx_ir() -> None:
         (b"tab\tand\r\n", "a text file"),
         (b"\x00\x01\x02", "not a readable ONNX model (truncated or damaged)"),
         (b"caf\xc3\xa9 text", "not a readable ONNX model"),
-        (b"x" * 600, "a text file, not an ONNX model (it starts with 'xxxx"),
+        (b"x" * 600, f"a text file, not an ONNX model (it starts with '{'x' * 40}'); pass the .onnx file"),
         (b"x" * 512 + b"\x00", "a text file"),
         (b"x" * 511 + b"\x00", "not a readable ONNX model"),
         (b"", "a text file"),
@@ -132,3 +133,60 @@ def test_content_in_place_of_the_data() -> None:
 def test_bytes_are_counted_once(ranges: list[tuple[str, int, int]], total: int) -> None:
     references = tuple(ExternalRef("w", name, Path("/", name), offset, length) for name, offset, length in ranges)
     assert external_bytes(references) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone.onnx", "does not exist; check the path (a link may point to nothing)"),
+        ("modle.onnx", "does not exist; did you mean '{}/model.onnx'?"),
+        ("-", "does not exist; only `rewrite` and `rewrite inspect` read standard input: give the path of a file"),
+        ("elsewhere/model.onnx", "does not exist; check the path (a link may point to nothing)"),
+        ("x" * 300, "cannot be read: File name too long; check the path and the disk"),
+        ("model.onnx/inside", "cannot be read: Not a directory; check the path and the disk"),
+        ("a\0b", "cannot be read: the name cannot be used; check the path and the disk"),
+        ("folder", "is a directory; pass the .onnx file in it"),
+        ("empty.onnx", "is empty; download or export the model again"),
+    ],
+)
+def test_paths_that_are_no_models(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(model().SerializeToString())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(ModelError) as caught:
+        read_model(tmp_path / name)
+    assert said.format(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied"), "may not be read: permission denied; change its mode or copy it"),
+        (OSError(5, "Input/output error"), "cannot be read: Input/output error; check the path and the disk"),
+    ],
+)
+def test_what_the_system_refuses(error: OSError, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.onnx").write_bytes(model().SerializeToString())
+
+    def refuse(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("rewriter.files.modelfile.os.open", refuse)
+    with pytest.raises(ModelError, match=said):
+        read_model(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_a_file_that_changes_while_it_is_read(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model().SerializeToString())
+    fstat = os.fstat
+
+    def other(handle: int) -> os.stat_result:
+        found = list(fstat(handle))
+        found[6] += size
+        return os.stat_result(found)
+
+    monkeypatch.setattr("rewriter.files.modelfile.os.fstat", other)
+    with pytest.raises(ModelError, match="changed while it was read; run again when nothing writes to it"):
+        read_model(path)
