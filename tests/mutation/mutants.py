@@ -2,7 +2,7 @@
 
 Left out: what is no part of a computation (annotations, type aliases, `__all__`, `if TYPE_CHECKING`), guards against
 programmers that change no result (options of dataclasses, `strict=` of zip, a `*` before arguments by name), `@cache`,
-and widths in messages.
+`deterministic=` of protobuf (the order of maps, which no message of ONNX has), and widths in messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cosmic_ray.work_item import MutationSpec
 
 Place = tuple[int, int]
 
-_GUARDS = {"strict"}
+_GUARDS = {"strict", "deterministic"}
 _WIDTHS = {"one_line", "quoted"}
 
 

@@ -107,7 +107,6 @@ _OWN: Mapping[str, str] = {
     "rewriter/files/save.py": "test_save test_mapped",
     "rewriter/files/soundness/functions.py": "test_structure",
     "rewriter/files/soundness/scopes.py": "test_structure",
-    "rewriter/files/walk.py": "test_load soundness/test_structure",
     "rewriter/proof/blocks/activation.py": "test_region test_activation",
     "rewriter/proof/blocks/adversarial_points.py": "test_activation",
     "rewriter/proof/blocks/sublayer.py": "test_sublayer test_block",
