@@ -124,9 +124,7 @@ def _inputs_of(view: GraphView, nodes: Iterable[int]) -> frozenset[str]:
 
 def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
     """Remove initializers among `candidates` that are no longer read, unless a graph input declares them."""
-    used = {name for node in graph.node for name in node.input}
-    for node in graph.node:
-        used |= captured_names(node)
+    used = {name for node in graph.node for name in (*node.input, *captured_names(node))}
     used.update(value.name for value in (*graph.output, *graph.input))
     # In place and from the end: rebuilding the list would copy every weight.
     for position in reversed(range(len(graph.initializer))):

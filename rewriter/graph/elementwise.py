@@ -74,7 +74,12 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def _unary(function: Callable[[Array], Array]) -> Elementwise:
-    return Elementwise(lambda args, _: function(args[0]))
+    return _with_attributes(lambda x, _: function(x))
+
+
+def _with_attributes(function: Callable[[Array, Attributes], Array], **defaults: float) -> Elementwise:
+    """An operator of its first operand."""
+    return Elementwise(lambda args, attributes: function(args[0], attributes), tuple(defaults.items()))
 
 
 def _fold(function: Callable[[Array, Array], Array]) -> Elementwise:
@@ -93,36 +98,42 @@ def _clip(args: Sequence[Array], attributes: Attributes) -> Array:
     return np.minimum(np.maximum(args[0], low), high)
 
 
-def _elu(args: Sequence[Array], attributes: Attributes) -> Array:
+def _elu(x: Array, attributes: Attributes) -> Array:
+    return np.where(x > 0, x, attributes["alpha"] * np.expm1(np.minimum(x, 0.0)))
+
+
+def _celu(x: Array, attributes: Attributes) -> Array:
     alpha = attributes["alpha"]
-    return np.where(args[0] > 0, args[0], alpha * np.expm1(np.minimum(args[0], 0.0)))
+    return np.maximum(x, 0.0) + np.minimum(alpha * np.expm1(np.minimum(x, 0.0) / alpha), 0.0)
 
 
-def _celu(args: Sequence[Array], attributes: Attributes) -> Array:
-    alpha = attributes["alpha"]
-    return np.maximum(args[0], 0.0) + np.minimum(alpha * np.expm1(np.minimum(args[0], 0.0) / alpha), 0.0)
+def _selu(x: Array, attributes: Attributes) -> Array:
+    return attributes["gamma"] * _elu(x, attributes)
 
 
-def _selu(args: Sequence[Array], attributes: Attributes) -> Array:
-    below = attributes["alpha"] * np.expm1(np.minimum(args[0], 0.0))
-    return attributes["gamma"] * np.where(args[0] > 0, args[0], below)
+def _hard_sigmoid(x: Array, attributes: Attributes) -> Array:
+    return np.clip(attributes["alpha"] * x + attributes["beta"], 0.0, 1.0)
 
 
-def _hard_sigmoid(args: Sequence[Array], attributes: Attributes) -> Array:
-    return np.clip(attributes["alpha"] * args[0] + attributes["beta"], 0.0, 1.0)
+def _leaky(x: Array, attributes: Attributes) -> Array:
+    return np.where(x >= 0, x, attributes["alpha"] * x)
 
 
-def _leaky(args: Sequence[Array], attributes: Attributes) -> Array:
-    return np.where(args[0] >= 0, args[0], attributes["alpha"] * args[0])
+def _swish(x: Array, attributes: Attributes) -> Array:
+    return x * sigmoid(attributes["alpha"] * x)
 
 
-def _shrink(args: Sequence[Array], attributes: Attributes) -> Array:
-    x, bias, threshold = args[0], attributes["bias"], attributes["lambd"]
+def _thresholded(x: Array, attributes: Attributes) -> Array:
+    return np.where(x > attributes["alpha"], x, 0.0)
+
+
+def _shrink(x: Array, attributes: Attributes) -> Array:
+    bias, threshold = attributes["bias"], attributes["lambd"]
     return np.where(x < -threshold, x + bias, np.where(x > threshold, x - bias, 0.0))
 
 
-def _gelu(args: Sequence[Array], attributes: Attributes) -> Array:
-    return gelu_tanh(args[0]) if attributes["approximate"] else gelu_erf(args[0])
+def _gelu(x: Array, attributes: Attributes) -> Array:
+    return gelu_tanh(x) if attributes["approximate"] else gelu_erf(x)
 
 
 def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
@@ -133,7 +144,7 @@ def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise
     return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
 
 
-_IDENTITY = Elementwise(lambda args, _: args[0])
+_IDENTITY = _unary(lambda x: x)
 
 _ONNX: dict[str, Elementwise] = {
     # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
@@ -141,7 +152,7 @@ _ONNX: dict[str, Elementwise] = {
     "Cast": _IDENTITY,
     "CastLike": _IDENTITY,
     "Dropout": _IDENTITY,
-    "Neg": Elementwise(lambda args, _: -args[0]),
+    "Neg": _unary(np.negative),
     "Add": _fold(np.add),
     "Sum": _fold(np.add),
     "Sub": _fold(np.subtract),
@@ -170,19 +181,17 @@ _ONNX: dict[str, Elementwise] = {
     "Softsign": _unary(lambda x: x / (1.0 + np.abs(x))),
     "Mish": _unary(lambda x: x * np.tanh(softplus(x))),
     "HardSwish": _unary(lambda x: x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)),
-    "Swish": Elementwise(lambda args, a: args[0] * sigmoid(a["alpha"] * args[0]), defaults=(("alpha", 1.0),)),
-    "Gelu": Elementwise(_gelu, defaults=(("approximate", 0.0),)),
+    "Swish": _with_attributes(_swish, alpha=1.0),
+    "Gelu": _with_attributes(_gelu, approximate=0.0),
     "Clip": Elementwise(_clip, defaults=(("min", -math.inf), ("max", math.inf))),
-    "Elu": Elementwise(_elu, defaults=(("alpha", 1.0),)),
-    "Celu": Elementwise(_celu, defaults=(("alpha", 1.0),)),
-    "Selu": Elementwise(_selu, defaults=(("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875))),
-    "HardSigmoid": Elementwise(_hard_sigmoid, defaults=(("alpha", 0.2), ("beta", 0.5))),
-    "LeakyRelu": Elementwise(_leaky, defaults=(("alpha", 0.01),)),
+    "Elu": _with_attributes(_elu, alpha=1.0),
+    "Celu": _with_attributes(_celu, alpha=1.0),
+    "Selu": _with_attributes(_selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "HardSigmoid": _with_attributes(_hard_sigmoid, alpha=0.2, beta=0.5),
+    "LeakyRelu": _with_attributes(_leaky, alpha=0.01),
     "PRelu": Elementwise(lambda args, _: np.where(args[0] >= 0, args[0], args[1] * args[0])),
-    "ThresholdedRelu": Elementwise(
-        lambda args, a: np.where(args[0] > a["alpha"], args[0], 0.0), defaults=(("alpha", 1.0),)
-    ),
-    "Shrink": Elementwise(_shrink, defaults=(("bias", 0.0), ("lambd", 0.5))),
+    "ThresholdedRelu": _with_attributes(_thresholded, alpha=1.0),
+    "Shrink": _with_attributes(_shrink, bias=0.0, lambd=0.5),
     "Where": Elementwise(lambda args, _: np.where(args[0] != 0, args[1], args[2])),
     "Greater": _truth(np.greater),
     "GreaterOrEqual": _truth(np.greater_equal),
@@ -198,9 +207,7 @@ _MICROSOFT: dict[str, Elementwise] = {
     "Gelu": _unary(gelu_erf),
     "FastGelu": Elementwise(_with_bias(gelu_tanh)),
     "BiasGelu": Elementwise(_with_bias(gelu_erf)),
-    "QuickGelu": Elementwise(
-        lambda args, a: args[0] * sigmoid(a["alpha"] * args[0]), defaults=(("alpha", 1.7020000219345093),)
-    ),
+    "QuickGelu": _with_attributes(_swish, alpha=1.7020000219345093),
 }
 
 OPERATORS: dict[tuple[str, str], Elementwise] = {
@@ -228,7 +235,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.FLOAT:
             attributes[attribute.name] = attribute.f
-        elif attribute.type == onnx.AttributeProto.STRING and attribute.name == "approximate":
+        elif attribute.name == "approximate":
             attributes["approximate"] = float(attribute.s == b"tanh")
     with np.errstate(all="ignore"):
         return np.asarray(operator.evaluate(args, attributes), dtype=np.float64)

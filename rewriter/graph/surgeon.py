@@ -69,7 +69,8 @@ class Fragment:
         An empty `name` leaves them under `<prefix>/`.
         """
         prefix = self.qualified(name) if name else self._prefix
-        result = self.tensor(f"{prefix}/{function.output[0]}")
+        (output,) = function.output
+        result = self.tensor(f"{prefix}/{output}")
         names = {formal: tensor.name for formal, tensor in zip(function.input, inputs, strict=True)}
         for node in function.node:
             self._nodes.append(_renamed(node, names, prefix))

@@ -172,11 +172,12 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
     """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
     tensors: dict[str, onnx.TensorProto] = {}
     for node in view.nodes:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(node.attribute[0].t)
-            tensor.name = node.output[0]
-            tensors[tensor.name] = tensor
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value":
+                tensor = onnx.TensorProto()
+                tensor.CopyFrom(attribute.t)
+                (tensor.name,) = node.output
+                tensors[tensor.name] = tensor
     return tensors
 
 

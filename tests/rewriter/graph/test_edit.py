@@ -226,3 +226,20 @@ def test_constants_that_nothing_reads_any_more(body: str, outputs: str, nodes: l
     assert made(model) == nodes
     assert [tensor.name for tensor in model.graph.initializer] == weights
     assert [value.name for value in model.graph.value_info] == (["m"] if "m" in nodes else [])
+
+
+@pytest.mark.parametrize("reader", ["body", "output", "input", "nobody"])
+def test_what_else_reads_an_initializer(reader: str) -> None:
+    """A weight of the replaced node stays where a body captures it, it is an output, or an input declares it."""
+    body = "p = Abs(w)" if reader == "body" else "p = Abs(x)"
+    model = model_of(
+        "a = Add(x, w) c = Constant<value = bool {1}>() "
+        f"b = If(c) <then_branch = t () => (float[2] p) {{ {body} }}, else_branch = e () => (float[2] q) "
+        "{ q = Neg(x) }> out = Add(a, b)",
+        "float[2] w = {1, 2}",
+    )
+    value = onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [2])
+    if reader in ("output", "input"):
+        getattr(model.graph, reader).append(value)
+    replaced(model, "a", "Neg", "x")
+    assert [tensor.name for tensor in model.graph.initializer] == ([] if reader == "nobody" else ["w"])

@@ -47,6 +47,22 @@ def test_parts(limit: int, expected: list[list[str]]) -> None:
     assert operators(limit) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "dims", "size"),
+    [
+        (onnx.TensorProto.FLOAT, [3, 5], 60),
+        (onnx.TensorProto.DOUBLE, [], 8),
+        (onnx.TensorProto.BFLOAT16, [7], 14),
+        (onnx.TensorProto.INT4, [7], 7),
+        (onnx.TensorProto.FLOAT, [0, 5], 0),
+        (999, [7], 7),
+    ],
+)
+def test_sizes_of_weights(kind: int, dims: list[int], size: int) -> None:
+    """Of a type that onnx does not know yet, a byte each."""
+    assert bytes_of(onnx.TensorProto(data_type=kind, dims=dims)) == size
+
+
 def test_a_weight_counts_once_in_a_part() -> None:
     assert len(operators(2 * SIZE)) == 1
 

@@ -110,7 +110,7 @@ def test_external_weights_are_stubs_at_any_size() -> None:
     assert [(entry.key, entry.value) for entry in tensor.external_data] == [("location", "weights")]
 
 
-@pytest.mark.parametrize(("count", "kept"), [(1000, True), (4000, False)])
+@pytest.mark.parametrize(("count", "kept"), [(1000, True), (2000, True), (2100, False), (4000, False)])
 def test_large_constant_nodes_are_stubs(count: int, kept: bool) -> None:
     model = model_of(f"c = Constant<value = float[{count}] {{{ones(count)}}}>() out = Identity(x)")
     model.graph.node[0].name = "named"

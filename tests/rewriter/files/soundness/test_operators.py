@@ -69,6 +69,15 @@ UNSOUND = {
         parse("y = com.microsoft.BiasGelu(x)"),
         "node '' ('BiasGelu') has 1 input where onnxruntime needs at least 2",
     ),
+    "the first opset": (parse("y = Neg(x, x, x)", 1), "has 3 inputs where opset 1 allows 1"),
+    "type of the second attribute": (
+        parse("y = Transpose <other = 1, perm = 1.5> (x)"),
+        "('Transpose') has the attribute 'perm' of type FLOAT where opset 17 has INTS",
+    ),
+    "a reference outside of functions": (
+        parse("y = Transpose <perm: ints = @order> (x)"),
+        "('Transpose') refers with 'perm' to an attribute of a function, but is in none",
+    ),
     "in a branch": (
         parse("y = If(c) <then_branch = t () => (z) { z = Add(x) }, else_branch = e () => (z) { z = Neg(x) }>"),
         "('Add') has 1 input",
@@ -122,3 +131,11 @@ def test_operators_of_onnxruntime_need_as_many_inputs_as_it_says() -> None:
 def test_committed_models_pass(path: object) -> None:
     assert path in FILES
     check_operators(onnx.load(str(path)))
+
+
+@pytest.mark.parametrize("outputs", [[], [""], ["", "z"]])
+def test_operators_of_onnxruntime_have_a_first_output(outputs: list[str]) -> None:
+    model = parse("y = com.microsoft.Gelu(x)")
+    model.graph.node[0].output[:] = outputs
+    with pytest.raises(ModelError, match=r"^node '' \('Gelu'\) has no output; export the model again$"):
+        check_operators(model)

@@ -357,3 +357,29 @@ def test_time_is_linear(fault: str | None) -> None:
     _, small, middle, large = made
     assert large - middle <= 6.1 * (middle - small)
     assert middle - small >= 200
+
+
+@pytest.mark.parametrize(
+    ("main", "size"),
+    [
+        ("y = local.f0(x)", 2),
+        ("y = local.f1(x)", 2 + 2 * 2),
+        ("y = local.f2(x)", 2 + 2 * 6),
+        ("a = local.f1(x) y = local.f1(a)", 12),
+        ("a = local.f1(x) b = local.f0(a) c = local.f0(b) y = local.f0(c)", 12),
+        ("y = Neg(x)", 0),
+    ],
+)
+def test_how_many_nodes_inlining_yields(main: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function has two nodes, and calls the one before it twice; every call in the graph counts."""
+    model = parse(f"g (float[2] x) => (float[2] y) {{ {main} }}")
+    for index in range(3):
+        inner = f"local.f{index - 1}" if index else "Neg"
+        body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
+        model.functions.append(body)
+    monkeypatch.setattr(functions, "MAX_INLINED", size)
+    functions.check_functions(model)
+    if size:
+        monkeypatch.setattr(functions, "MAX_INLINED", size - 1)
+        with pytest.raises(ModelError, match=f"yields more than {size - 1:,} nodes"):
+            functions.check_functions(model)
