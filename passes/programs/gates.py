@@ -116,7 +116,7 @@ def _line_error(program: Program, line: Line, domain: float) -> float:
     multiples, constants = [affine(0.0, program.linear, g)], [affine(0.0, program.constant, g)]
     for head in program.heads:
         weights = head.keys.enclosed(*g)
-        values = np.array([head.d, *(token.value for token in head.bias_tokens)]).reshape(-1, 1)
+        values = np.array([head.d, *(token.value for token in head.bias_tokens)])[:, None]
         multiples.append(affine(head.c, 0.0, (weights[0][0], weights[1][0])))
         constants.append(summed(weighted(weights, (values, values))))
     multiple = total(*multiples)
@@ -217,7 +217,7 @@ def _change(head: Head, linear: float, small: float, g: Interval) -> Array:
     """
     least, most = head.keys.enclosed(*g)
     own, others = (least[0], most[0]), (least[1:], most[1:])
-    values = np.array([token.value for token in head.bias_tokens]).reshape(-1, 1)
+    values = np.array([token.value for token in head.bias_tokens])[:, None]
     rest, outside = summed(weighted(others, (values, values))), summed(others)
     # Bounds on A, B and T from the first terms of their series in x^2; the factors cover the rest for x <= 1/2.
     near, far = (small * least_size(g)) ** 2, (small * size(g)) ** 2

@@ -182,4 +182,4 @@ def _residue(a: Array, b: float, total: Array) -> Array:
 
 
 def _column(numbers: Array, like: Array) -> Array:
-    return numbers.reshape(-1, *[1] * np.ndim(like))
+    return numbers.reshape(len(numbers), *[1] * np.ndim(like))

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from passes.certificates.changes import largest_change
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.gates import (
     _both,
@@ -88,6 +89,10 @@ def test_intersection() -> None:
     [
         (BiasToken(0.5, 2.0, 7.0), (-1.5, 1.0)),  # relative to the self key
         (BiasToken(2.0, 50.0, 7.0), (0.0, 49.0)),
+        (BiasToken(2.0, 90.0, 7.0), (0.0, 89.0)),  # without a slope it has no place to keep
+        (BiasToken(1.0, 90.0, 7.0), (-1.0, 89.0)),
+        (BiasToken(2.0 + 96.0, 1.0 + 60.0, 7.0), (96.0, 60.0)),
+        (BiasToken(2.0 + 96.0, 1.0 - 60.0, 7.0), (96.0, -60.0)),
         (BiasToken(2.0 + 96.0, 1.0 + 960.0, 7.0), (128.0, 1280.0)),  # steep: the next power of two, the same place
         (BiasToken(2.0 - 90.0, 1.0 + 900.0, 7.0), (-64.0, 640.0)),
     ],
@@ -112,11 +117,22 @@ def test_centring_changes_nothing_but_the_keys() -> None:
     assert 1e-3 <= found.max_error <= 1e-3 + 1e-9
 
 
+def test_what_centring_changes_counts() -> None:
+    """A steep key whose slope becomes a power of two moves the output around its kink."""
+    steep = Head(beta=0.0, bias_tokens=(BiasToken(96.0, 960.0, 2.0),), c=0.0, d=1.0)
+    program = Program("p", (steep,), max_error=0.5)
+    found = _centred(program, 1e-12)
+    cost = largest_change(program, found, enough=1e-12)
+    assert 0.01 < cost < 1.0
+    assert found.max_error == pytest.approx(0.5 + cost * 1.5)
+
+
 @pytest.mark.parametrize(
     ("program", "needs"),
     [
         (SILU, True),
         (Program("line", (), linear=1.0), True),
+        (Program("line", (), linear=-1.0), True),
         (Program("constant", (), constant=1.0), False),
         (Program("sigmoid", (Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=0.0, d=1.0),)), False),
         (replace(SILU, double=True), False),
