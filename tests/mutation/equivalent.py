@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _DIFFERENCES = "rewriter/compare/files"
 _PROOF = "rewriter/proof"
+_MERGED = "found = {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)])"
 
 EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
@@ -166,6 +167,78 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "passes/certificates/changes.py",
         "rest = np.multiply.outer(np.array(tokens), np.ones_like(own[ 1]))",
         "both ends of an interval have one shape",
+    ),
+    (
+        f"{_PROOF}/end_to_end.py",
+        f"{_MERGED} for name in old[ -1]}}",
+        "every case has the same outputs",
+    ),
+    (f"{_PROOF}/end_to_end.py", "for name in before[ -1]:", "every case has the same outputs"),
+    (
+        f"{_PROOF}/pass_rule.py",
+        "return np.where(np.isfinite(wide), wide, -1.0)",
+        "a scale is the largest of these, and at least 0",
+    ),
+    (
+        f"{_PROOF}/planned.py",
+        "proto.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 2))",
+        "a private domain, which has one version",
+    ),
+    (
+        f"{_PROOF}/unchanged/scopes.py",
+        'sides = (pair.old.inputs, pair.new.inputs) if what <= "input" else (pair.old.outputs, pair.new.outputs)',
+        "the other one is `output`",
+    ),
+    (
+        f"{_PROOF}/blocks/activation.py",
+        "values = np.random.default_rng( 1).normal(0.0, 2.0, points.size)",
+        "a choice of samples",
+    ),
+    (
+        f"{_PROOF}/blocks/sublayer.py",
+        "values = np.random.default_rng(0).normal(0.0, 2.0, like.shape)",
+        "any noise serves",
+    ),
+    (
+        f"{_PROOF}/blocks/block.py",
+        "old = _runs(item.before, item.ways[ -1], cases, item.claim.block_outputs)",
+        "the original's rounding in any way of running it",
+    ),
+    (
+        f"{_PROOF}/reference/engine.py",
+        "if len(found) is not len(node.gives) or any(value is None for value in found.values()):",
+        "there are never more outputs than names",
+    ),
+    (
+        f"{_PROOF}/reference/engine.py",
+        "gives = [name for node in nodes for name in node.gives if readers.get(name, +1) >= end or ways.keep(node)]",
+        "a step of one operator, at the start, gives what nobody reads; that is dropped after it",
+    ),
+    (
+        f"{_PROOF}/reference/audit.py",
+        "plain, wide = (read_model(model, base_dir, wide=wide, held=True) for wide in (False, True))",
+        "weights are held in memory, which takes more of it",
+    ),
+    (f"{_PROOF}/reference/tolerance.py", "spread = [ -1.0] * len(here)", "gaps are at least 0"),
+    (
+        "passes/programs/program.py",
+        "skipped = 4.0 * UNIT if keys[0] is not None and len(heads) <= 1 else 0.0",
+        "without heads this is not reached",
+    ),
+    (
+        "passes/programs/line.py",
+        "ends = [head.c * value for _, _, value in self.keys[: 3]]",
+        "the keys between the ends have the value 0, and make no heads",
+    ),
+    (
+        "passes/programs/powers.py",
+        "return (-end, math.inf) if self.step >= 0.0 else (-math.inf, -end)",
+        "a step of 0 has been divided by",
+    ),
+    (
+        "passes/match/linear.py",
+        "pointwise = shape is not None and all(size <= 1 for size in shape[2:])",
+        "a kernel has no size of 0",
     ),
 )
 """Module, the changed line with the change, and why it makes no difference."""

@@ -208,3 +208,20 @@ def test_the_domain_belongs_to_it() -> None:
     """NaN too; of every channel that the pre-activation broadcasts to."""
     truth = {"y": np.array([[100.0], [-100.5], [np.nan]]), "h": np.zeros((3, 2))}
     assert _inside(truth, CLAIM).tolist() == [[True] * 2, [False] * 2, [True] * 2]
+
+
+def test_without_a_way_to_run_float64_alone_decides() -> None:
+    proof = prove_heads(heads(), CLAIM, ())
+    assert (proof.failures, proof.error, proof.ratio, proof.original_error) == ((), 0.0, 0.0, 0.0)
+
+
+def test_the_first_linear_operator_may_round() -> None:
+    """By 10^-12 of the largest pre-activation, at least of 1; not by more."""
+    for far, holds in ((2.0**6, True), (2.0**24, False)):
+        rounded = part(
+            f"{FIRST.replace('y = ', 'r = ')} q = Add(r, ${far}) y = Sub(q, ${far}) s = Sigmoid(y) heads = Mul(y, s)",
+            f"{SHAPE} x",
+            f"{WIDE} heads",
+        )
+        failures = prove_heads(replace(heads(), front=rounded), CLAIM, ()).failures
+        assert (failures == ()) is holds
