@@ -325,3 +325,17 @@ def test_data_are_read_in_pieces(piece: int, source: Path, monkeypatch: pytest.M
     monkeypatch.setattr("rewriter.files.external._READ", piece)
     model = load_model(source)
     np.testing.assert_array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)
+
+
+def test_large_weights_are_held_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that were read are the array, and no copy is made of them."""
+    model = load_model(source)
+    read: list[object] = []
+
+    def reading(tensor: onnx.TensorProto, base: Path) -> object:
+        read.append(read_external(tensor, base))
+        return read[-1]
+
+    monkeypatch.setattr("rewriter.files.load.read_external", reading)
+    found = read_tensor(model, model.proto.graph.initializer[0])
+    assert np.shares_memory(found, np.asarray(read[0]))

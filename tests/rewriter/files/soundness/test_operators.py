@@ -78,6 +78,13 @@ UNSOUND = {
         parse("y = Transpose <perm: ints = @order> (x)"),
         "('Transpose') refers with 'perm' to an attribute of a function, but is in none",
     ),
+    "behind a call of a function": (
+        parse("a = local.f(x) y = Add(a)", functions=function("q = Neg(p)", 17)),
+        "('Add') has 1 input",
+    ),
+    "behind an operator of another domain": (parse("a = local.Other(x) y = Add(a)"), "('Add') has 1 input"),
+    "behind an operator of onnxruntime": (parse("a = com.microsoft.Gelu(x) y = Add(a)"), "('Add') has 1 input"),
+    "behind an unknown operator": (parse("a = SimplifiedLayerNormalization(x) y = Add(a)"), "('Add') has 1 input"),
     "in a branch": (
         parse("y = If(c) <then_branch = t () => (z) { z = Add(x) }, else_branch = e () => (z) { z = Neg(x) }>"),
         "('Add') has 1 input",
