@@ -200,6 +200,16 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "any noise serves",
     ),
     (
+        f"{_PROOF}/blocks/sublayer.py",
+        "worst, failures, cases = -1.0, [], []",
+        "there is a case, and its error is at least 0",
+    ),
+    (
+        f"{_PROOF}/blocks/sublayer.py",
+        "_SCALES = (1.0, 0.0, 1e-6, -0.99, 8.0, 1e3)",
+        "a choice of samples",
+    ),
+    (
         f"{_PROOF}/blocks/block.py",
         "old = _runs(item.before, item.ways[ -1], cases, item.claim.block_outputs)",
         "the original's rounding in any way of running it",
@@ -239,6 +249,21 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "passes/match/linear.py",
         "pointwise = shape is not None and all(size <= 1 for size in shape[2:])",
         "a kernel has no size of 0",
+    ),
+    (
+        "passes/certificates/certify.py",
+        "_ROUNDING = -0.999999999999",
+        "cells of a program without an error are split in vain; their bounds stay proved",
+    ),
+    (
+        "passes/certificates/certify.py",
+        "for candidate in (6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 31.0, 48.0, 64.0, 128.0):",
+        "a choice of candidates, as above",
+    ),
+    (
+        "passes/certificates/certify.py",
+        "for candidate in (6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 33.0, 48.0, 64.0, 128.0):",
+        "a choice of candidates, as above",
     ),
     (
         "passes/certificates/changes.py",

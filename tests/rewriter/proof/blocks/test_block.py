@@ -337,3 +337,35 @@ def test_a_length_that_the_original_refuses_is_not_tried() -> None:
 def test_the_allowance_is_rounding_and_the_largest_certified_error() -> None:
     assert blocks._total(1.0, np.array([0.25, 0.5])) == 1.5
     assert blocks._total(1.0, np.zeros(0)) == 1.0
+
+
+def test_small_chunks_are_tried_where_the_longest_sequence_is_not() -> None:
+    """The original takes two sequences only; the block is off where the bound on its patterns is lowered."""
+    pair = f"px = Reshape(x, pair) {FIRST.replace('x, W1', 'px, W1')} {SILU}"
+    constants = {
+        "pair": onnx.numpy_helper.from_array(np.array([2, -1, 4]), "pair"),
+        "limit": onnx.numpy_helper.from_array(np.array([2**20]), "limit"),
+    }
+    lowered = "f = Cast<to=1>(limit) d = Sub($1048576.0, f) e = Mul(d, $0.000001)"
+    second = f"m = MatMul(h, W2) {lowered} n = Add(m, e) out = Add(n, b2)"
+    original, rewritten = (
+        Side.of(LoadedModel(text_model(f"{pair} {body}", constants=constants), None, None, (), 0))
+        for body in (SECOND, second)
+    )
+    claimed = replace(BLOCK, longest=9, chunk_size="limit", neurons=8, bias_tokens=1)
+    given = [{"x": np.random.default_rng(7).normal(size=(2, tokens, 4)).astype(np.float32)} for tokens in (5, 7)]
+    failures = prove_block(block_item(original, rewritten, original, claimed, given, WAYS)).failures
+    assert [failure.partition(" the block's error ")[0] for failure in failures] == [
+        "mlp: in chunks of 3 heads",
+        "mlp: in chunks of 6 queries",
+    ]
+
+
+def test_small_outputs_have_small_roundings() -> None:
+    """Ratios are over the rounding at the output's own scale, of a thousandth here, and not at 1."""
+    tiny = {name: values(name) * (2.0**-10 - 1.0) for name in ("W2", "b2")}
+    original = whole(weights=tiny)
+    proof = prove_block(block_item(original, whole(weights=tiny), original, BLOCK, inputs(), WAYS))
+    assert proof.passed
+    assert proof.block_ratio is not None
+    assert proof.block_ratio > 0.1
