@@ -267,6 +267,16 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "passes/certificates/changes.py",
+        "least, most = (np.where(far, - 2.0, np.expm1(np.minimum(end, _FAR))) for end in moves)",
+        "a key that is far had no weight before, so its growth multiplies 0",
+    ),
+    (
+        "passes/certificates/changes.py",
+        "least, most = (np.where(far, 1.0, np.expm1(np.minimum(end, _FAR))) for end in moves)",
+        "a key that is far had no weight before, so its growth multiplies 0",
+    ),
+    (
+        "passes/certificates/changes.py",
         "_MOST_CELLS = 199999",
         "a limit on the time; a bound over fewer cells is a bound, too",
     ),

@@ -162,6 +162,7 @@ def of_gates() -> Figures:
 
 NEURON = Head(0.7, (BiasToken(-1.0, 0.5, 2.0), BiasToken(0.25, -1.0, -3.0)), gamma=0.2, c=1.5, d=-0.25)
 STEEP = Head(0.0, (BiasToken(2.0**40, -3.0 * 2.0**40, 6.0), BiasToken(-1.0, 0.5, 2.0)), c=1.0)
+LEFT = Head(0.0, (BiasToken(-(2.0**40), -3.0 * 2.0**40, -6.0), BiasToken(1.0, 0.5, 2.0)), c=1.0)
 ONE, TWO = Program("one", (NEURON,), linear=0.1, constant=0.3), Program("two", (NEURON, STEEP), constant=-1.0)
 
 
@@ -218,6 +219,11 @@ def of_changes() -> Figures:
         "the line": (ONE, replace(ONE, linear=0.1001)),
         "the constant": (ONE, replace(ONE, constant=0.31)),
         **{name: (TWO, replace(TWO, heads=(NEURON, head))) for name, head in kinks.items()},
+        "a kink on the left": (TWO, replace(TWO, heads=(NEURON, LEFT))),
+        "a kink on the left that moves": tuple(
+            replace(TWO, heads=(replace(LEFT, bias_tokens=(replace(LEFT.bias_tokens[0], offset=at), last)),))
+            for at in (-3.0 * 2.0**40, -3.01 * 2.0**40)
+        ),
         "multiples": tuple(
             Program("m", (Head(0.0, (BiasToken(0.5, offset),), c=2.0),), domain=6.0) for offset in (0.0, 1e-3)
         ),
