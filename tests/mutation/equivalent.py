@@ -175,6 +175,21 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (f"{_PROOF}/end_to_end.py", "for name in before[ -1]:", "every case has the same outputs"),
     (
+        f"{_PROOF}/end_to_end.py",
+        "optimised = before.ways[ways[+1]], after.ways[ways[-1]]",
+        "there are two ways",
+    ),
+    (
+        f"{_PROOF}/end_to_end.py",
+        "optimised = before.ways[ways[-1]], after.ways[ways[1]]",
+        "there are two ways",
+    ),
+    (
+        f"{_PROOF}/statistics.py",
+        "_PIECE = 1 << 21",
+        "pieces of any size give the same statistics (tested); larger ones take more memory",
+    ),
+    (
         f"{_PROOF}/pass_rule.py",
         "return np.where(np.isfinite(wide), wide, -1.0)",
         "a scale is the largest of these, and at least 0",

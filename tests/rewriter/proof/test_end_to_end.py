@@ -178,6 +178,13 @@ def test_certified_errors_are_capped(by: float, holds: bool) -> None:
         assert "more than the 0.001 allowed; the largest certificate is that of mlp, 1e-06; ask for closer" in text
 
 
+def test_how_long_either_model_took_to_load() -> None:
+    """Optimised, as it is deployed."""
+    given = evaluations()
+    slower = {way: replace(ran, load_seconds=3 * ran.load_seconds) for way, ran in given.after.ways.items()}
+    assert judged(replace(given, after=replace(given.after, ways=slower))).load_seconds == (0.5, 1.5)
+
+
 def test_errors_that_were_asked_for_may_grow() -> None:
     moved = off(30 * 1e-2)
     given = evaluations(new=moved, planned=moved, rebuilt=moved)
