@@ -129,6 +129,8 @@ def test_what_is_reported_at_infinity(old: tuple[float, ...], new: tuple[float, 
         (-np.inf, np.inf, -1e39, False),
         (np.inf, 3e38, 1e39, False),
         (np.inf, np.nan, 1e39, False),
+        (np.inf, 3e38, float(np.finfo(np.float32).max), True),  # not beyond the range: the original's fault
+        (np.inf, 3e38, 3.5e38, False),
         (3e38, np.inf, 1e39, True),  # the original saturates: nothing to agree with
         (1.0, 2.0, 1.0, True),  # no overflow: judged by the error
     ],
