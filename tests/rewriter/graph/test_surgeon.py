@@ -120,3 +120,13 @@ def test_a_fragment_as_a_function() -> None:
         ("Neg", ["q"]),
     ]
     assert onnx.numpy_helper.to_array(function.node[0].attribute[0].t).tolist() == [1, 2]
+
+
+def test_attributes_of_a_body_stay_as_they_are() -> None:
+    """Only tensors are renamed, also where an attribute holds a list."""
+    body = 'h = Transpose<perm = [1, 0]>(p) q = custom.Op<s = "p">(h)'
+    function = onnx.parser.parse_function(f'<opset_import: ["": 17], domain: "d"> f (p) => (q) {{ {body} }}')
+    fragment = Fragment("top")
+    fragment.inlined(function, [fragment.tensor("x")], "call")
+    for made, node in zip(fragment.nodes({}), function.node, strict=True):
+        assert list(made.attribute) == list(node.attribute)

@@ -383,3 +383,10 @@ def test_how_many_nodes_inlining_yields(main: str, size: int, monkeypatch: pytes
         monkeypatch.setattr(functions, "MAX_INLINED", size - 1)
         with pytest.raises(ModelError, match=f"yields more than {size - 1:,} nodes"):
             functions.check_functions(model)
+
+
+def test_an_output_behind_one_without_a_name_counts() -> None:
+    """It is defined there, for what reads it, and may not be defined again."""
+    check_structure(parse("g (float[2] x) => (float[2] y) { , h = Split(x) y = Neg(h) }"))
+    with pytest.raises(ModelError, match="defines 'x' again"):
+        check_structure(parse("g (float[2] x) => (float[2] y) { , x = Split(x) y = Neg(x) }"))
