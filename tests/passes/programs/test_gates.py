@@ -67,7 +67,8 @@ def test_a_self_value_is_split_in_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("c", "d", "exact"), [(3.0, 0.25, True), (0.0, 0.1, True), (0.7, 0.1, False), (-0.7, 0.1, False)]
+    ("c", "d", "exact"),
+    [(3.0, 0.25, True), (0.0, 0.1, True), (0.7, 0.1, False), (-0.7, 0.1, False), (-0.9995, 0.6, False)],
 )
 def test_the_rounding_of_two_split_values(c: float, d: float, exact: bool) -> None:
     found = _values(Head(beta=0.0, bias_tokens=(), c=c, d=d), SMALL)
