@@ -190,3 +190,12 @@ def test_inputs_that_are_no_floats_or_empty() -> None:
 def test_very_long_sequences_are_not_tried(longest: int, slots: bool) -> None:
     found = list(variants(_claim(longest=longest), _part(), spread(_claim(longest=longest), _real(1, 17, 8))))
     assert [what for *_, what in found] == (["on 4096 tokens"] if slots else [])
+
+
+@pytest.mark.parametrize(
+    "feeds", [{}, {"y": np.zeros((1, 17, 8), np.float32)}, {"x": np.zeros((1, 17, 8)), "n": np.ones(1)}]
+)
+def test_only_what_the_block_reads_is_varied(feeds: dict[str, np.ndarray]) -> None:
+    """Neither where something else is given nor where more is, such as shapes."""
+    assert spread(_claim(), [feeds]) == []
+    assert not list(variants(_claim(longest=9), _part(), [Case("other", feeds)]))
