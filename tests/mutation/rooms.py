@@ -102,7 +102,7 @@ _OWN: Mapping[str, str] = {
     "rewriter/compare/files/nodes.py": "test_node_matching",
     "rewriter/compare/files/scopes.py": "test_wiring",
     "rewriter/compare/files/tensors.py": "test_weights",
-    "rewriter/files/load.py": "test_load test_modelfile",
+    "rewriter/files/load.py": "test_load test_modelfile test_external",
     "rewriter/files/outputrules.py": "test_save",
     "rewriter/files/save.py": "test_save test_mapped",
     "rewriter/files/soundness/functions.py": "test_structure",

@@ -111,6 +111,7 @@ def test_values(body: str, expected: Any) -> None:
         "c = Cast<to = 8>(w)",  # to a type whose values are not read
         "c = Cast<to = 10>(big)",
         "c = MatMul(w, w)",  # not elementwise
+        "t = Constant<value_floats = [1.0, 2.0, 3.0]>() c = Add(w, t)",  # shapes that do not go together
         "c = custom.Neg(w)",
         "c = custom.Reshape(w, i)",
         "c = Neg(big)",

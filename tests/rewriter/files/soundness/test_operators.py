@@ -37,6 +37,8 @@ SOUND = {
     "opset of the future": parse("y, z = Add <alpha = 1.0> (x, x, x)", NEWEST + 1),
     "undeclared attribute": parse("y = Softmax <scale = 1.0> (x)"),
     "operator of onnxruntime": parse("y = com.microsoft.BiasGelu(x, x)"),
+    "operator of onnxruntime that nothing reads": parse("y = com.microsoft.Unheard()"),
+    "operator of that name in another domain": parse("y = local.BiasGelu(x)"),
     "local function called like one of onnxruntime": parse(
         "y = com.microsoft.BiasGelu(x)", functions=function("q = Neg(p)", 17, "com.microsoft", "BiasGelu")
     ),
