@@ -91,7 +91,7 @@ def _proof(each: BlockProof) -> Row:
     return (Cell(each.name, style="" if each.passed else "bad"), *heads, each.block_error, each.block_ratio)
 
 
-QUICK = "every block was proved, but the model end to end on one input only; prove it without --quick to be sure"
+QUICK = "every block was proved, but the model end to end on two inputs only; prove it without --quick to be sure"
 """What a quick proof is."""
 
 
