@@ -137,6 +137,14 @@ def test_a_right_result_that_fails_the_proof_is_a_finding(monkeypatch: pytest.Mo
     assert not tried_transformer(drawn, way, 0).finding
 
 
+@slow
+def test_inputs_that_leave_a_domain_are_told_from_another_function() -> None:
+    """Pre-activations of a gate grow beyond its domain on inputs of the fuzzer, not on those of the proof."""
+    rng = Random("7700/1033")  # noqa: S311 - not for secrets
+    drawn = transformer(rng)
+    assert tried_transformer(drawn, {"command": "rewrite", "form": "local", "scope": "all"}, 1033).status == 0
+
+
 def test_an_mlp_that_is_not_seen_is_a_finding() -> None:
     drawn = _plain()
     more = Transformer(drawn.model, drawn.mlps + 1, drawn.rank, drawn.drawn)
