@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -115,20 +115,27 @@ def run_jobs(
             done(outcome)
         if kept is not None:
             with kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([asdict(outcome) for outcome in outcomes]) + "\n")
+                file.write(json.dumps({"job": asdict(job), "outcomes": [_entry(each) for each in outcomes]}) + "\n")
     return [outcome for job in jobs for outcome in known[job]]
 
 
 def _read(kept: Path) -> dict[Job, list[Outcome]]:
     """The outcomes of finished jobs."""
-    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    found = [[_outcome(entry) for entry in json.loads(line)] for line in lines]
-    return {outcomes[0].job: outcomes for outcomes in found}
+    found = {}
+    for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
+        entry = json.loads(line)
+        job = Job(**{**entry["job"], "variants": tuple(entry["job"]["variants"])})
+        found[job] = [Outcome(job, **{**each, "missed": tuple(each.get("missed", ()))}) for each in entry["outcomes"]]
+    return found
 
 
-def _outcome(entry: dict[str, Any]) -> Outcome:
-    job = {**entry["job"], "variants": tuple(entry["job"]["variants"])}
-    return Outcome(**{**entry, "job": Job(**job), "missed": tuple(entry["missed"])})
+def _entry(outcome: Outcome) -> dict[str, Any]:
+    """An outcome without its job and its defaults."""
+    return {
+        each.name: getattr(outcome, each.name)
+        for each in fields(outcome)
+        if each.name != "job" and getattr(outcome, each.name) != each.default
+    }
 
 
 def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[list[Outcome]]:
