@@ -16,16 +16,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.distance import gap
 from rewriter.proof.inputs.roles import is_float
-
-Array = NDArray[Any]
 
 LOWEST, HIGHEST = -4, 16
 BINS = HIGHEST - LOWEST + 3

@@ -15,10 +15,8 @@ and the correlation of the changes with the attributions is reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.norms import Norm
@@ -31,11 +29,10 @@ from rewriter.api.interpret.hooks import Hook, hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.parts import Attribution
 from rewriter.api.interpret.patching import replaced
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 
 def attribute(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
@@ -19,8 +16,6 @@ from rewriter.api.interpret.targets import Target
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 
 def patterns_on(target: Target, names: Names, inputs: InputsOrText) -> list[Edit]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named, Sublayer, named_sublayers
 from passes.heads.neurons import PROGRAMS, NeuronHeads, find_neurons
@@ -41,11 +40,10 @@ from passes.options import Options
 from passes.plan import plan_lowered
 from passes.whole.read import narrow, read_whole
 from rewriter.api.interpret.arrays import write_arrays
+from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.view import GraphView, all_views
-
-Array = NDArray[Any]
 
 _FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
 

@@ -5,20 +5,16 @@ Attributions say what a logit is made of. This says what it depends on: patterns
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from rewriter.api.interpret.cache import side_of
 from rewriter.api.interpret.edits import rename
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
 from rewriter.graph.extract import with_outputs
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import Case
-
-Array = NDArray[Any]
 
 
 def open_at(index: HeadIndex, tensor: str) -> onnx.ModelProto:

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
 from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, read_model, twins
 from rewriter.proof.reference.widen import widened
-
-Array = NDArray[Any]
 
 DISCONTINUOUS = frozenset(
     """

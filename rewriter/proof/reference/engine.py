@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import helper
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.control import Body, control_of
@@ -25,7 +26,7 @@ from rewriter.proof.reference.evaluator import EVALUATED, Evaluated
 from rewriter.proof.reference.kernels import double_kernel
 from rewriter.proof.reference.operators.table import NUMPY_OPERATORS, Operator
 from rewriter.proof.reference.parts import NoKernelError, Part
-from rewriter.proof.reference.scope import CALL, Array, Key, Node, Scope, Value
+from rewriter.proof.reference.scope import CALL, Key, Node, Scope, Value
 from rewriter.proof.reference.widen import NoReference, widened
 from rewriter.text import one_line
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.segments import bytes_of
 from rewriter.graph.view import ONNX_DOMAINS
@@ -26,7 +26,6 @@ _CHUNK = 2**22
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
-Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external
@@ -31,7 +31,6 @@ from rewriter.proof.reference.widen import (
 )
 from rewriter.text import one_line
 
-Array = NDArray[Any]
 Value = Any
 """The value of a name: an array, a list of arrays (a sequence), or None for an absent optional operand."""
 
