@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from rewriter.api import rewrite
+from rewriter import rewrite
 from rewriter.api.keywords import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.report.report import Report

@@ -1,4 +1,4 @@
-"""`rewrite bench ORIGINAL REWRITTEN [MORE...]`: how fast models run; `rewriter.api.bench` does the work."""
+"""`rewrite bench ORIGINAL REWRITTEN [MORE...]`: how fast models run; `rewriter.bench` does the work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def bench(
     """
     if report is not None:
         check_report(report, (original, rewritten, *more))
-    from rewriter.api import bench as measure
+    from rewriter import bench as measure
     from rewriter.report.terminal.benchmark import show_benchmark
     from rewriter.report.terminal.console import Console
 

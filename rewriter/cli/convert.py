@@ -1,4 +1,4 @@
-"""`rewrite MODEL -o OUT`, the plain command; `rewriter.api.rewrite` does the work."""
+"""`rewrite MODEL -o OUT`, the plain command; `rewriter.rewrite` does the work."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def convert(
         check_report(report, (model, output), suffix=".json", force=options["force"])
     if html is not None:
         check_page(html, (model, output), report=report, force=options["force"])
-    from rewriter.api import rewrite
+    from rewriter import rewrite
     from rewriter.report.terminal import tables
     from rewriter.report.terminal.console import Console
 

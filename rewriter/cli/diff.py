@@ -1,4 +1,4 @@
-"""`rewrite diff A B`: where two models differ; `rewriter.api.diff` does the work."""
+"""`rewrite diff A B`: where two models differ; `rewriter.diff` does the work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def diff(
         raise UsageError("--taps and --bisect run the models, --graph-only does not; leave one out")
     if report is not None:
         check_report(report, (a, b))
-    from rewriter.api import diff as compare
+    from rewriter import diff as compare
     from rewriter.report.terminal.comparison import DIFFING, show_comparison
     from rewriter.report.terminal.console import Console
 

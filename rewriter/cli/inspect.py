@@ -1,4 +1,4 @@
-"""`rewrite inspect MODEL`: the blocks of a model as tables or JSON; `rewriter.api.inspect` does the work."""
+"""`rewrite inspect MODEL`: the blocks of a model as tables or JSON; `rewriter.inspect` does the work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inspect(
     """
     if report is not None:
         check_report(report, (model,))
-    from rewriter.api import inspect as look
+    from rewriter import inspect as look
     from rewriter.cli.accounting import show_inspection
     from rewriter.report.terminal.console import Console
 

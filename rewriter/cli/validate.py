@@ -1,6 +1,6 @@
 """`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another does?
 
-`rewriter.api.validate` does the work.
+`rewriter.validate` does the work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def validate(
     """
     if report is not None:
         check_report(report, (original, rewritten))
-    from rewriter.api import validate as judge
+    from rewriter import validate as judge
     from rewriter.report.terminal.comparison import VALIDATING, show_comparison
     from rewriter.report.terminal.console import Console
 
