@@ -37,8 +37,7 @@ def convert_folder(
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert the files one by one")
     if output == STANDARD:
         raise UsageError("a folder cannot go to standard output; give -o a name for the new folder")
-    if report is not None:
-        check_report(report, (folder, output))
+    check_report(report, (folder, output))
     from rewriter import rewrite_folder
     from rewriter.report.terminal.console import Console
 
