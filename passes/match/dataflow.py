@@ -21,7 +21,7 @@ from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, integers_of, label
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class _Analysis:
         if axis is None or node.op_type in _PARTS | _QUANTISING:
             return axis
         if node.op_type == "Transpose":
-            order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            order = integers_of(node, "perm")
             if order is None or axis + len(order) not in order:
                 return None
             return order.index(axis + len(order)) - len(order)

@@ -29,7 +29,7 @@ from passes.network.step import Pad, Step
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
 from rewriter.graph.edit import drop_dead_constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, attributes
 
 _HALF = 0.5
 
@@ -216,7 +216,7 @@ class _Widener(Carrier):
             return
         plain = self._copy(node, [self._name(name) for name in node.input[:place]])
         plain.output[0] = f"{PREFIX}/{out}/unbiased"
-        beta = next((a.f for a in node.attribute if a.name == "beta"), 1.0) if node.op_type == "Gemm" else 1.0
+        beta = attributes(node).get("beta", 1.0) if node.op_type == "Gemm" else 1.0
         if beta != 1.0:
             scale = self._constant(f"{out}/beta", np.asarray(beta, self._dtype))
             bias = self._node("Mul", [bias, scale], f"{out}/bias_scaled")

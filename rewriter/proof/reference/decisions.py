@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from rewriter.arrays import Array
+from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
 from rewriter.proof.reference.operators.table import Operator
@@ -41,7 +42,7 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorP
 
 def discontinuous(node: Node) -> bool:
     """Whether a rounding of its operands may decide the result of an operator."""
-    kind, stated = node.proto.op_type, {each.name: helper.get_attribute_value(each) for each in node.proto.attribute}
+    kind, stated = node.proto.op_type, attributes(node.proto)
     if kind in _BY_MODE:
         return bool(stated.get("mode", _BY_MODE[kind]) == b"nearest")
     return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in _FLOATS)

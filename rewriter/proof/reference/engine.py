@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
+from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.control import Body, control_of
 from rewriter.proof.reference.evaluator import EVALUATED, Evaluated
@@ -346,8 +346,7 @@ def _operands(node: Node, values: Values) -> list[Value]:
 
 
 def _in_numpy(node: Node, form: Operator, values: Values) -> dict[str, Value]:
-    stated = {item.name: helper.get_attribute_value(item) for item in node.proto.attribute}
-    made = form(stated, *_operands(node, values))
+    made = form(attributes(node.proto), *_operands(node, values))
     outputs = made if isinstance(made, tuple) else (made,)
     found = {name: value for name, value in zip(node.proto.output, outputs, strict=False) if name}
     if len(found) < len(node.gives) or any(value is None for value in found.values()):

@@ -17,7 +17,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.segments import bytes_of
-from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.graph.view import ONNX_DOMAINS, attributes
 from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.operators.table import Operator
 
@@ -113,7 +113,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     if node.op_type not in _CHUNKED or node.domain not in ONNX_DOMAINS:
         return None
     slot, operator = _CHUNKED[node.op_type]
-    options = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    options = attributes(node)
     # `_gather` selects rows only.
     if len(node.output) != 1 or [value.name for value in graph.output] != list(node.output) or options.get("axis"):
         return None
