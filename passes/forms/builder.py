@@ -51,6 +51,7 @@ class Builder:
         self.exposed: list[onnx.ValueInfoProto] = []
         self._wanted = options.exposed(name)
         self._integers: dict[tuple[int, ...], Constant] = {}
+        self._numbers: dict[tuple[str, int], Constant] = {}
         self._size: Constant | None = None
 
     @classmethod
@@ -90,8 +91,11 @@ class Builder:
     # -- constants -----------------------------------------------------------------------------------------
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic."""
-        return self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+        """A constant in the type of the arithmetic; asked for again by its name, it is the same."""
+        key = name, self.compute_type
+        if key not in self._numbers:
+            self._numbers[key] = self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+        return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
         """A constant 1-D tensor of integers; equal values share one tensor."""
