@@ -21,6 +21,7 @@ from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, integers_of, label
 
 
@@ -102,12 +103,6 @@ FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 """The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-FLOATS = {
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-    onnx.TensorProto.DOUBLE,
-}
 
 
 def analyse(view: GraphView, constants: Constants) -> Dataflow:

@@ -16,11 +16,10 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.blocks import Block
-from passes.match.dataflow import FLOATS
 from passes.match.linear import LinearOperator, Miss
 from passes.match.projections import Projection, leaf_of, output_of
 from rewriter.graph.constants import Constants
-from rewriter.graph.types import elem_name
+from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, integers_of, label, tensor_of
 
 AnyArray = NDArray[Any]

@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from rewriter.graph.edit import forget_types
 from rewriter.graph.view import GraphView, all_views, integer_of, tensor_of
 
 _LARGEST = 2**26
@@ -129,9 +130,7 @@ def narrow(model: onnx.ModelProto) -> onnx.ModelProto | None:
             node.input[place] = vector
     # The shapes that the file declares are those with positions; inference tells the others.
     stale = {name for product in whole.products for name in nodes[product.node].output}
-    kept = [value for value in result.graph.value_info if value.name not in stale]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(kept)
+    forget_types(result.graph, stale)
     return result
 
 

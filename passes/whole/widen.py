@@ -37,15 +37,7 @@ _HALF = 0.5
 def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelProto:
     """A copy of `model` on the wide stream; its blocks are still MLPs, on rows of the model's columns."""
     carrier = _Widener(view, whole)
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    nodes = _sorted(carrier.run())
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    result.graph.initializer.extend(carrier.constants())
-    kept = [value for value in result.graph.value_info if value.name not in whole.route.sizes]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(kept)
+    result = carrier.copy(model)
     # Masks and biases that moved into the stream leave what computed them behind.
     drop_dead_constants(result.graph, frozenset(carrier.left))
     return result
@@ -74,6 +66,10 @@ class _Widener(Carrier):
         for scores in whole.scores.values():
             self._skipped.update(dict.fromkeys(scores.scales))
             self._skipped.update(scores.masks)
+
+    def run(self) -> list[onnx.NodeProto]:
+        """All nodes of the new graph, in topological order."""
+        return _sorted(super().run())
 
     # -- nodes of the graph ----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, integer_of, key_of, subgraphs, view_graph
 from rewriter.proof.inputs.static_shapes import Scope, constant_shapes
 
@@ -157,12 +158,6 @@ _PASSING = {
     "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Mul", "Where", "Flatten",
     "Transpose", "Tile",
 }  # fmt: skip
-_FLOATS = {
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.BFLOAT16,
-}
 _FEWEST = 8
 """Minimum number of positions; smaller tables are of token types."""
 _STEPS = 64
@@ -194,7 +189,7 @@ def _limits(scope: Scope) -> Iterator[int]:
 
 def _is_table(scope: Scope, tensor: str) -> bool:
     kind = scope.view.type_of(tensor).elem_type
-    return tensor in scope.constants and kind in _FLOATS and len(scope.shapes.get(tensor, ())) == 2
+    return tensor in scope.constants and kind in FLOATS and len(scope.shapes.get(tensor, ())) == 2
 
 
 def _is_constant(scope: Scope, tensors: list[str]) -> bool:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from rewriter.arrays import Array
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
@@ -37,15 +37,13 @@ _BY_MODE = {"Resize": b"nearest", "Upsample": b"nearest", "GridSample": b"linear
 _WHOLE = frozenset({"Ceil", "Floor", "Hardmax", "Round", "Sign"})
 """Discontinuous operators whose float results are whole numbers."""
 
-_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
-
 
 def discontinuous(node: Node) -> bool:
     """Whether a rounding of its operands may decide the result of an operator."""
     kind, stated = node.proto.op_type, attributes(node.proto)
     if kind in _BY_MODE:
         return bool(stated.get("mode", _BY_MODE[kind]) == b"nearest")
-    return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in _FLOATS)
+    return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in FLOATS)
 
 
 def decided_by_rounding(

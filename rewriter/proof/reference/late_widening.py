@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.segments import bytes_of
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import ONNX_DOMAINS, attributes
 from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.operators.table import Operator
 
 _CHUNK = 2**22
 """Number of entries of a very large weight that are widened at a time; 32 MiB in float64."""
-
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 
 Feeds = Mapping[str, Array]
 
@@ -123,7 +121,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     elif before:
         return None
     tensor = initializers.get(name)
-    if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in _FLOATS or bytes_of(tensor) <= large:
+    if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOATS or bytes_of(tensor) <= large:
         return None
     # The weight stays in its own type; everything else is small and widened as usual.
     weight = read_tensor(part, tensor)
