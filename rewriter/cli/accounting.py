@@ -14,7 +14,8 @@ from rewriter.report.details import HeadCount
 from rewriter.report.table import Column, Row, Table, columns
 from rewriter.report.tables import account_table
 from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.layout import plain, size
+from rewriter.report.terminal.layout import plain
+from rewriter.text import size
 
 
 def show_inspection(found: Inspection, console: Console) -> None:

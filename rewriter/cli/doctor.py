@@ -10,6 +10,7 @@ import click
 
 from rewriter.cli.options import MODEL, check_report, command, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
+from rewriter.text import size
 
 if TYPE_CHECKING:
     from rewriter.health.findings import Diagnosis
@@ -46,7 +47,6 @@ def doctor(model: Path | None, *, allow_links: bool, report: Path | None, quiet:
 
 
 def _lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    from rewriter.report.terminal.layout import size
     from rewriter.report.terminal.summary import taken
 
     yield "packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in found.packages.items())
