@@ -129,6 +129,11 @@ class HeadIndex(Mapping[str, Array]):
         """A constant tensor of the graph. Raises ModelError if its weights cannot be read."""
         return self.value_of(name)
 
+    def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
+        """Those of a normalisation over `width` channels; ones and zeros where it has none."""
+        scale = self.constant(norm.scale).reshape(-1) if norm.scale else np.ones(width)
+        return scale, self.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
+
     def affine(self, sublayer: str, side: str) -> Affine:
         """`x W + b` of the queries (`Q`) or the values (`V`) of the neurons of a sublayer.
 
