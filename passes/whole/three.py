@@ -123,10 +123,7 @@ class _Block:
 
     def wide(self, tensor: Tensor, name: str) -> Tensor:
         """A tensor in the type of the heads' arithmetic."""
-        b = self._b
-        if self._conversion.block.elem_type == b.compute_type:
-            return tensor
-        return b.node("Cast", [tensor], f"{name}_wide", to=int(b.compute_type))
+        return self._b.cast(tensor, self._conversion.block.elem_type, f"{name}_wide")
 
     def hidden(self, stream: Tensor, start: int, stop: int, name: str) -> Tensor:
         """Some hidden columns."""
