@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, subgraphs
+from rewriter.graph.view import GraphView, integer_of, subgraphs
 
 _SMALL = 1024
 """Maximum number of elements of a constant whose values are read."""
@@ -155,7 +155,7 @@ def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool)
 def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dtype[np.generic] | None:
     """The element type of the operator's result; None where folding in float64 would change the value."""
     if node.op_type == "Cast":
-        target = next((attribute.i for attribute in node.attribute if attribute.name == "to"), 0)
+        target = integer_of(node, "to", 0)
         numpy_type = _TYPES.get(target)
         return None if numpy_type is None else np.dtype(numpy_type)
     # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.

@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto
 
 from passes.options import FORM_NAMES, WHOLE
-from rewriter.api import inspect, rewrite
+from rewriter import inspect, rewrite
 from rewriter.api.interpret.index import heads
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model

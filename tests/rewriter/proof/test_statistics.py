@@ -36,16 +36,16 @@ def test_every_figure_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = array(101, -10.5, 20, 0.0625, 40, NAN, INF)
     for piece in (100, 3):
         monkeypatch.setattr(pieces, "_PIECE", piece)
-        found = measure(expected, actual, ranked=False)
+        found = measure("y", expected, actual, ranked=False)
         assert (found.elements, found.finite) == (7, 5)
-        assert (found.max_abs, found.worst) == (10.0, 4)
+        assert (found.max_abs, found.worst) == (10.0, (4,))
         assert found.mean_abs == pytest.approx((1 + 0.5 + 0.0 + 0.0125 + 10.0) / 5, rel=1e-6)
         assert found.p99_abs == 10.0
         # 0.05 is below a thousandth of the largest value.
         assert found.max_rel == pytest.approx(0.2)
         assert found.mean_rel == pytest.approx((0.01 + 0.05 + 0.0 + 0.2) / 4)
         assert found.p99_rel == pytest.approx(0.2)
-        assert found.worst_rel == 4
+        assert found.worst_rel == (4,)
         assert found.min_tolerance == pytest.approx(10.0 / 51.0)
         e, a = (each[:5].astype(np.float64) for each in (expected, actual))
         assert found.cosine == pytest.approx(e @ a / math.sqrt((e @ e) * (a @ a)), rel=1e-12)
@@ -56,11 +56,11 @@ def test_every_figure_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_to_measure() -> None:
     for expected in (array(), array(NAN, INF)):
-        found = measure(expected, expected, ranked=False)
+        found = measure("y", expected, expected, ranked=False)
         assert (found.finite, found.max_abs, found.mean_abs, found.p99_abs, found.worst) == (0, 0.0, 0.0, 0.0, None)
         assert (found.max_rel, found.mean_rel, found.p99_rel, found.worst_rel) == (0.0, 0.0, 0.0, None)
         assert (found.min_tolerance, found.cosine) == (0.0, None)
-    zeros = measure(array(0, 0), array(1, 0), ranked=False)
+    zeros = measure("y", array(0, 0), array(1, 0), ranked=False)
     assert (zeros.max_abs, zeros.mean_abs, zeros.max_rel, zeros.mean_rel, zeros.worst_rel) == (1.0, 0.5, 0.0, 0.0, None)
     assert zeros.cosine is None
 
@@ -68,15 +68,15 @@ def test_nothing_to_measure() -> None:
 def test_the_first_of_equal_differences_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for piece in (100, 2):
         monkeypatch.setattr(pieces, "_PIECE", piece)
-        found = measure(array(1, 1, 1, 1, 1), array(1, 2, 1, 2, 0), ranked=False)
-        assert (found.worst, found.worst_rel) == (1, 1)
+        found = measure("y", array(1, 1, 1, 1, 1), array(1, 2, 1, 2, 0), ranked=False)
+        assert (found.worst, found.worst_rel) == ((1,), (1,))
 
 
 def test_rows_are_ranked_by_their_largest_entry() -> None:
     """Rows with NaN or infinity count for nothing; the divergence is the mean over the others."""
     expected = array([1, 2, 0], [3, 0, 0], [NAN, 0, 0], [-INF, 1, 0])
     actual = array([1, 2, 0], [0, 0, 3], [0, 0, 0], [-INF, 2, 0])
-    found = measure(expected, actual, ranked=True)
+    found = measure("y", expected, actual, ranked=True)
     assert found.rows == 3
     assert found.top1 == pytest.approx(2 / 3)
 
