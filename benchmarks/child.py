@@ -34,7 +34,7 @@ def measure(task: str, model: Path, out: Path | None = None) -> dict[str, Any]:
 
 def _run(task: str, model: Path, out: Path | None) -> dict[str, Any]:
     start = time.perf_counter()
-    from rewriter.api import rewrite
+    from rewriter import rewrite
 
     imported = time.perf_counter()
     peak_import = _peak_mb()

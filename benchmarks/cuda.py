@@ -23,7 +23,7 @@ import onnx
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.performance.subjects import SUBJECTS, Subject
-from rewriter.api import rewrite
+from rewriter import rewrite
 from rewriter.api.timing.bench_inputs import inputs_of
 from rewriter.errors import ProviderError, UsageError
 from rewriter.files.load import load_model

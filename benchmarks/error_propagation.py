@@ -21,7 +21,7 @@ from benchmarks.common import RESULTS, ROOT, environment, print_table, write_jso
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from benchmarks.figures import Curve, Panel, drawing
 from passes.forms import FORMS
-from rewriter.api import rewrite
+from rewriter import rewrite
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import view_model
 from rewriter.ort.sessions import open_session

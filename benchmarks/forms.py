@@ -21,7 +21,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from passes.options import DEFAULT_PATTERN_MB, WHOLE
-from rewriter.api import inspect, rewrite
+from rewriter import inspect, rewrite
 from rewriter.timing.requests import Start
 from rewriter.timing.rounds import Field
 from rewriter.timing.statistics import Ratio, ratio

@@ -17,7 +17,7 @@ import onnx
 
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
-from rewriter.api import bench, rewrite
+from rewriter import bench, rewrite
 from rewriter.timing.statistics import Ratio
 
 PARTS = {"model": decoder, "mlp": mlp}

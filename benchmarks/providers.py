@@ -18,7 +18,7 @@ from onnx import inliner
 
 from benchmarks.common import ROOT
 from passes.forms import FORMS
-from rewriter.api import rewrite
+from rewriter import rewrite
 from rewriter.graph.view import all_graphs
 
 PAGE = ROOT / "docs" / "providers.md"

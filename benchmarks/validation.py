@@ -19,7 +19,7 @@ import onnx
 
 from benchmarks.common import RESULTS, interleaved, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
-from rewriter.api import diff, rewrite, validate
+from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.generate import make_cases

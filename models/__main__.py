@@ -120,7 +120,14 @@ def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: 
 @click.option("--only", multiple=True, help="Entries of the table; repeatable. Default: all.")
 @click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The Markdown file. Default: standard output.")
-def coverage_command(quick: bool, only: tuple[str, ...], processes: int, output: Path | None) -> None:
+@click.option(
+    "--kept",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the results of each export in this file; a later run with it goes on where the first one ended.",
+)
+def coverage_command(
+    quick: bool, only: tuple[str, ...], processes: int, output: Path | None, kept: Path | None
+) -> None:
     """Export many model files and count the blocks that `rewrite` finds in them."""
     from models.cells import jobs
     from models.coverage import Outcome, run_jobs
@@ -132,7 +139,7 @@ def coverage_command(quick: bool, only: tuple[str, ...], processes: int, output:
         click.echo(f"{outcome.job.entry} {outcome.job.column} {outcome.variant}: {state}{mark}", err=True)
 
     chosen = [job for job in jobs(quick=quick) if not only or job.entry in only]
-    outcomes = run_jobs(chosen, processes, show)
+    outcomes = run_jobs(chosen, processes, show, kept)
     command = "python -m models coverage" + (" --quick" if quick else "") + "".join(f" --only {name}" for name in only)
     text = markdown(outcomes, command)
     if output is None:

@@ -6,12 +6,13 @@ sample of the variants are converted and proved as well; the variants of other e
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -93,25 +94,53 @@ class Outcome:
 
 
 def run_jobs(
-    jobs: Sequence[Job], processes: int = 1, done: Callable[[Outcome], None] = lambda _: None
+    jobs: Sequence[Job],
+    processes: int = 1,
+    done: Callable[[Outcome], None] = lambda _: None,
+    kept: Path | None = None,
 ) -> list[Outcome]:
-    """The outcomes of all jobs, in their order; `done` is called with each as it arrives."""
-    outcomes: list[Outcome] = []
-    for outcome in _parallel(jobs, processes) if processes > 1 else _serial(jobs):
-        done(outcome)
-        outcomes.append(outcome)
-    return outcomes
+    """The outcomes of all jobs, in their order.
+
+    Args:
+        jobs: what to run.
+        processes: how many run at once.
+        done: called with each outcome as it arrives.
+        kept: a file with a line of JSON for each finished job, which is not run again; new ones are added to it.
+    """
+    known = {} if kept is None else _read(kept)
+    left = [job for job in jobs if job not in known]
+    for job, outcomes in zip(left, _parallel(left, processes) if processes > 1 else map(run_job, left), strict=True):
+        known[job] = outcomes
+        for outcome in outcomes:
+            done(outcome)
+        if kept is not None:
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"job": asdict(job), "outcomes": [_entry(each) for each in outcomes]}) + "\n")
+    return [outcome for job in jobs for outcome in known[job]]
 
 
-def _serial(jobs: Sequence[Job]) -> Iterator[Outcome]:
-    for job in jobs:
-        yield from run_job(job)
+def _read(kept: Path) -> dict[Job, list[Outcome]]:
+    """The outcomes of finished jobs."""
+    found = {}
+    for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
+        entry = json.loads(line)
+        job = Job(**{**entry["job"], "variants": tuple(entry["job"]["variants"])})
+        found[job] = [Outcome(job, **{**each, "missed": tuple(each.get("missed", ()))}) for each in entry["outcomes"]]
+    return found
 
 
-def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
+def _entry(outcome: Outcome) -> dict[str, Any]:
+    """An outcome without its job and its defaults."""
+    return {
+        each.name: getattr(outcome, each.name)
+        for each in fields(outcome)
+        if each.name != "job" and getattr(outcome, each.name) != each.default
+    }
+
+
+def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[list[Outcome]]:
     with ProcessPoolExecutor(min(processes, MOST_PROCESSES), get_context("spawn"), _one_thread) as pool:
-        for outcomes in pool.map(run_job, jobs):
-            yield from outcomes
+        yield from pool.map(run_job, jobs)
 
 
 def _one_thread() -> None:

@@ -11,28 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api import (
-        ablate,
-        attribute,
-        attribution_graph,
-        bench,
-        compositions,
-        diff,
-        freeze,
-        head_activity,
-        head_pictures,
-        head_tokens,
-        heads,
-        idle_heads,
-        inspect,
-        judge,
-        patch,
-        rewrite,
-        rewrite_folder,
-        run_with_cache,
-        validate,
-    )
+    from rewriter.api.comparing import diff, judge, validate
     from rewriter.api.estimating.doctor import doctor
+    from rewriter.api.folder import rewrite_folder
+    from rewriter.api.inspection import inspect
+    from rewriter.api.interpret.attribution import attribute
+    from rewriter.api.interpret.cache import run_with_cache
+    from rewriter.api.interpret.graph.tracing import attribution_graph
+    from rewriter.api.interpret.index import heads
+    from rewriter.api.interpret.interventions import ablate, freeze, patch
+    from rewriter.api.interpret.pictures.contents import head_pictures
+    from rewriter.api.interpret.ranking.activity import head_activity
+    from rewriter.api.interpret.ranking.composition import compositions
+    from rewriter.api.interpret.ranking.copies import idle_heads
+    from rewriter.api.interpret.ranking.tokens import head_tokens
+    from rewriter.api.rewriting import rewrite
+    from rewriter.api.timing.benching import bench
     from rewriter.errors import (
         ExitStatus,
         ModelError,
@@ -85,19 +79,34 @@ __all__ = [
     "validate",
 ]
 
-_ERRORS = (
-    *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
-    *("UsageError", "ValidationError"),
-)
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "rewriter.errors"),
-    "doctor": "rewriter.api.estimating.doctor",
-    "Benchmark": "rewriter.report.benchmark",
-    "Comparison": "rewriter.report.comparison",
-    "FolderReport": "rewriter.report.folder",
-    "Report": "rewriter.report.report",
-    "Text": "rewriter.proof.inputs.given",
+    "errors": (
+        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
+        *("UsageError", "ValidationError"),
+    ),
+    "api.comparing": ("diff", "judge", "validate"),
+    "api.estimating.doctor": ("doctor",),
+    "api.folder": ("rewrite_folder",),
+    "api.inspection": ("Inspection", "inspect"),
+    "api.interpret.attribution": ("attribute",),
+    "api.interpret.cache": ("run_with_cache",),
+    "api.interpret.graph.tracing": ("attribution_graph",),
+    "api.interpret.index": ("heads",),
+    "api.interpret.interventions": ("ablate", "freeze", "patch"),
+    "api.interpret.pictures.contents": ("head_pictures",),
+    "api.interpret.ranking.activity": ("head_activity",),
+    "api.interpret.ranking.composition": ("compositions",),
+    "api.interpret.ranking.copies": ("idle_heads",),
+    "api.interpret.ranking.tokens": ("head_tokens",),
+    "api.rewriting": ("rewrite",),
+    "api.timing.benching": ("bench",),
+    "proof.inputs.given": ("Text",),
+    "report.benchmark": ("Benchmark",),
+    "report.comparison": ("Comparison",),
+    "report.folder": ("FolderReport",),
+    "report.report": ("Report",),
 }
+"""Module to the names that are imported from it when they are used."""
 
 
 def __getattr__(name: str) -> Any:
@@ -106,9 +115,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("attnonly")
-    if name not in __all__:
-        raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
-    return getattr(import_module(_HOMES.get(name, "rewriter.api")), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"rewriter.{module}"), name)
+    raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

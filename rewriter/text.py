@@ -53,3 +53,13 @@ def one_line(text: object, limit: int = _LIMIT) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(nbytes: int) -> str:
+    """A size in bytes, in a suitable power of 1000."""
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.2f} GB"

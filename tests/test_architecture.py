@@ -23,7 +23,7 @@ COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
-_BASE = ("rewriter.errors", "rewriter.options", "rewriter.plain", "rewriter.text")
+_BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.plain", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
 ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph",),

@@ -24,11 +24,12 @@ import click
 import numpy as np
 
 from benchmarks.fit import lines, powers, table
+from benchmarks.fit.minimax import from_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.certificates.curves import CURVES
 from passes.fit import float32
-from passes.fit.model import Layout, from_program, to_program
+from passes.fit.model import Layout, to_program
 from passes.fit.runtime import fit_function
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
 from passes.programs.program import Program

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.fit.minimax import gauss_newton, largest, sequential
+from benchmarks.fit.minimax import largest, sequential
+from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, Mask
 from passes.programs.softmax import Array
 

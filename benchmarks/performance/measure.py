@@ -14,7 +14,7 @@ import onnx
 from benchmarks.common import environment, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.performance.subjects import Subject
-from rewriter.api import bench, rewrite
+from rewriter import bench, rewrite
 from rewriter.report.benchmark import Benchmark
 from rewriter.timing.profile import KindTime
 

@@ -174,8 +174,7 @@ def _bounds(program: Program, curve: Curve, low: Array, high: Array) -> tuple[Ar
 
 def _head(head: Head, c: Array, r: Array) -> tuple[tuple[Array, Array, Array], Array, Array, Array]:
     """(o, o', o'') at the centres, a bound on |o'''| over the cells, and the rounding of o and of its derivatives."""
-    slopes = np.array([head.beta, *(token.slope for token in head.bias_tokens)])[:, None]
-    offsets = np.array([head.gamma, *(token.offset for token in head.bias_tokens)])[:, None]
+    slopes, offsets = np.array(head.logits).T[..., None]
     # da, dv and dw are deviations from the weighted means of slopes, values and the values' slopes: the cumulants of
     # the module's formulas are sums of their products.
     values = np.tile(np.array([0.0, *(token.value for token in head.bias_tokens)])[:, None], (1, c.size))

@@ -79,12 +79,9 @@ class _Pair:
     def of(cls, head: Head, other: Head) -> _Pair:
         """The pair, with exact differences, each rounded once."""
         # As fractions: a difference of two differences cancels in floating point.
-        before, after = (
-            [(one.beta, one.gamma), *((token.slope, token.offset) for token in one.bias_tokens)]
-            for one in (head, other)
-        )
         moved = [
-            [Fraction(b) - Fraction(a) for a, b in zip(*keys, strict=True)] for keys in zip(before, after, strict=True)
+            [Fraction(b) - Fraction(a) for a, b in zip(*keys, strict=True)]
+            for keys in zip(head.logits, other.logits, strict=True)
         ]
         relative = np.array([[float(number - own) for number, own in zip(key, moved[0], strict=True)] for key in moved])
         return cls(head, other, relative[:, :1], relative[:, 1:])

@@ -72,16 +72,3 @@ def to_program(layout: Layout, x: Array, name: str) -> Program:
         tokens = tuple(BiasToken(*(float(number) for number in row)) for row in rows)
         heads.append(Head(beta=0.0, c=float(x[start]), d=float(x[start + 1]), bias_tokens=tokens))
     return Program(name, tuple(heads), linear=float(x[-2]), constant=float(x[-1]))
-
-
-def from_program(program: Program) -> tuple[Layout, Array]:
-    """The inverse of `to_program`, for programs without quadratic self logits; the self logit is shifted to 0."""
-    numbers: list[float] = []
-    for head in program.heads:
-        plain = head.shifted(-head.beta, -head.gamma)
-        numbers += [plain.c, plain.d]
-        tokens = plain.bias_tokens
-        numbers += [token.slope for token in tokens] + [token.offset for token in tokens]
-        numbers += [token.value for token in tokens]
-    layout = Layout(tuple(len(head.bias_tokens) for head in program.heads))
-    return layout, np.array([*numbers, program.linear, program.constant])

@@ -259,10 +259,7 @@ Whole (query, key, value, tokens, bias_tokens, forbidden) => (z@)
 @cache
 def whole_of(opset: int, suffix: str) -> onnx.FunctionProto:
     """The attention under its mask, all at once, to be inlined: its pattern is then a tensor of the graph."""
-    function = onnx.parser.parse_function(_WHOLE.replace("@", suffix).format(opset=opset, domain=DOMAIN))
-    for node in function.node:
-        node.name = node.output[0]
-    return function
+    return parsed(_WHOLE.replace("@", suffix).format(opset=opset, domain=DOMAIN))
 
 
 @cache
@@ -276,9 +273,15 @@ def function_of(pattern: Pattern, opset: int) -> onnx.FunctionProto:
         outside=_MASK_OUTSIDE if pattern.mask else "",
         chunk=_OPERATOR if pattern.operator else _MASKED if pattern.mask else _MASKLESS,
     )
-    function = onnx.parser.parse_function(text)
+    function = parsed(text)
     more, theorem = (_DOC_MASK, 3) if pattern.mask else (_DOC_MASKLESS, 9)
     function.doc_string = _DOC.format(more=more, theorem=theorem)
+    return function
+
+
+def parsed(text: str) -> onnx.FunctionProto:
+    """A function from its text; nodes are named for their outputs."""
+    function = onnx.parser.parse_function(text)
     for node in function.node:
         node.name = node.output[0]
     return function

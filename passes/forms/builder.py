@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from passes.conversion import Conversion
 from passes.forms.attention import Pattern, function_of
 from passes.forms.spelling import bounded
-from passes.match.marks import BLOCK_KEY, DOMAIN, PROJECTIONS_KEY
+from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY
 from passes.match.projections import Projections
 from passes.options import FormOptions
 from rewriter.graph.edit import Replacement
@@ -51,6 +51,7 @@ class Builder:
         self.exposed: list[onnx.ValueInfoProto] = []
         self._wanted = options.exposed(name)
         self._integers: dict[tuple[int, ...], Constant] = {}
+        self._numbers: dict[tuple[str, int], Constant] = {}
         self._size: Constant | None = None
 
     @classmethod
@@ -90,8 +91,11 @@ class Builder:
     # -- constants -----------------------------------------------------------------------------------------
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic."""
-        return self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+        """A constant in the type of the arithmetic; asked for again by its name, it is the same."""
+        key = name, self.compute_type
+        if key not in self._numbers:
+            self._numbers[key] = self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+        return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
         """A constant 1-D tensor of integers; equal values share one tensor."""
@@ -110,10 +114,13 @@ class Builder:
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         """An existing tensor, cast to the arithmetic's type if it has another."""
-        existing = self.fragment.tensor(tensor)
-        if elem_type == self.compute_type:
-            return existing
-        return self.node("Cast", [existing], name, to=int(self.compute_type))
+        return self.cast(self.fragment.tensor(tensor), elem_type, name)
+
+    def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
+        """A tensor of the type `elem_type`, cast to the arithmetic's type if that is another."""
+        return (
+            tensor if elem_type == self.compute_type else self.node("Cast", [tensor], name, to=int(self.compute_type))
+        )
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
         """Write `tensor` to an existing name, cast to the type `elem_type` of that name."""
@@ -193,14 +200,7 @@ def replacement(
         if conversion.projections is not None
         else f"by reference: {conversion.by_reference or 'form local'}"
     )
-    metadata = {
-        BLOCK_KEY: block.name,
-        f"{DOMAIN}.form": conversion.form,
-        f"{DOMAIN}.activation": block.identified.label,
-        f"{DOMAIN}.program": conversion.program.name,
-        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
-        PROJECTIONS_KEY: how,
-    }
+    metadata = {**metadata_of(conversion), PROJECTIONS_KEY: how}
     every = b.fragment.nodes(metadata)
     parts: dict[str, tuple[onnx.NodeProto, ...]] = {}
     for name in (*before, output, *after):
@@ -218,6 +218,17 @@ def replacement(
         exposed=tuple(b.exposed),
         further=() if conversion.projections is None else (*further, *_shapes(b, conversion.projections, metadata)),
     )
+
+
+def metadata_of(conversion: Conversion) -> dict[str, str]:
+    """What stands on every node of a block's heads, in any form."""
+    return {
+        BLOCK_KEY: conversion.block.name,
+        f"{DOMAIN}.form": conversion.form,
+        f"{DOMAIN}.activation": conversion.block.identified.label,
+        PROGRAM_KEY: conversion.program.name,
+        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
+    }
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:

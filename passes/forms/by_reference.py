@@ -116,16 +116,11 @@ def paired(b: Builder, query: Tensor, name: str) -> Variable:
 
 def _key(b: Builder, rows: Tensor, group: Group, m: int, dimension: int, unused: float, suffix: str) -> Variable:
     """Keys [batch, 1, N + m, d_head], the same for all heads; [batch, heads, ...] where the self logit is quadratic."""
-    head, others = group.head, m - group.bias_tokens
-    name = f"k{suffix}"
+    head, name = group.head, f"k{suffix}"
     one_head = b.rows(rows, b.integers(0), b.integers(1), 1, f"{name}_one_head")
     tokens_shape = b.node("Shape", [one_head], f"{name}_tokens_shape")
     parts: list[Tensor] = []
-    coefficients = [
-        (head.beta, [*(token.slope for token in head.bias_tokens), *[head.beta] * others]),
-        (head.gamma, [*(token.offset for token in head.bias_tokens), *[head.gamma + unused] * others]),
-    ]
-    for i, (own, on_bias) in enumerate(coefficients[:dimension]):
+    for i, (own, on_bias) in enumerate(group.logits(m, unused)[:dimension]):
         column = b.node("Expand", [b.numbers(f"{name}_self_{i}", own), tokens_shape], f"{name}_tokens_{i}")
         parts.append(_appended(b, column, on_bias, f"{name}_{i}"))
     if head.alpha != 0.0:

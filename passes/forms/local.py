@@ -20,10 +20,11 @@ import onnx
 from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
+from passes.forms.builder import Builder, metadata_of
 from passes.forms.compact.form import emit_compact, prepare_softmax
 from passes.forms.spelling import LARGEST_PART, LARGEST_SINGLE, Heads, LineOf, PowersOf, Spelling, clipped, function_of
 from passes.match.linear import Miss
-from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY
+from passes.match.marks import DOMAIN
 from passes.programs.head import Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -31,7 +32,7 @@ from passes.programs.program import Program
 from passes.programs.sharing import Group, Key, groups_of
 from passes.programs.softmax import FACTORED
 from rewriter.graph.edit import Replacement
-from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
+from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 
@@ -77,46 +78,28 @@ _STEEP = 8.0
 class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
         self._conversion = conversion
-        self._opset = view.opsets.get("", 1)
-        self._fragment = Fragment(f"{conversion.block.name}/heads")
-        self._functions: list[onnx.FunctionProto] = []
+        self._b = Builder.of(view, conversion)
+        self._fragment = self._b.fragment
         self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
     def run(self) -> Replacement:
-        block, program = self._conversion.block, self._conversion.program
+        block = self._conversion.block
         cast = block.elem_type != self._conversion.compute_type
-        query = self._read(block.gate, "query", block.gate_type)
-        source = query if block.value == block.gate else self._read(block.value, "value", block.value_type)
+        query = self._b.read(block.gate, block.gate_type, "query")
+        source = query if block.value == block.gate else self._b.read(block.value, block.value_type, "value")
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         target = self._fragment.qualified("wide_output") if cast else block.output
         self._program(query, source, target)
         if cast:
             wide = self._fragment.tensor(target)
             self._fragment.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
-        metadata = {
-            BLOCK_KEY: block.name,
-            f"{DOMAIN}.form": self._conversion.form,
-            f"{DOMAIN}.activation": block.identified.label,
-            PROGRAM_KEY: program.name,
-            f"{DOMAIN}.max_error": f"{self._conversion.max_error:.3g}",
-        }
         return Replacement(
             output=block.output,
             region=block.region.nodes,
-            nodes=tuple(self._fragment.nodes(metadata)),
+            nodes=tuple(self._fragment.nodes(metadata_of(self._conversion))),
             initializers=tuple(self._fragment.initializers()),
-            functions=tuple(self._functions),
+            functions=tuple(self._b.functions),
         )
-
-    @property
-    def _dtype(self) -> DTypeLike:
-        return np.float64 if self._double else np.float32
-
-    def _read(self, tensor: str, name: str, elem_type: int) -> Tensor:
-        existing = self._fragment.tensor(tensor)
-        if elem_type == self._conversion.compute_type:
-            return existing
-        return self._fragment.node("Cast", [existing], name, to=int(self._conversion.compute_type))
 
     def _program(self, query: Tensor, source: Tensor, target: str) -> None:
         """The program: its heads, and their product with the value of a gate."""
@@ -128,7 +111,7 @@ class _Emitter:
         elif program.heads:
             self._sum(program, query, own, output)
         else:
-            fragment.node("Mul", [own, self._scalar("linear_factor", program.linear)], "linear", output=output)
+            fragment.node("Mul", [own, self._b.numbers("linear_factor", program.linear)], "linear", output=output)
         if program.line is not None:
             block = self._conversion.block
             if block.value == block.gate and len(program.heads) == 1:
@@ -143,9 +126,9 @@ class _Emitter:
         weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
         inputs: dict[str, Tensor] = {
             "query": query,
-            "step": self._scalar("line_step", -line.step),
-            "rates": self._vector("line_rates", rates),
-            "weights": self._vector("line_weights", [line.step * weight for weight in weights]),
+            "step": self._b.numbers("line_step", -line.step),
+            "rates": self._b.numbers("line_rates", rates),
+            "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
         return self._attend("line/", spelling, inputs, self._fragment.qualified("line"))
 
@@ -153,19 +136,19 @@ class _Emitter:
         """Heads with equally spaced keys, times `own`."""
         value = own
         if self._conversion.program.line is None:
-            value = clipped(self._fragment, own, powers.ends, "self_value", self._dtype, self._opset)
+            value = clipped(self._fragment, own, powers.ends, "self_value", self._b.dtype, self._b.opset)
         inputs: dict[str, Tensor] = {
             "query": query,
             "value": value,
-            "step": self._scalar("step", powers.step),
-            "numerator": self._vector("numerator", powers.numerator),
-            "denominator": self._vector("denominator", powers.denominator),
+            "step": self._b.numbers("step", powers.step),
+            "numerator": self._b.numbers("numerator", powers.numerator),
+            "denominator": self._b.numbers("denominator", powers.denominator),
         }
         unscaled = powers.factor == 1.0
         made = output if unscaled else self._fragment.qualified("unscaled")
         result = self._attend("", PowersOf(len(powers.denominator), self._double), inputs, made)
         if not unscaled:
-            self._fragment.node("Mul", [result, self._scalar("factor", powers.factor)], "scaled", output=output)
+            self._fragment.node("Mul", [result, self._b.numbers("factor", powers.factor)], "scaled", output=output)
 
     def _sum(self, program: Program, query: Tensor, source: Tensor, target: str) -> None:
         """All heads of the program, its linear term and its constant."""
@@ -176,7 +159,7 @@ class _Emitter:
         if linear != 0.0:
             rest.append(self._scaled(source, linear, 0.0, "linear"))
         if program.constant != 0.0:
-            rest.append(self._scalar("constant", program.constant))
+            rest.append(self._b.numbers("constant", program.constant))
         terms: list[Tensor] = []
         for number, group in enumerate(groups):
             prefix = "" if alone else f"{number}/"
@@ -196,7 +179,7 @@ class _Emitter:
         # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
         inner = self._fragment.qualified(f"{prefix}unscaled")
         attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
-        factor = self._scalar(f"{prefix}factor", head.c)
+        factor = self._b.numbers(f"{prefix}factor", head.c)
         return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
@@ -236,7 +219,7 @@ class _Emitter:
         first, last = (token if token.value == 0.0 or not zeros else None for token in (by_slope[0], by_slope[-1]))
         low = -LARGEST_SINGLE if first is not None and first.slope < head.beta else -math.inf
         high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
-        return clipped(self._fragment, source, (low, high), name, self._dtype, self._opset)
+        return clipped(self._fragment, source, (low, high), name, self._b.dtype, self._b.opset)
 
     def _shared(
         self, prefix: str, keys: tuple[Key, ...], own: int, query: Tensor, source: Tensor, output: str
@@ -254,9 +237,7 @@ class _Emitter:
         """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)
         return {
-            name: self._fragment.constant(
-                f"{prefix}{name}", np.asarray([getattr(key, column) for key in keys], dtype=self._dtype)
-            )
+            name: self._b.numbers(f"{prefix}{name}", [getattr(key, column) for key in keys])
             for name, column in columns
             if steep or column != "offset"
         }
@@ -265,31 +246,25 @@ class _Emitter:
         if self._conversion.inline:
             # Several functions may follow one another, with the same names inside.
             fragment = self._fragment.within(prefix.rstrip("/")) if prefix else self._fragment
-            spelling.emit(fragment, inputs, output, self._opset)
+            spelling.emit(fragment, inputs, output, self._b.opset)
             return self._fragment.tensor(output)
-        self._functions.append(function_of(spelling, self._opset))
+        self._b.functions.append(function_of(spelling, self._b.opset))
         ordered = [inputs[name] for name in spelling.inputs]
         return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
 
     def _key(self, prefix: str, head: Head, query: Tensor) -> Tensor:
         """The self key: a constant, or affine in y where the self logit is quadratic."""
         if head.alpha == 0.0:
-            return self._scalar(f"{prefix}key", head.beta)
+            return self._b.numbers(f"{prefix}key", head.beta)
         return self._scaled(query, head.alpha, head.beta, f"{prefix}key")
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""
         if factor == 0.0:
-            return self._scalar(name, offset)
+            return self._b.numbers(name, offset)
         result = tensor
         if factor != 1.0:
-            result = self._fragment.node("Mul", [result, self._scalar(f"{name}_factor", factor)], name)
+            result = self._fragment.node("Mul", [result, self._b.numbers(f"{name}_factor", factor)], name)
         if offset != 0.0:
-            result = self._fragment.node("Add", [result, self._scalar(f"{name}_offset", offset)], f"{name}_shifted")
+            result = self._fragment.node("Add", [result, self._b.numbers(f"{name}_offset", offset)], f"{name}_shifted")
         return result
-
-    def _scalar(self, name: str, value: float) -> Constant:
-        return self._fragment.constant(name, np.asarray(value, dtype=self._dtype))
-
-    def _vector(self, name: str, values: Sequence[float]) -> Constant:
-        return self._fragment.constant(name, np.asarray(values, dtype=self._dtype))

@@ -19,6 +19,7 @@ from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
 from passes.forms.masked import prepare_masked
 from passes.forms.positions import Positions, default_omega
+from passes.forms.stream import open_stream
 from passes.forms.sublayer import Attend, as_before, attend_block, sequences_of, write_output
 from passes.forms.weights import Weights
 from passes.match.linear import Miss
@@ -113,27 +114,14 @@ def _sublayer(
     model = projections.query.in_features
     layout = positions.layout(model)
     data = b.read(projections.query.data, elem_type, "input")
-    stream, count = with_positions(b, sequences_of(b, data, conversion, projections), model, positions)
-    one_batch = b.rows(stream, b.integers(0), b.integers(1), 0, "one_stream")
+    stream = open_stream(b, sequences_of(b, data, conversion, projections), model, 0, positions, "stream")
+    one_batch = b.rows(stream.tensor, b.integers(0), b.integers(1), 0, "one_stream")
     columns = b.rows(one_batch, b.integers(model), b.integers(layout.width), 2, "position_columns")
     scores = positions.scores(columns, "position_scores", bias_tokens=True)
     weights = Weights(b, layout, projections.query.out_features, elem_type)
     attend = partial(attend_maskless, b, scores)
-    attended = attend_block(b, weights, stream, projections, groups, attend, unused=-omega)
+    attended = attend_block(b, weights, stream.tensor, projections, groups, attend, unused=-omega)
     written = write_output(b, weights, attended, projections)
-    dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
+    dropped = b.rows(written, b.integers(0), stream.count, 1, "tokens_only")
     b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
-
-
-def with_positions(b: Builder, tokens: Tensor, model: int, positions: Positions) -> tuple[Variable, Variable]:
-    """The stream [batch, N + m, model + slots], and N as a 1-D tensor; `tokens` is [batch, N, model]."""
-    batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
-    each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
-    own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
-    with_own = positions.checked([tokens, own], 2, "tokens")
-    empty = b.concat([batch, b.integers(positions.bias_tokens, model)], 0, "bias_tokens_shape")
-    zeros = b.node("Expand", [b.numbers("empty", 0.0), empty], "bias_tokens_empty")
-    bias_positions = b.node("Expand", [positions.of_bias_tokens(), each], "bias_positions_each")
-    bias_tokens = b.concat([zeros, bias_positions], 2, "bias_tokens")
-    return b.concat([with_own, bias_tokens], 1, "stream"), count

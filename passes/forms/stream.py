@@ -71,22 +71,24 @@ class Stream:
         )
 
 
-def open_stream(b: Builder, tokens: Tensor, model: int, hidden: int, positions: Positions) -> Stream:
+def open_stream(
+    b: Builder, tokens: Tensor, model: int, hidden: int, positions: Positions, name: str = "stream_0"
+) -> Stream:
     """The stream before the first sublayer: tokens [batch, N, model], hidden columns 0, and m bias tokens."""
     batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
     parts: list[Tensor] = [tokens, own]
-    zero = b.numbers("empty", 0.0)
     if hidden:
+        zero = b.numbers("empty", 0.0)
         shape = b.concat([batch, count, b.integers(hidden)], 0, "hidden_shape")
         parts.insert(1, b.node("Expand", [zero, shape], "hidden_empty"))
     with_own = positions.checked(parts, 2, "tokens")
     shape = b.concat([batch, b.integers(positions.bias_tokens, model + hidden)], 0, "bias_tokens_shape")
-    empty = b.node("Expand", [zero, shape], "bias_tokens_empty")
+    empty = b.node("Expand", [b.numbers("empty", 0.0), shape], "bias_tokens_empty")
     bias_positions = b.node("Expand", [positions.of_bias_tokens(), each], "bias_positions_each")
     bias_tokens = b.concat([empty, bias_positions], 2, "bias_tokens")
-    return Stream(b.concat([with_own, bias_tokens], 1, "stream_0"), model, hidden, positions, count)
+    return Stream(b.concat([with_own, bias_tokens], 1, name), model, hidden, positions, count)
 
 
 def position_scores(b: Builder, stream: Stream, name: str, *, bias_tokens: bool) -> Variable:
@@ -143,8 +145,8 @@ def attend_with_activation(
     dimension = max(group.dimension for group in groups)
     if len({group.bias_tokens for group in groups}) > 1:
         dimension = 2
-    y = b.bounded(_by_head(b, queries, "q"), "finite_q")
-    z = _by_head(b, values, "v")
+    y = b.bounded(by_head(b, queries, "q"), "finite_q")
+    z = by_head(b, values, "v")
     query: Tensor = y
     if dimension == 2:
         one = b.node("Expand", [b.numbers("q_one", 1.0), b.node("Shape", [y], "q_shape")], "q_ones")
@@ -152,10 +154,9 @@ def attend_with_activation(
     terms: list[Variable] = []
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
-        head, others = group.head, layout.bias_tokens - group.bias_tokens
-        slopes = layout.column(head.beta, [*(t.slope for t in head.bias_tokens), *[head.beta] * others])
-        offsets = layout.column(head.gamma, [*(t.offset for t in head.bias_tokens), *[head.gamma - omega] * others])
-        weight = b.numbers(f"W_K{suffix}", np.stack([slopes, offsets][:dimension], axis=-1))
+        head = group.head
+        columns = [layout.column(*each) for each in group.logits(layout.bias_tokens, -omega)]
+        weight = b.numbers(f"W_K{suffix}", np.stack(columns[:dimension], axis=-1))
         key = b.unsqueeze(b.node("MatMul", [ones, weight], f"k{suffix}_all"), 1, f"k{suffix}")
         constants = layout.column(head.d, [token.value for token in head.bias_tokens])[:, None]
         value: Tensor = z
@@ -169,6 +170,6 @@ def attend_with_activation(
     return b.reshape(total, b.node("Shape", [queries], "z_shape"), "z_written")
 
 
-def _by_head(b: Builder, columns: Tensor, name: str) -> Variable:
+def by_head(b: Builder, columns: Tensor, name: str) -> Variable:
     """[batch, rows, width] as [batch, width, rows, 1], one head per column."""
     return b.unsqueeze(b.transpose(columns, (0, 2, 1), f"{name}_columns"), 3, name)

@@ -93,14 +93,11 @@ class Weights:
 
         The logit of bias tokens of other groups is the self logit plus `unused`.
         """
-        head, column = group.head, self._layout.column
-        others = self._layout.bias_tokens - group.bias_tokens
-        slopes = column(head.beta, [*(token.slope for token in head.bias_tokens), *[head.beta] * others])
-        offsets = column(head.gamma, [*(token.offset for token in head.bias_tokens), *[head.gamma + unused] * others])
-        columns = [slopes, offsets][:dimension]
+        head, made = group.head, group.logits(self._layout.bias_tokens, unused)
+        slopes, offsets = columns = [self._layout.column(*each) for each in made]
         # Logits are affine in y with the same coefficients for every neuron, so all heads share one W_K.
         if head.alpha == 0.0:
-            return self._b.numbers(name, np.stack(columns, axis=-1)[None])
+            return self._b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
         # alpha y^2 + beta y = y (alpha y + beta): the first entry of the key is itself a projection of the neuron.
         square = self._b.node("Mul", [functional, self._b.numbers(f"{name}_alpha", head.alpha)], f"{name}_square")
         linear = self._b.numbers(f"{name}_slopes", slopes[None, :, None])

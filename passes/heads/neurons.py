@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from passes.forms import choose
 from passes.match.blocks import Block
-from passes.match.dataflow import FLOATS, Dataflow, analyse
+from passes.match.dataflow import Dataflow, analyse
 from passes.match.identify import Identified, Region
 from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import DOMAIN, made_for
@@ -24,6 +24,7 @@ from passes.programs.activations import ACTIVATIONS
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
 from rewriter.graph.constants import Constants
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}

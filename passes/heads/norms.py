@@ -7,17 +7,9 @@ from dataclasses import dataclass
 import onnx
 
 from passes.match.linear import MICROSOFT
+from passes.neurons.bounds import NORMS
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView
-
-_OPERATORS: dict[tuple[str, str], tuple[int, int | None]] = {
-    ("", "LayerNormalization"): (1, 2),
-    ("", "RMSNormalization"): (1, None),
-    ("", "SimplifiedLayerNormalization"): (1, None),
-    (MICROSOFT, "SkipLayerNormalization"): (2, 3),
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): (2, None),
-}
-"""Operators with the positions of their scale and bias."""
+from rewriter.graph.view import GraphView, integer_of
 
 _LAYOUT = ("Reshape", "Identity", "Cast", "Dropout", "Flatten", "Squeeze", "Unsqueeze")
 _REACH = 8
@@ -47,9 +39,9 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
         node = view.made_by(tensor)
     if node is None:
         return None
-    slots = _OPERATORS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
-    if slots is not None and all(axis.i == -1 for axis in node.attribute if axis.name == "axis"):
-        return Norm(tensor, *(_operand(node, slot) for slot in slots))
+    known = NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
+    if known is not None and integer_of(node, "axis", -1) == -1:
+        return Norm(tensor, _operand(node, known.scale), _operand(node, known.bias))
     return _written_out(view, constants, tensor, node)
 
 

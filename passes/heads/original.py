@@ -19,7 +19,7 @@ from passes.heads.trace import Part, Signal, Tracer
 from passes.heads.values import UNFIT, LostError
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.match.marks import made_for
-from rewriter.graph.view import label
+from rewriter.graph.view import attributes, label
 
 _DEPTH = 24
 """Longest chain of nodes between a Softmax and the products on both sides of it."""
@@ -252,7 +252,7 @@ _OPERATORS: Mapping[tuple[str, str], tuple[str, str]] = {
 
 
 def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
-    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    given = attributes(node)
     query_heads, key_heads = _OPERATORS[node.domain if node.domain == MICROSOFT else "", node.op_type]
     if len(node.input) < 3 or not all(node.input[:3]):
         raise LostError("its queries, keys and values are packed into one input", label(node))

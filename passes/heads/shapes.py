@@ -9,7 +9,7 @@ import onnx
 
 from passes.heads.values import UNFIT, LostError, Values
 from passes.match.operands import Read
-from rewriter.graph.types import declared_types, skeleton_of
+from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import GraphView
 
 Shape = tuple[int, ...]
@@ -53,10 +53,7 @@ def _sized(model: onnx.ModelProto) -> onnx.ModelProto:
                 if name not in sizes:
                     sizes[name] = BATCH if axis == 0 else next(further)
                 dim.dim_value = sizes[name]
-    # What the file declares has symbols, which would win over the numbers.
-    del skeleton.graph.value_info[:]
-    for value in skeleton.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    forget_symbols(skeleton)
     return skeleton
 
 
@@ -65,12 +62,7 @@ def _inferred(skeleton: onnx.ModelProto) -> dict[str, Shape] | None:
         typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; then nothing is known
         return None
-    found: dict[str, Shape] = {}
-    for name, kind in declared_types(typed.graph).items():
-        dims = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
-        if kind.shape is not None and len(dims) == len(kind.shape):
-            found[name] = dims
-    return found
+    return shapes_in_numbers(typed.graph)
 
 
 def _ranges(view: GraphView, read: Read, found: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:

@@ -21,7 +21,7 @@ from passes.heads.values import LostError, Values, sliced
 from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
 from passes.match.operands import Read
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, key_of, label
 
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -131,8 +131,8 @@ class Tracer:
             return Signal(self.shape(tensor), ())
         if depth > _DEPTH:
             raise LostError("the way back is too long", label(node))
-        step = _STEPS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
-        if step is None or not (self.view.is_onnx(node) or node.domain == MICROSOFT):
+        step = _STEPS.get(key_of(node))
+        if step is None:
             raise LostError("it does more than move, scale or add entries", label(node))
         found = step(self, node, tensor, stop, depth + 1)
         known = self._shapes.get(tensor)
@@ -167,7 +167,7 @@ class Tracer:
 
     def transposed(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
         """Transpose."""
-        order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
+        order = integers_of(node, "perm")
         return _moved(self.trace(node.input[0], stop, depth), lambda a: np.transpose(a, order))
 
     def expanded(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
@@ -178,7 +178,7 @@ class Tracer:
 
     def split(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
         """Split."""
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        axis = integer_of(node, "axis", 0)
         shapes = [self.shape(name) for name in node.output]
         start = sum(shape[axis] for shape in shapes[: list(node.output).index(output)])
         rows = np.arange(start, start + self.shape(output)[axis])
@@ -189,19 +189,19 @@ class Tracer:
         if len(node.input) > 2:
             bounds = [self._values.numbers(name) for name in node.input[1:]]
         else:
-            given = {attribute.name: list(attribute.ints) for attribute in node.attribute}
-            bounds = [given[name] for name in ("starts", "ends", "axes") if name in given]
+            stated = (integers_of(node, name) for name in ("starts", "ends", "axes"))
+            bounds = [each for each in stated if each is not None]
         return _moved(self.trace(node.input[0], stop, depth), lambda a: sliced(a, bounds))
 
     def gathered(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
         """Gather of constant rows."""
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        axis = integer_of(node, "axis", 0)
         rows = np.array(self._values.numbers(node.input[1]), dtype=np.int64).reshape(self.shape(node.input[1]))
         return _moved(self.trace(node.input[0], stop, depth), lambda a: np.take(a, rows, axis))
 
     def concatenated(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
         """Concat: of the new keys with a cache, of a rotated part with the rest."""
-        axis = next(attribute.i for attribute in node.attribute if attribute.name == "axis")
+        axis = attributes(node)["axis"]
         pieces = [self.trace(name, stop, depth) for name in node.input]
         parts = []
         for source in dict.fromkeys(part.source for piece in pieces for part in piece.parts):

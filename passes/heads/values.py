@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from passes.match.linear import Miss
 from passes.match.operands import Read
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import GraphView, attributes, label
 
 Array = NDArray[Any]
 Sizes = Callable[[str], Sequence[int | None] | None]
@@ -69,7 +69,7 @@ class Values:
         compute = _OPERATORS.get(node.op_type)
         if compute is None:
             raise LostError("it is not constant", label(node))
-        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = attributes(node)
         if node.op_type == "Constant" and "value" in given:
             return self._read(given["value"])
         return np.asarray(compute([self.of(name, depth + 1) for name in node.input if name], given))
@@ -89,7 +89,7 @@ class Values:
         sizes = self._sizes(node.input[0])
         if sizes is None:
             raise LostError("the shape of its input is not known", label(node))
-        given: dict[str, int] = {attribute.name: attribute.i for attribute in node.attribute}
+        given = attributes(node)
         # Unknown sizes are NaN, which whatever is computed from them then is too.
         known = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
         known = known[given.get("start", 0) : given.get("end", len(known))]

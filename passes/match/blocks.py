@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.fit.unnamed import unnamed
-from passes.match.dataflow import FLOATS, Dataflow, analyse
+from passes.match.dataflow import Dataflow, analyse
 from passes.match.identify import Identified, Identifier, Region, Unknown
 from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import made_for
 from passes.match.names import Namer
 from rewriter.graph.constants import Constants
-from rewriter.graph.types import elem_name
+from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, label
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT

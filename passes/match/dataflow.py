@@ -21,7 +21,8 @@ from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, integers_of, label
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,6 @@ FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 """The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-FLOATS = {
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-    onnx.TensorProto.DOUBLE,
-}
 
 
 def analyse(view: GraphView, constants: Constants) -> Dataflow:
@@ -206,7 +201,7 @@ class _Analysis:
         if axis is None or node.op_type in _PARTS | _QUANTISING:
             return axis
         if node.op_type == "Transpose":
-            order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            order = integers_of(node, "perm")
             if order is None or axis + len(order) not in order:
                 return None
             return order.index(axis + len(order)) - len(order)

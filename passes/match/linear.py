@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, label
+from rewriter.graph.view import GraphView, key_of, label
 
 MICROSOFT = "com.microsoft"
 """Domain of onnxruntime's contributed operators."""
@@ -71,8 +71,7 @@ Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
 def linear_operator(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     """The node at `index` as a linear operator; a Miss if it fails a condition, None if its type is not listed."""
     node = view.nodes[index]
-    domain = "" if node.domain in ONNX_DOMAINS else node.domain
-    recognise = LINEAR_OPERATORS.get((domain, node.op_type))
+    recognise = LINEAR_OPERATORS.get(key_of(node))
     return None if recognise is None else recognise(view, constants, index)
 
 

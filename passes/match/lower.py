@@ -16,7 +16,7 @@ import onnx.inliner
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from passes.match.marks import DOMAIN
 from passes.match.sublayers import network_parts
-from rewriter.graph.view import ONNX_DOMAINS, all_graphs, subgraphs
+from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of, subgraphs
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -136,7 +136,7 @@ def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    entry = LOWERINGS.get(("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type))
+    entry = LOWERINGS.get(key_of(node))
     return None if entry is None else entry(node)
 
 

@@ -16,12 +16,11 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.blocks import Block
-from passes.match.dataflow import FLOATS
 from passes.match.linear import LinearOperator, Miss
 from passes.match.projections import Projection, leaf_of, output_of
 from rewriter.graph.constants import Constants
-from rewriter.graph.types import elem_name
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.types import FLOATS, elem_name
+from rewriter.graph.view import GraphView, integers_of, label, tensor_of
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -164,7 +163,7 @@ def constant_operand(view: GraphView, node: int, slot: int, read: Read) -> Opera
                 f"its weight is computed by {label(maker)}" if maker is not None else "it has no weight"
             )
         if maker.op_type == "Constant":
-            tensor = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
+            tensor = tensor_of(maker)
             if tensor is None:
                 raise NotPlainError(f"its weight {label(maker)} is not a tensor")
             break
@@ -180,7 +179,7 @@ def constant_operand(view: GraphView, node: int, slot: int, read: Read) -> Opera
 
 
 def _turns_matrix(node: onnx.NodeProto) -> bool:
-    order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [1, 0])
+    order = integers_of(node, "perm") or [1, 0]
     if order not in ([1, 0], [0, 1]):
         raise NotPlainError(f"its weight is computed by {label(node)}")
     return order == [1, 0]

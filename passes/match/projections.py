@@ -16,7 +16,7 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
 from passes.network.sizes import ShapeReader
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, label
 
 _LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep all entries in order: between two tensors with the same last axis they do not move tokens."""
@@ -226,11 +226,11 @@ class _Reader:
         return Vector(name, prod(shape), node=node, slot=slot)
 
     def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        axis = integer_of(node, "axis", 0)
         rank = self._rank(node.input[0])
         if axis != -1 and (rank is None or axis != rank - 1):
             return None
-        sizes = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "split"), None)
+        sizes = integers_of(node, "split")
         if len(node.input) > 1 and node.input[1]:
             given = self._constants.value(node.input[1])
             if given is None:
@@ -277,8 +277,8 @@ class _Reader:
         shape = self._constants.shape(operator.weight)
         if shape is None or len(shape) != 2 or operator.in_features is None or operator.out_features is None:
             return Miss("the shape of its weight is not known", where)
-        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
+        stated = attributes(node)
+        if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             return Miss(f"{where} scales its operands", where)
         maker = self._computed_by(operator.weight)
         if maker is not None:
@@ -290,9 +290,9 @@ class _Reader:
             if vector is None:
                 return Miss(f"{where} has a bias that is not one value per channel", where)
             biases = (vector,)
-        transposed = bool(given.get("transB"))
+        transposed = bool(stated.get("transB"))
         if operator.kind == "Einsum":
-            read = einsum_map(given["equation"].decode(), list(node.input).index(operator.weight))
+            read = einsum_map(stated["equation"].decode(), list(node.input).index(operator.weight))
             transposed = read is not None and read.transposed
         return Projection(
             operator.data,

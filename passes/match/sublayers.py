@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from passes.match.linear import MICROSOFT
-from rewriter.graph.view import GraphView, view_model
+from rewriter.graph.view import GraphView, attributes, view_model
 
 Parts = list[onnx.NodeProto]
 _LAYER_NORM_OPSET = 17
@@ -45,7 +45,7 @@ def _node(
 
 def _product(view: GraphView, node: onnx.NodeProto) -> Parts | None:
     """FusedMatMul of two tensors that are data: their transpositions, product and scale."""
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    given = attributes(node)
     constant = any(name in view.initializers for name in node.input)
     kinds = {view.type_of(name).elem_type for name in (*node.input, *node.output)} - {0}
     if constant or given.get("transBatchA") or given.get("transBatchB") or len(kinds) != 1:
@@ -83,7 +83,7 @@ def _skip(view: GraphView, node: onnx.NodeProto) -> Parts | None:
         parts.append(_node(node, "Add", [x, bias], "biased"))
         x = str(parts[-1].output[0])
     total = _node(node, "Add", [x, skip], "sum", outputs[_SUM])
-    epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-12)
+    epsilon = attributes(node).get("epsilon", 1e-12)
     inputs = [str(total.output[0]), gain, *([shift] if shift else [])]
     normed = _node(node, "LayerNormalization", inputs, "normalised", str(node.output[0]), epsilon=epsilon, axis=-1)
     return [*parts, total, normed]

@@ -13,9 +13,9 @@ from dataclasses import replace
 import onnx
 
 from passes.match.linear import Miss
-from passes.network.sizes import Size, attributes
+from passes.network.sizes import Size
 from passes.network.step import Aside, Known, Step, token_axes
-from rewriter.graph.view import label
+from rewriter.graph.view import attributes, label
 
 _CHANNELS = 2
 """The axes of a convolution's data in front of the positions: batch and channels."""

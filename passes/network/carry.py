@@ -18,6 +18,7 @@ from passes.network.names import COUNT, IS_TOKEN, PREFIX, ROWS, STREAM
 from passes.network.route import Route
 from passes.network.sizes import KEYS, TOKENS
 from passes.network.step import Pad, Step, Target, token_axes
+from rewriter.graph.edit import forget_types
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView
 
@@ -30,18 +31,7 @@ Attribute = int | list[int]
 
 def carry(model: onnx.ModelProto, view: GraphView, route: Route, bias_tokens: int) -> onnx.ModelProto:
     """A copy of `model` in which the bias tokens travel along `route`."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    carrier = Carrier(view, route, bias_tokens)
-    nodes = carrier.run()
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    result.graph.initializer.extend(carrier.constants())
-    # Declared shapes of carried tensors say N where there are now N + m rows.
-    kept = [value for value in result.graph.value_info if value.name not in route.sizes]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(kept)
-    return result
+    return Carrier(view, route, bias_tokens).copy(model)
 
 
 class Carrier:
@@ -54,6 +44,18 @@ class Carrier:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._made: dict[tuple[object, ...], str] = {}
+
+    def copy(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A copy of the model with the new graph."""
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        nodes = self.run()
+        del result.graph.node[:]
+        result.graph.node.extend(nodes)
+        result.graph.initializer.extend(self._constants.values())
+        # Declared shapes of carried tensors say N where there are now N + m rows.
+        forget_types(result.graph, self._route.sizes)
+        return result
 
     def run(self) -> list[onnx.NodeProto]:
         """All nodes of the new graph, in topological order."""
@@ -74,10 +76,6 @@ class Carrier:
                     self._nodes[-1].output[list(node.output).index(name)] = _wide(name)
                     self._cut(name, output=name)
         return self._nodes
-
-    def constants(self) -> list[onnx.TensorProto]:
-        """The initializers that the new nodes read."""
-        return list(self._constants.values())
 
     # -- the nodes of the graph ------------------------------------------------------------------------------
 

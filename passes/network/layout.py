@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import onnx
 
 from passes.match.linear import Miss
-from passes.network.sizes import KEYS, REST, TOKENS, Size, attributes, product
+from passes.network.sizes import KEYS, REST, TOKENS, Size, product
 from passes.network.step import Known, Step, Target, token_axes
-from rewriter.graph.view import label
+from rewriter.graph.view import attributes, label
 
 
 def transpose(known: Known, node: onnx.NodeProto) -> Step | Miss:

@@ -11,9 +11,9 @@ import onnx
 
 from passes.match.linear import MICROSOFT, Miss
 from passes.network import aside, layout
-from passes.network.sizes import KEYS, TOKENS, Size, Sizes, attributes
+from passes.network.sizes import KEYS, TOKENS, Size, Sizes
 from passes.network.step import Aside, Known, Pad, Rule, Step, token_axes
-from rewriter.graph.view import label
+from rewriter.graph.view import attributes, label
 
 
 def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Aside | Miss:

@@ -13,7 +13,7 @@ from functools import reduce
 import onnx
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, attributes
 
 _DEPTH = 40
 """Longest chain of shape arithmetic that is followed."""
@@ -68,11 +68,6 @@ def product(sizes: Sizes) -> Size | None:
     """The number of elements, None where a size is unknown."""
     known = [size for size in sizes if size is not None]
     return reduce(Size.__mul__, known, Size()) if len(known) == len(sizes) else None
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    """The attributes of a node as Python values."""
-    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 class ShapeReader:

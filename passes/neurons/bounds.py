@@ -23,7 +23,7 @@ from passes.match.linear import MICROSOFT
 from passes.match.operands import AnyArray, NotPlainError, PreActivation, Read, constant_operand, read_preactivation
 from passes.programs.softmax import Array
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import ONNX_DOMAINS, GraphView
+from rewriter.graph.view import GraphView, integer_of, integers_of, key_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _longest_row(view: GraphView, tensor: str, read: Read) -> float | None:
     if node.op_type == "Add":  # word, position and segment embeddings: norms add up at most
         parts = [_longest_row(view, name, read) for name in node.input]
         return None if None in parts else sum(part for part in parts if part is not None)
-    if node.op_type != "Gather" or any(item.name == "axis" and item.i != 0 for item in node.attribute):
+    if node.op_type != "Gather" or integer_of(node, "axis", 0) != 0:
         return None
     try:
         table = constant_operand(view, view.producer[tensor], 0, read).array
@@ -189,7 +189,7 @@ def _is_mean_of_squares(view: GraphView, tensor: str, data: str) -> bool:
 
 
 def _axes(view: GraphView, node: onnx.NodeProto) -> list[int]:
-    stated = next((list(item.ints) for item in node.attribute if item.name == "axes"), None)
+    stated = integers_of(node, "axes")
     if stated is None and len(node.input) > 1:
         value = Constants(view).value(node.input[1])
         stated = None if value is None else [int(entry) for entry in np.ravel(value)]
@@ -202,7 +202,7 @@ def _scale_and_bias(view: GraphView, tensor: str, read: Read) -> tuple[_Norm, Ar
     if index is None:
         return None
     node = view.nodes[index]
-    norm = NORMS.get(("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type))
+    norm = NORMS.get(key_of(node))
     if norm is None or node.output[0] != tensor or not _usual(view, index):
         return None
     try:

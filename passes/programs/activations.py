@@ -240,7 +240,7 @@ def _within(make: Make) -> Make:
 
 
 def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
-    """`solve`, for parameters that `allowed` accepts to a few digits (the grid decides)."""
+    """`solve`, for parameters that `allowed` accepts, some to a few digits (the grid decides)."""
 
     def checked(f: Function) -> Parameters | None:
         solved = solve(f)
@@ -278,11 +278,13 @@ _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _HARD = (0.1667, 0.5, 0.0, 1.0)
 _SELU = (1.0507, 1.7581, 1.0)
 _BENT, _BENT_GATE = closed_forms.exponential_linear, closed_forms.exponential_linear_gate
+_FLAT_BELOW = _only(solve.two_slopes, lambda p: p[1] == 0.0)
+_FROM_ZERO = _only(solve.logistic, lambda p: p[2] == 0.0)
 _CLIPPED_SILU = solve.clipped(solve.self_gated(solve.logit), _silu)
 _CLIPPED_GELU = solve.clipped(solve.self_gated(_PROBIT), _gelu)
 
 ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("relu", _SLOPES, _two_slopes, solve.one_slope, closed_forms.two_slopes, (1.0, 0.0)),
+    Activation("relu", _SLOPES, _two_slopes, _FLAT_BELOW, closed_forms.two_slopes, (1.0, 0.0)),
     Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
     Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
     Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate, _quick_gelu),
@@ -296,7 +298,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
         quick=_quick_gelu_tanh,
     ),
     Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
-    Activation("sigmoid", _LOGISTIC, _logistic, solve.logistic_from_zero, closed_forms.logistic, (1.0, 1.0, 0.0)),
+    Activation("sigmoid", _LOGISTIC, _logistic, _FROM_ZERO, closed_forms.logistic, (1.0, 1.0, 0.0)),
     Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
     Activation(
         "relu_squared",

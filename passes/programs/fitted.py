@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -55,10 +56,7 @@ def cheapest(activation: str, tolerance: float) -> Program:
     `tolerance` is absolute, in units of the activation's output.
     """
     known = [program for name, program in (*fitted_programs(), *precise_programs()) if name == activation]
-    close = [program for program in known if program.max_error <= tolerance]
-    if close:
-        return min(close, key=lambda program: (program.bias_tokens, program.rounding))
-    return min(known, key=lambda program: program.max_error)
+    return _first(known, tolerance, lambda program: (program.bias_tokens, program.rounding))
 
 
 def cheapest_gate(activation: str, tolerance: float) -> Program:
@@ -67,12 +65,14 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
     It has the fewest nonzero values, then the fewest keys; if none reaches the tolerance, the closest is returned.
     """
     table = (*gate_programs(), *fitted_programs(), *precise_programs())
-    known = [program for name, program in table if name == activation]
-    known = [program for program in known if len(program.heads) == 1]
+    known = [program for name, program in table if name == activation and len(program.heads) == 1]
+    return _first(known, tolerance, lambda program: (values(program), program.bias_tokens, program.max_error))
+
+
+def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
+    """The program of the lowest cost that reaches the tolerance; the closest where none does."""
     close = [program for program in known if program.max_error <= tolerance]
-    if close:
-        return min(close, key=lambda program: (values(program), program.bias_tokens, program.max_error))
-    return min(known, key=lambda program: program.max_error)
+    return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 
 
 _NEARLY = 1.15

@@ -72,9 +72,14 @@ class Head:
         return np.asarray(rounding * unit)
 
     @property
+    def logits(self) -> list[tuple[float, float]]:
+        """(slope, offset) of every key, its own first; a square comes to its own."""
+        return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
+
+    @property
     def keys(self) -> Keys:
         """The keys, its own first."""
-        slopes, offsets = zip((self.beta, self.gamma), *((t.slope, t.offset) for t in self.bias_tokens), strict=True)
+        slopes, offsets = zip(*self.logits, strict=True)
         return Keys(np.array(slopes), np.array(offsets), self.alpha)
 
     @property
@@ -82,7 +87,7 @@ class Head:
         """All keys (slope, offset) in order, if all values are multiples of z and all logits affine; else None."""
         if self.alpha != 0.0 or self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
             return None
-        return tuple(sorted([(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]))
+        return tuple(sorted(self.logits))
 
     @property
     def zero_bias(self) -> bool:

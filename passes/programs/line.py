@@ -114,10 +114,9 @@ class Line:
         the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
         heads over the keys of `head` alone.
         """
-        own = [(head.beta, head.gamma), *((token.slope, token.offset) for token in head.bias_tokens)]
         multiples = [head.d, *(token.value for token in head.bias_tokens)]
         ends = [head.c * value for _, _, value in self.keys[:2]]
-        return (*heads_over(self.pairs_with(head), ends), *heads_over(own, multiples))
+        return (*heads_over(self.pairs_with(head), ends), *heads_over(head.logits, multiples))
 
     def pairs_with(self, head: Head) -> list[tuple[float, float]]:
         """(slope, offset) of all pairs of keys of a head and of the line, those of the head's self key first."""

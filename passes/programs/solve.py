@@ -60,12 +60,6 @@ def two_slopes(f: Function) -> Parameters | None:
     return (right, left) if math.isfinite(right) and math.isfinite(left) and right != left else None
 
 
-def one_slope(f: Function) -> Parameters | None:
-    """(right, 0) of a kink at 0 that is flat on the left."""
-    solved = two_slopes(f)
-    return solved if solved is not None and solved[1] == 0.0 else None
-
-
 def logistic(f: Function) -> Parameters | None:
     """(k, height, low) of low + height sigmoid(k y)."""
     low, high, middle = at(f, -FAR), at(f, FAR), at(f, 1.0)
@@ -73,12 +67,6 @@ def logistic(f: Function) -> Parameters | None:
         return None
     share = (middle - low) / (high - low)
     return (logit(share), high - low, low) if 0.0 < share < 1.0 else None
-
-
-def logistic_from_zero(f: Function) -> Parameters | None:
-    """The same with low = 0."""
-    solved = logistic(f)
-    return solved if solved is not None and solved[2] == 0.0 else None
 
 
 _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 400)])

@@ -91,12 +91,10 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
 
 def _stream(b: Builder, conversion: Conversion, projections: Projections, layout: Layout) -> Tensor:
     """[batch, N + R, D + 1 + R + T]: the block's input, and the further columns of the residual stream."""
-    elem_type = conversion.block.elem_type
     data = _rows(b, projections, layout.model)
     wide = b.fragment.tensor(conversion.stream)
     further = b.rows(wide, b.integers(layout.model), b.integers(2**62), 2, "further_columns")
-    stream = b.concat([data, further], 2, "stream")
-    return stream if elem_type == b.compute_type else b.node("Cast", [stream], "stream_wide", to=int(b.compute_type))
+    return b.cast(b.concat([data, further], 2, "stream"), conversion.block.elem_type, "stream_wide")
 
 
 def _rows(b: Builder, projections: Projections, model: int) -> Tensor:

@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from rewriter.graph.view import GraphView, all_views
+from rewriter.graph.edit import forget_types
+from rewriter.graph.view import GraphView, all_views, integer_of, tensor_of
 
 _LARGEST = 2**26
 """Elements of the largest constant that is read."""
@@ -82,7 +83,7 @@ class WholeGraph:
 
 def read_whole(view: GraphView) -> WholeGraph | None:
     """The stream of a graph of form `whole`; None for any other graph."""
-    if not any(node.op_type == "Concat" and _axis(node) == 1 for node in view.nodes):
+    if not any(node.op_type == "Concat" and integer_of(node, "axis", None) == 1 for node in view.nodes):
         return None
     reader = _Reader(view)
     for index, node in enumerate(view.nodes):
@@ -129,9 +130,7 @@ def narrow(model: onnx.ModelProto) -> onnx.ModelProto | None:
             node.input[place] = vector
     # The shapes that the file declares are those with positions; inference tells the others.
     stale = {name for product in whole.products for name in nodes[product.node].output}
-    kept = [value for value in result.graph.value_info if value.name not in stale]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(kept)
+    forget_types(result.graph, stale)
     return result
 
 
@@ -183,7 +182,7 @@ class _Reader:
 
     def _entry(self, node: onnx.NodeProto) -> None:
         """The Concat of the tokens' rows and those of bias tokens."""
-        if node.op_type != "Concat" or _axis(node) != 1 or len(node.input) != _PAIR:
+        if node.op_type != "Concat" or integer_of(node, "axis", None) != 1 or len(node.input) != _PAIR:
             return
         tokens, rows = (self.view.made_by(name) for name in node.input)
         if tokens is None or rows is None or tokens.op_type != "Concat" or rows.op_type != "Expand":
@@ -326,7 +325,7 @@ class _Reader:
             return self._value(node.input[0])
         held = self.view.initializers.get(tensor)
         if held is None and node is not None and node.op_type == "Constant":
-            held = next((each.t for each in node.attribute if each.name == "value"), None)
+            held = tensor_of(node)
         if held is None or tensor in self.view.overridable or held.data_location == onnx.TensorProto.EXTERNAL:
             return None
         if held.data_type == onnx.TensorProto.STRING or int(np.prod(held.dims, dtype=object)) > _LARGEST:
@@ -336,10 +335,6 @@ class _Reader:
     def _integer(self, tensor: str) -> int | None:
         value = self._value(tensor)
         return int(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
-
-
-def _axis(node: onnx.NodeProto) -> int | None:
-    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
 
 
 __all__: Sequence[str] = ("Product", "WholeGraph", "narrow", "read_whole")

@@ -22,6 +22,7 @@ import numpy as np
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
 from passes.forms.staged import in_place, linear_values, skipped
+from passes.forms.stream import by_head
 from passes.forms.sublayer import add_groups
 from passes.forms.weights import Layout
 from passes.match.projections import Projections
@@ -122,10 +123,7 @@ class _Block:
 
     def wide(self, tensor: Tensor, name: str) -> Tensor:
         """A tensor in the type of the heads' arithmetic."""
-        b = self._b
-        if self._conversion.block.elem_type == b.compute_type:
-            return tensor
-        return b.node("Cast", [tensor], f"{name}_wide", to=int(b.compute_type))
+        return self._b.cast(tensor, self._conversion.block.elem_type, f"{name}_wide")
 
     def hidden(self, stream: Tensor, start: int, stop: int, name: str) -> Tensor:
         """Some hidden columns."""
@@ -162,8 +160,8 @@ class _Block:
         b = self._b
         groups = groups_in(self._conversion)
         dimension = max(group.dimension for group in groups)
-        query: Tensor = _by_head(b, y, "q")
-        value = query if z is y else _by_head(b, z, "v")
+        query: Tensor = by_head(b, y, "q")
+        value = query if z is y else by_head(b, z, "v")
         self._shape = b.node("Shape", [query], "q_shape")
         if dimension > 1:
             # Queries of bias tokens are 0: only positions tell them what to attend to.
@@ -206,11 +204,6 @@ class _Block:
         b = self._b
         weight = b.read(neuron_scores(bias_tokens), self._conversion.block.elem_type, f"W_QK_positions{suffix}")
         return b.unsqueeze(b.node("MatMul", [self._positions, weight], f"q_positions{suffix}"), 1, f"q_places{suffix}")
-
-
-def _by_head(b: Builder, columns: Tensor, name: str) -> Variable:
-    """[batch, rows, width] as [batch, width, rows, 1], one head per column."""
-    return b.unsqueeze(b.transpose(columns, (0, 2, 1), f"{name}_columns"), 3, name)
 
 
 __all__ = ["emit_three", "groups_in", "hidden_columns"]

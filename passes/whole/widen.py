@@ -29,7 +29,7 @@ from passes.network.step import Pad, Step
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
 from rewriter.graph.edit import drop_dead_constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, attributes
 
 _HALF = 0.5
 
@@ -37,15 +37,7 @@ _HALF = 0.5
 def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelProto:
     """A copy of `model` on the wide stream; its blocks are still MLPs, on rows of the model's columns."""
     carrier = _Widener(view, whole)
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    nodes = _sorted(carrier.run())
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    result.graph.initializer.extend(carrier.constants())
-    kept = [value for value in result.graph.value_info if value.name not in whole.route.sizes]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(kept)
+    result = carrier.copy(model)
     # Masks and biases that moved into the stream leave what computed them behind.
     drop_dead_constants(result.graph, frozenset(carrier.left))
     return result
@@ -74,6 +66,10 @@ class _Widener(Carrier):
         for scores in whole.scores.values():
             self._skipped.update(dict.fromkeys(scores.scales))
             self._skipped.update(scores.masks)
+
+    def run(self) -> list[onnx.NodeProto]:
+        """All nodes of the new graph, in topological order."""
+        return _sorted(super().run())
 
     # -- nodes of the graph ----------------------------------------------------------------------------------
 
@@ -216,7 +212,7 @@ class _Widener(Carrier):
             return
         plain = self._copy(node, [self._name(name) for name in node.input[:place]])
         plain.output[0] = f"{PREFIX}/{out}/unbiased"
-        beta = next((a.f for a in node.attribute if a.name == "beta"), 1.0) if node.op_type == "Gemm" else 1.0
+        beta = attributes(node).get("beta", 1.0) if node.op_type == "Gemm" else 1.0
         if beta != 1.0:
             scale = self._constant(f"{out}/beta", np.asarray(beta, self._dtype))
             bias = self._node("Mul", [bias, scale], f"{out}/bias_scaled")

@@ -103,8 +103,7 @@ def _drawn_heads(program: Program, points: Array, source: str) -> tuple[DrawnHea
     if program.powers is not None:
         first, *others = program.heads
         multiples = {head.beta: head.c for head in (first, *others)}
-        logits = [(first.beta, first.gamma), *((token.slope, token.offset) for token in first.bias_tokens)]
-        rows = [(slope, offset, multiples.get(slope, 0.0)) for slope, offset in sorted(logits)]
+        rows = [(slope, offset, multiples.get(slope, 0.0)) for slope, offset in sorted(first.logits)]
     elif program.line is not None and not program.heads:
         rows = [(slope, offset, program.linear * value) for slope, offset, value in sorted(program.line.keys)]
     else:

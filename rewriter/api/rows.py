@@ -24,7 +24,7 @@ from passes.speed import speed_notes
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
-from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.graph.view import operator_of
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
@@ -166,8 +166,5 @@ def left_row(left: Left) -> BlockRow:
 
 def shape_of(model: onnx.ModelProto, size: int) -> Shape:
     """Operator counts over the main graph and the bodies of control flow, and the size on disk."""
-    operators = Counter(
-        node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
-        for node in iter_nodes(model.graph.node)
-    )
+    operators = Counter(map(operator_of, iter_nodes(model.graph.node)))
     return Shape(dict(sorted(operators.items())), operators.total(), size)

@@ -9,12 +9,13 @@ from rich.text import Text
 from passes.accounting import Accounting
 from passes.forms.cost import FormCost
 from passes.made import ALREADY
-from rewriter.api import Inspection
+from rewriter.api.inspection import Inspection
 from rewriter.report.details import HeadCount
 from rewriter.report.table import Column, Row, Table, columns
 from rewriter.report.tables import account_table
 from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.layout import plain, size
+from rewriter.report.terminal.layout import plain
+from rewriter.text import size
 
 
 def show_inspection(found: Inspection, console: Console) -> None:

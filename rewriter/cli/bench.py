@@ -1,4 +1,4 @@
-"""`rewrite bench ORIGINAL REWRITTEN [MORE...]`: how fast models run; `rewriter.api.bench` does the work."""
+"""`rewrite bench ORIGINAL REWRITTEN [MORE...]`: how fast models run; `rewriter.bench` does the work."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from typing import Any
 import click
 
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.options import MODELS, check_report, command, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.proof.settings import Settings
 from rewriter.timing.options import BenchOptions
 
-_HELP_STATUS = """\b
-Exit status:
-  0  measured
-  1  a model does not run
-  2  usage error, or the models take different inputs
-  4  a model is unreadable, malformed or unsafe
-  5  a requested execution provider is not available
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
 @click.argument("original", type=click.Path(path_type=Path))
 @click.argument("rewritten", type=click.Path(path_type=Path))
 @click.argument("more", type=click.Path(path_type=Path), nargs=-1)
@@ -52,9 +43,8 @@ def bench(
     Each model runs in a process of its own, and they take turns. ORIGINAL is also its own competitor, the control: a
     ratio that is no further from 1 than the control's is noise. A run includes copying inputs and outputs.
     """
-    if report is not None:
-        check_report(report, (original, rewritten, *more))
-    from rewriter.api import bench as measure
+    check_report(report, (original, rewritten, *more))
+    from rewriter import bench as measure
     from rewriter.report.terminal.benchmark import show_benchmark
     from rewriter.report.terminal.console import Console
 

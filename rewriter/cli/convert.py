@@ -1,4 +1,4 @@
-"""`rewrite MODEL -o OUT`, the plain command; `rewriter.api.rewrite` does the work."""
+"""`rewrite MODEL -o OUT`, the plain command; `rewriter.rewrite` does the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import click
 from passes.options import Options
 from rewriter.cli.declared import declared_options
 from rewriter.cli.folder import convert_folder
-from rewriter.cli.options import check_page, check_report, check_suffix, links_option, report_options, write_report
+from rewriter.cli.options import (
+    SETTINGS,
+    check_page,
+    check_report,
+    check_suffix,
+    file_option,
+    links_option,
+    report_options,
+    write_report,
+)
 from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
@@ -72,10 +81,10 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.command(
     name="rewrite",
     epilog=_HELP_STATUS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path), help="Where to write the result.")
+@file_option("-o", "--output", metavar="OUT", help="Where to write the result.")
 @declared_options(Options)
 @click.option("--dry-run", is_flag=True, help="Print the plan, and what the run would take; write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
@@ -89,7 +98,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.option("--time-passes", is_flag=True, help="Print the time of each pass.")
 @declared_options(Settings)
 @links_option
-@click.option("--html", metavar="FILE.html", type=click.Path(path_type=Path), help="Write the report as a page.")
+@file_option("--html", metavar="FILE.html", help="Write the report as a page.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @report_options("the report")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
@@ -123,11 +132,10 @@ def convert(
             refused={**refused, "--time-passes": time_passes}, **options,
         )  # fmt: skip
     check_suffix(output)
-    if report is not None:
-        check_report(report, (model, output), suffix=".json", force=options["force"])
+    check_report(report, (model, output), suffix=".json", force=options["force"])
     if html is not None:
         check_page(html, (model, output), report=report, force=options["force"])
-    from rewriter.api import rewrite
+    from rewriter import rewrite
     from rewriter.report.terminal import tables
     from rewriter.report.terminal.console import Console
 

@@ -1,4 +1,4 @@
-"""`rewrite diff A B`: where two models differ; `rewriter.api.diff` does the work."""
+"""`rewrite diff A B`: where two models differ; `rewriter.diff` does the work."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from typing import Any
 
 import click
 
-from rewriter.cli.options import check_report, comparison_options, write_report
+from rewriter.cli.options import MODELS, check_report, command, comparison_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import UsageError
 
-_HELP_STATUS = """\b
-Exit status:
-  0  both compute the same (with --graph-only: graphs and weights are the same)
-  1  they differ, or nothing could be compared
-  2  usage error, or the given inputs left nothing to compare
-  4  a model is unreadable, malformed or unsafe
-  5  a requested execution provider is not available
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    MODELS,
+    ok="both compute the same (with --graph-only: graphs and weights are the same)",
+    failed="they differ, or nothing could be compared",
+    usage="the given inputs left nothing to compare",
+)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
@@ -50,9 +46,8 @@ def diff(
         raise UsageError("--graph-only and --outputs-only leave nothing to compare; give one of them")
     if graph_only and (taps or options["bisect"]):
         raise UsageError("--taps and --bisect run the models, --graph-only does not; leave one out")
-    if report is not None:
-        check_report(report, (a, b))
-    from rewriter.api import diff as compare
+    check_report(report, (a, b))
+    from rewriter import diff as compare
     from rewriter.report.terminal.comparison import DIFFING, show_comparison
     from rewriter.report.terminal.console import Console
 

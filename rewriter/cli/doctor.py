@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rewriter.cli.options import check_report, links_option, report_options, write_report
+from rewriter.cli.options import MODEL, check_report, command, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
+from rewriter.text import size
 
 if TYPE_CHECKING:
     from rewriter.health.findings import Diagnosis
 
-_HELP_STATUS = """\b
-Exit status:
-  0  nothing is wrong
-  1  something is; each problem is a line that says what to do
-  2  usage error
-  4  the model is unreadable, malformed or unsafe
-"""
 _LABEL = 10
 
 
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @links_option
 @report_options("what was found")
@@ -34,8 +28,7 @@ def doctor(model: Path | None, *, allow_links: bool, report: Path | None, quiet:
     Every execution provider is started in a process of its own. With MODEL, memory and disk are compared with what its
     proof needs.
     """
-    if report is not None:
-        check_report(report, (model,))
+    check_report(report, (model,))
     from rewriter.api.estimating.doctor import doctor as look
     from rewriter.report.terminal.console import Console
 
@@ -54,7 +47,6 @@ def doctor(model: Path | None, *, allow_links: bool, report: Path | None, quiet:
 
 
 def _lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    from rewriter.report.terminal.layout import size
     from rewriter.report.terminal.summary import taken
 
     yield "packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in found.packages.items())

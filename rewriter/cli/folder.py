@@ -1,4 +1,4 @@
-"""`rewrite FOLDER -o OUT`: the plain command, given a folder; `rewriter.api.rewrite_folder` does the work."""
+"""`rewrite FOLDER -o OUT`: the plain command, given a folder; `rewriter.rewrite_folder` does the work."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def convert_folder(
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert the files one by one")
     if output == STANDARD:
         raise UsageError("a folder cannot go to standard output; give -o a name for the new folder")
-    if report is not None:
-        check_report(report, (folder, output))
-    from rewriter.api import rewrite_folder
+    check_report(report, (folder, output))
+    from rewriter import rewrite_folder
     from rewriter.report.terminal.console import Console
 
     console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)

@@ -1,4 +1,4 @@
-"""`rewrite inspect MODEL`: the blocks of a model as tables or JSON; `rewriter.api.inspect` does the work."""
+"""`rewrite inspect MODEL`: the blocks of a model as tables or JSON; `rewriter.inspect` does the work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 
 from passes.options import Options
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import check_report, links_option, report_options, write_report
+from rewriter.cli.options import SETTINGS, check_report, links_option, report_options, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(context_settings=SETTINGS)
 @click.argument("model", type=click.Path(path_type=Path))
 @declared_options(
     Options,
@@ -46,9 +46,8 @@ def inspect(
 
     Exit status: 0 if some block can be converted, 3 if none can; 2 and 4 as for `rewrite`.
     """
-    if report is not None:
-        check_report(report, (model,))
-    from rewriter.api import inspect as look
+    check_report(report, (model,))
+    from rewriter import inspect as look
     from rewriter.cli.accounting import show_inspection
     from rewriter.report.terminal.console import Console
 

@@ -17,6 +17,28 @@ from rewriter.text import quoted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+MODEL = {4: "the model is unreadable, malformed or unsafe"}
+MODELS = {4: "a model is unreadable, malformed or unsafe", 5: "a requested execution provider is not available"}
+"""Exit statuses of commands that read one model, and of those that run several."""
+
+
+def command(
+    further: Mapping[int, str], *, ok: str, failed: str = "", usage: str = "", nothing: str = ""
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command whose help ends in its exit statuses; `usage` is what else counts as a usage error."""
+    statuses = {0: ok, 1: failed, 2: f"usage error, or {usage}" if usage else "usage error", 3: nothing, **further}
+    lines = [f"  {status}  {meaning}" for status, meaning in statuses.items() if meaning]
+    return click.command(epilog="\n".join(["\b", "Exit status:", *lines, ""]), context_settings=SETTINGS)
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""How click reads and prints for every command."""
+
+
+def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
+    """An option whose value is a path; `given` is as for `click.option`."""
+    return click.option(*flags, type=click.Path(path_type=Path), **given)
+
 
 def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str | None, float] | None:
     """Parse NUMBER or OUTPUT:NUMBER; a number alone applies to all outputs that are not named (key None)."""
@@ -30,12 +52,14 @@ def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
     return found or None
 
 
-def check_report(report: Path, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False) -> None:
+def check_report(
+    report: Path | None, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False
+) -> None:
     """Refuse, before the long work, a report path that cannot be written or that would replace something else.
 
     The report must not replace any of `others`; an existing file with the report's own suffix it may.
     """
-    if report == STANDARD:
+    if report is None or report == STANDARD:
         return
     if not report.parent.is_dir():
         raise UsageError(
@@ -59,22 +83,17 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
     return decorate
 
 
-def report_options(what: str) -> Callable[[Command], Command]:
-    """The options that all commands with a result have: where its JSON goes, and how much is printed."""
+def report_options(what: str, *flags: str) -> Callable[[Command], Command]:
+    """The options that all commands with a result have: where its JSON goes, and how much is printed.
 
-    def decorate(command: Command) -> Command:
-        report = click.option(
-            "--report",
-            "--json",
-            "report",
-            metavar="FILE.json",
-            type=click.Path(path_type=Path),
-            help=f"Write {what} as JSON; -, or --json alone: to standard output instead of tables.",
-        )
-        quiet = click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
-        return report(quiet(command))
-
-    return decorate
+    `flags` are further names of the first one.
+    """
+    report = file_option(
+        *(*flags, "--report", "--json", "report"),
+        metavar="FILE.json",
+        help=f"Write {what} as JSON; -, or --json alone: to standard output instead of tables.",
+    )
+    return with_options((report, click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")))
 
 
 def with_json_files(arguments: Sequence[str]) -> list[str]:
@@ -173,12 +192,8 @@ _COMPARING = (
         type=click.IntRange(1),
         help="Also generate N tokens with both, through the key-value cache if there is one.",
     ),
-    click.option(
-        "--save-run",
-        metavar="RUN.npz",
-        type=click.Path(path_type=Path),
-        callback=_run_file,
-        help="Save the outputs of both, for `rewrite judge`.",
+    file_option(
+        "--save-run", metavar="RUN.npz", callback=_run_file, help="Save the outputs of both, for `rewrite judge`."
     ),
 )
 

@@ -6,8 +6,10 @@ from inspect import getdoc
 
 import click
 
+from rewriter.cli.options import SETTINGS
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.command(context_settings=SETTINGS)
 def passes() -> int:
     """List the passes of the pipeline, in the order in which they run, and their options.
 

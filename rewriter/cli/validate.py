@@ -1,6 +1,6 @@
 """`rewrite validate ORIGINAL REWRITTEN`: does one model compute what another does?
 
-`rewriter.api.validate` does the work.
+`rewriter.validate` does the work.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ from typing import Any
 
 import click
 
-from rewriter.cli.options import check_report, comparison_options, write_report
+from rewriter.cli.options import MODELS, check_report, command, comparison_options, write_report
 from rewriter.cli.streams import STANDARD
 
-_HELP_STATUS = """\b
-Exit status:
-  0  REWRITTEN computes what ORIGINAL does
-  1  it does not, or nothing could be compared
-  2  usage error, or the given inputs left nothing to compare
-  4  a model is unreadable, malformed or unsafe
-  5  a requested execution provider is not available
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    MODELS,
+    ok="REWRITTEN computes what ORIGINAL does",
+    failed="it does not, or nothing could be compared",
+    usage="the given inputs left nothing to compare",
+)
 @click.argument("original", type=click.Path(path_type=Path))
 @click.argument("rewritten", type=click.Path(path_type=Path))
 @comparison_options
@@ -44,9 +40,8 @@ def validate(
     evaluation of ORIGINAL: REWRITTEN may be up to four times as far from it as ORIGINAL itself is. Attention heads that
     this tool made are also tested alone, block by block.
     """
-    if report is not None:
-        check_report(report, (original, rewritten))
-    from rewriter.api import validate as judge
+    check_report(report, (original, rewritten))
+    from rewriter import validate as judge
     from rewriter.report.terminal.comparison import VALIDATING, show_comparison
     from rewriter.report.terminal.console import Console
 

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import onnx
-
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import upstream
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
 from rewriter.proof.noise import QUANTISERS
 
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, 0}
+_FLOATS = {*FLOATS, 0}
 """Element types that are compared; 0 stands for a type that inference does not know."""
 
 _SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}

@@ -23,7 +23,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge
 from rewriter.proof.run.whole import Way
-from rewriter.proof.sensitivity import Sensitivity, sensitivity
+from rewriter.proof.sensitivity import Sensitivity, own_rounding, sensitivity
 from rewriter.proof.statistics import compare, merge, top_k_share, uncompared
 
 Results = Sequence[Mapping[str, Array]]
@@ -80,6 +80,10 @@ class _Measures:
     @cached_property
     def coarse(self) -> float:
         return coarsest_allowance(self.model.proto)
+
+    @cached_property
+    def own_rounding(self) -> Sensitivity:
+        return own_rounding(self.model, self.cases, self.plain, self.provider)
 
     @cached_property
     def sensitivity(self) -> Sensitivity:
@@ -205,6 +209,7 @@ def _judged(name: str, each: _Setting, measures: _Measures, tolerance: Tolerance
         measures.coarse,
         lambda channels: measures.sensitivity.errors(name, channels),
         lambda: [_by_case(planned, name) for planned in measures.programs.planned()],
+        lambda channels: measures.own_rounding.errors(name, channels),
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, subgraphs
+from rewriter.graph.view import GraphView, integer_of, subgraphs
 
 _SMALL = 1024
 """Maximum number of elements of a constant whose values are read."""
@@ -38,7 +38,7 @@ class Constants:
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
-        self._values: dict[str, NDArray[np.generic] | None] = {}
+        self._values: dict[tuple[str, bool], NDArray[np.generic] | None] = {}
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -62,8 +62,12 @@ class Constants:
         return tensor in self.names
 
     def scalar(self, tensor: str) -> float | None:
-        """The value of a constant with exactly one element, as a float; None for anything else."""
-        value = self.value(tensor)
+        """The value of a constant with exactly one element; None for anything else.
+
+        A number that nodes compute from others, such as Sqrt(2) in float16, is not rounded to its type: the float64
+        evaluation of the model, which is the truth of every proof, does not round it either.
+        """
+        value = self._known(tensor, wide=True)
         return float(np.asarray(value, dtype=np.float64).reshape(())) if value is not None and value.size == 1 else None
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
@@ -80,15 +84,19 @@ class Constants:
 
     def value(self, tensor: str) -> NDArray[np.generic] | None:
         """The value of a small constant in its own type, or None when it is large, external or not foldable."""
+        return self._known(tensor, wide=False)
+
+    def _known(self, tensor: str, *, wide: bool) -> NDArray[np.generic] | None:
         # The caller may replace the default of an overridable input at run time.
         if tensor not in self.names or tensor in self._view.overridable:
             return None
-        if tensor not in self._values:
-            self._values[tensor] = None  # guards against cycles in hostile graphs
-            self._values[tensor] = self._compute(tensor)
-        return self._values[tensor]
+        key = tensor, wide
+        if key not in self._values:
+            self._values[key] = None  # guards against cycles in hostile graphs
+            self._values[key] = self._compute(tensor, wide)
+        return self._values[key]
 
-    def _compute(self, tensor: str) -> NDArray[np.generic] | None:
+    def _compute(self, tensor: str, wide: bool) -> NDArray[np.generic] | None:
         initializer = self._view.initializers.get(tensor)
         if initializer is not None:
             return _small_array(initializer)
@@ -98,14 +106,14 @@ class Constants:
         if node.op_type == "Constant":
             return _constant_value(node)
         if node.op_type in _RESHAPING:
-            return self._reshaped(node, tensor)
+            return self._reshaped(node, tensor, wide)
         if node.op_type == "CastLike":
-            return self._cast_like(node)
-        return self._folded(node)
+            return self._cast_like(node, wide)
+        return self._folded(node, wide)
 
     # The target shape comes from type inference, which already reads the shape operand or axes.
-    def _reshaped(self, node: onnx.NodeProto, tensor: str) -> NDArray[np.generic] | None:
-        value = self.value(node.input[0])
+    def _reshaped(self, node: onnx.NodeProto, tensor: str, wide: bool) -> NDArray[np.generic] | None:
+        value = self._known(node.input[0], wide=wide)
         shape = self._view.type_of(tensor).shape
         if value is None or shape is None or not all(isinstance(dim, int) for dim in shape):
             return None
@@ -114,15 +122,16 @@ class Constants:
             return None
         return np.broadcast_to(value, target) if node.op_type == "Expand" else value.reshape(target)
 
-    def _cast_like(self, node: onnx.NodeProto) -> NDArray[np.generic] | None:
+    def _cast_like(self, node: onnx.NodeProto, wide: bool) -> NDArray[np.generic] | None:
         """A number of a function by onnxscript, `CastLike(constant, data)`; the data's type must be known."""
-        value, target = self.value(node.input[0]), _TYPES.get(self._view.type_of(node.input[1]).elem_type)
-        return None if value is None or target is None else value.astype(target)
+        value = self._known(node.input[0], wide=wide)
+        target = _TYPES.get(self._view.type_of(node.input[1]).elem_type)
+        return None if value is None or target is None else _typed(value, np.dtype(target), wide)
 
-    def _folded(self, node: onnx.NodeProto) -> NDArray[np.generic] | None:
+    def _folded(self, node: onnx.NodeProto, wide: bool) -> NDArray[np.generic] | None:
         if elementwise.lookup(node) is None:
             return None
-        args = [self.value(name) for name in node.input]
+        args = [self._known(name, wide=wide) for name in node.input]
         known = [arg for arg in args if arg is not None]
         if len(known) != len(args):
             return None
@@ -135,13 +144,18 @@ class Constants:
             result = elementwise.evaluate(node, [np.asarray(arg, dtype=np.float64) for arg in known])
         except ValueError:  # shapes that do not go together: nothing that runs
             return None
-        return result.astype(target)
+        return _typed(result, target, wide)
+
+
+def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool) -> NDArray[np.generic]:
+    """A computed value in its type; in float64, if `wide`, where the type is a floating-point one."""
+    return value.astype(np.float64 if wide and target.kind == "f" else target)
 
 
 def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dtype[np.generic] | None:
     """The element type of the operator's result; None where folding in float64 would change the value."""
     if node.op_type == "Cast":
-        target = next((attribute.i for attribute in node.attribute if attribute.name == "to"), 0)
+        target = integer_of(node, "to", 0)
         numpy_type = _TYPES.get(target)
         return None if numpy_type is None else np.dtype(numpy_type)
     # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.

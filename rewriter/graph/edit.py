@@ -7,7 +7,7 @@ two models shows nothing but the replacement.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -71,7 +71,7 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
             graph.initializer.extend(replacement.initializers)
     if not view.path:
         graph.output.extend(value for replacement in replacements for value in replacement.exposed)
-    _forget_types(graph)
+    _forget_gone(graph)
     _add_functions(model, [function for replacement in replacements for function in replacement.functions])
 
 
@@ -150,17 +150,22 @@ def drop_dead_constants(graph: onnx.GraphProto, tensors: frozenset[str]) -> None
             candidates.update(graph.node[position].input)
             del graph.node[position]
     _drop_unused(graph, frozenset(candidates))
-    _forget_types(graph)
+    _forget_gone(graph)
 
 
-def _forget_types(graph: onnx.GraphProto) -> None:
+def _forget_gone(graph: onnx.GraphProto) -> None:
     """Remove the value_info of tensors that no longer exist."""
     made = {name for node in graph.node for name in node.output}
-    made.update(tensor.name for tensor in graph.initializer)
-    made.update(value.name for value in graph.input)
-    for position in reversed(range(len(graph.value_info))):
-        if graph.value_info[position].name not in made:
-            del graph.value_info[position]
+    made.update(value.name for value in (*graph.initializer, *graph.input))
+    forget_types(graph, {value.name for value in graph.value_info} - made)
+
+
+def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
+    """Remove the value_info of some tensors, such as those whose shapes are others now."""
+    kept = [value for value in graph.value_info if value.name not in tensors]
+    if len(kept) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
 
 
 def _add_functions(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.graph.view import key_of
 
 Array = NDArray[np.float64]
 Attributes = Mapping[str, float]
@@ -218,8 +218,7 @@ OPERATORS: dict[tuple[str, str], Elementwise] = {
 
 def lookup(node: onnx.NodeProto) -> Elementwise | None:
     """The elementwise operator that `node` applies, or None."""
-    domain = "" if node.domain in ONNX_DOMAINS else node.domain
-    return OPERATORS.get((domain, node.op_type))
+    return OPERATORS.get(key_of(node))
 
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
@@ -228,8 +227,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     Raises:
         KeyError: the node is not elementwise.
     """
-    domain = "" if node.domain in ONNX_DOMAINS else node.domain
-    operator = OPERATORS[domain, node.op_type]
+    operator = OPERATORS[key_of(node)]
     # ONNX stores float attributes in float32, so a default of 0.01 is the float32 nearest to it.
     attributes = {name: float(np.float32(value)) for name, value in operator.defaults}
     for attribute in node.attribute:

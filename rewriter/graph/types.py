@@ -13,6 +13,11 @@ from typing import ClassVar
 
 import onnx
 
+FLOATS = frozenset(
+    (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+)
+"""The element types of floating-point numbers that models compute in."""
+
 Dim = int | str | None
 """One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
 
@@ -99,6 +104,23 @@ def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     for tensor in graph.initializer:
         types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
     return types
+
+
+def shapes_in_numbers(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """The shapes that a graph declares without symbols."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, kind in declared_types(graph).items():
+        dims = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
+        if kind.shape is not None and len(dims) == len(kind.shape):
+            found[name] = dims
+    return found
+
+
+def forget_symbols(skeleton: onnx.ModelProto) -> None:
+    """Leave shapes to inference, after its inputs got numbers: symbols in declared shapes would win over these."""
+    del skeleton.graph.value_info[:]
+    for value in skeleton.graph.output:
+        value.type.tensor_type.ClearField("shape")
 
 
 def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:

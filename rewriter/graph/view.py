@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import onnx
 
@@ -17,6 +18,7 @@ from rewriter.graph.types import TensorType, declared_types, infer_types, inferr
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
 
+Other = TypeVar("Other")
 
 Path = tuple[tuple[str, str], ...]
 """From the main graph to a body: at each step the first output of the node that holds it, and its attribute.
@@ -73,11 +75,41 @@ class GraphView:
         return node.domain in ONNX_DOMAINS
 
 
+def key_of(node: onnx.NodeProto) -> tuple[str, str]:
+    """Domain and name of a node's operator; the default domain is the empty string."""
+    return "" if node.domain in ONNX_DOMAINS else node.domain, node.op_type
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """`Add`, or `com.microsoft::Gelu` in another domain."""
+    domain, name = key_of(node)
+    return f"{domain}::{name}" if domain else name
+
+
 def label(node: onnx.NodeProto) -> str:
     """The name of a node in messages: its operator, and its name or first output."""
-    operator = node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
     name = node.name or (node.output[0] if node.output else "")
-    return f"{operator} '{name}'"
+    return f"{operator_of(node)} '{name}'"
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node as Python values."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def integer_of(node: onnx.NodeProto, name: str, default: Other) -> int | Other:
+    """An attribute that is an integer."""
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
+
+
+def integers_of(node: onnx.NodeProto, name: str) -> list[int] | None:
+    """An attribute that is a list of integers; None where the node does not have it."""
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+
+
+def tensor_of(node: onnx.NodeProto, name: str = "value") -> onnx.TensorProto | None:
+    """An attribute that is a tensor; None where the node does not have it."""
+    return next((attribute.t for attribute in node.attribute if attribute.name == name), None)
 
 
 def view_model(model: onnx.ModelProto) -> GraphView:

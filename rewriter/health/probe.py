@@ -78,12 +78,11 @@ def _tried(name: str) -> dict[str, Any]:
 def _runs(ort: Any, providers: Any, *, double: bool) -> str | None:
     """Why a model of one product does not run there; None if it does."""
     import numpy as np
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
-    kind = TensorProto.DOUBLE if double else TensorProto.FLOAT
-    x, y = (helper.make_tensor_value_info(name, kind, [2, 2]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "tiny", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    from rewriter.ort.providers import product_model
+
+    model = product_model(TensorProto.DOUBLE if double else TensorProto.FLOAT)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if providers[0][0] != "CPUExecutionProvider":
@@ -91,7 +90,7 @@ def _runs(ort: Any, providers: Any, *, double: bool) -> str | None:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     value = np.array([[1.0, 2.0], [3.0, 4.0]]).astype(np.float64 if double else np.float32)
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
+        session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
         (found,) = session.run(None, {"x": value})
     except Exception as error:  # noqa: BLE001 - as above
         return one_line(error, 160)

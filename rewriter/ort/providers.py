@@ -273,7 +273,9 @@ def _start(ort: Any, provider: Provider) -> str | None:
     options.log_severity_level = 4
     x = np.ones((2, 2), np.float32)
     try:
-        session = ort.InferenceSession(_tiny_model(), options, providers=provider.onnxruntime, enable_fallback=0)
+        session = ort.InferenceSession(
+            product_model(onnx.TensorProto.FLOAT), options, providers=provider.onnxruntime, enable_fallback=0
+        )
         if provider.kernel_set not in session.get_providers():
             return "onnxruntime fell back to the CPU"
         session.run(None, {"x": x})
@@ -282,10 +284,15 @@ def _start(ort: Any, provider: Provider) -> str | None:
     return None
 
 
-def _tiny_model() -> bytes:
-    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])
-    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 2])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "tiny", [x], [y])
+def product_model(elem_type: int) -> bytes:
+    """A model of one node: y = x x, [2, 2]."""
+    return model_of(onnx.helper.make_node("MatMul", ["x", "x"], ["y"]), ("x", elem_type), ("y", elem_type), [2, 2])
+
+
+def model_of(node: onnx.NodeProto, given: tuple[str, int], made: tuple[str, int], shape: list[int] | None) -> bytes:
+    """A model of one node, from name and element type of its input and its output."""
+    x, y = (onnx.helper.make_tensor_value_info(*each, shape) for each in (given, made))
+    graph = onnx.helper.make_graph([node], "tiny", [x], [y])
     opset = onnx.helper.make_opsetid("", 17)
     data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
     return data

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
-from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
+from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, model_of, require_provider
 from rewriter.text import one_line
 
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
@@ -229,10 +229,5 @@ def _array_of(value: Any) -> NDArray[Any]:
 
 
 def _widening_model() -> bytes:
-    narrow = onnx.helper.make_tensor_value_info("narrow", onnx.TensorProto.BFLOAT16, None)
-    wide = onnx.helper.make_tensor_value_info("wide", onnx.TensorProto.FLOAT, None)
     cast = onnx.helper.make_node("Cast", ["narrow"], ["wide"], to=onnx.TensorProto.FLOAT)
-    graph = onnx.helper.make_graph([cast], "widen", [narrow], [wide])
-    opset = onnx.helper.make_opsetid("", 17)
-    data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
-    return data
+    return model_of(cast, ("narrow", onnx.TensorProto.BFLOAT16), ("wide", onnx.TensorProto.FLOAT), None)

@@ -32,9 +32,9 @@ from rewriter.proof.diagnosis.doubt import Doubt
 from rewriter.proof.distance import Array, ratio
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import believed
-from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, exact_rounding, worst
+from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Excess, Wide, exact_rounding, worst
 from rewriter.proof.run.whole import ModelRuns, Ran, Results, Way
-from rewriter.proof.sensitivity import Sensitivity, rounding, sensitivity
+from rewriter.proof.sensitivity import Sensitivity, own_rounding, rounding, sensitivity
 from rewriter.proof.settings import LARGE
 from rewriter.proof.statistics import OutputStats, against_truth, compare, merge, uncompared
 
@@ -169,6 +169,14 @@ class _Aside:
         """Why the original is far from its float64 evaluation."""
         self.asked = True
         return self.why()
+
+    @cached_property
+    def own_rounding(self) -> Sensitivity | None:
+        """How far noise of the size of rounding moves the outputs; None if the model is too large for it."""
+        if self.original.size > LARGE:
+            return None
+        plain = self.runs.before.ways[Way(self.provider, optimise=False)].results
+        return own_rounding(self.original, self.runs.before.cases, plain, self.provider)
 
     @cached_property
     def sensitivity(self) -> Sensitivity | None:
@@ -311,32 +319,58 @@ class _Judge:
             return np.maximum(told, channels.scale * self.coarse / FACTOR)
         return rounding(channels, np.maximum(told, moved.errors(self.name, channels)), self.eps)
 
+    def against_rounding(self, channels: Channels, errors: Wide, rule: Callable[[Wide], Excess]) -> Excess:
+        """Apply a rule with the rounding that the original showed, and if that fails, with what noise adds to it.
+
+        One run may show less rounding than the next: a float64 model is its own truth, so it shows none at all, and a
+        channel of a few values may be lucky in all of them. Noise counts as far as it is credible as rounding.
+
+        Args:
+            channels: of the output.
+            errors: [channels] errors of the original against float64.
+            rule: from [channels] rounding of the original to the channel with the least room.
+        """
+        found = rule(channels.rounding(errors, self.eps))
+        moved = None if found.holds else self.aside.own_rounding
+        if moved is None:
+            return found
+        noise = channels.credible(moved.errors(self.name, channels), self.coarse)
+        return rule(channels.rounding(np.maximum(errors, noise), self.eps))
+
     def exact(self, runs: Evaluations, cap: float, advice: str) -> list[str]:
         """Failures in float64, where rounding hides nothing."""
         if self.truth is None:
             return []
         truth, channels = self.truth, self.truth.channels
-        noise = channels.rounding(channels.errors(self.plain, truth.right, self.plain), self.eps)
-        if not self.trusted:
-            # The original's distance from float64 is not rounding then. But rewritten and planned model are both
-            # evaluated in float64 and decide alike, so their comparison stays as sharp as for an exact original.
-            noise = channels.scale * self.eps
+        own = channels.errors(self.plain, truth.right, self.plain)
+
+        def judged(errors: Wide, share: Callable[[Wide], Wide], granted: Wide | float = 0.0) -> Excess:
+            def rule(noise: Wide) -> Excess:
+                return worst(errors, share(noise), granted)
+
+            # The distance of an original that is not trusted from float64 is not rounding. But rewritten and planned
+            # model are both evaluated in float64 and decide alike: their comparison is as sharp as for an exact one.
+            return self.against_rounding(channels, own, rule) if self.trusted else rule(channels.scale * self.eps)
+
+        def in_float64(noise: Wide) -> Wide:
+            return exact_rounding(noise, self.eps)
+
         failures = []
-        found = worst(channels.errors(truth.rebuilt, truth.planned), exact_rounding(noise, self.eps), truth.granted)
+        found = judged(channels.errors(truth.rebuilt, truth.planned), in_float64, truth.granted)
         if not found.holds:
             failures.append(
                 f"output {self.name}: in float64 the rewritten model differs from its plan by {found.error:.3g}, more "
                 f"than the {found.allowed:.3g} that rounding explains"
             )
         # Lowering changes no number, so float64 sees nothing but its own rounding; merged weights are rounded anew.
-        forms = (
-            ("the lowered original", runs.lowered, exact_rounding(noise, self.eps)),
-            ("the original with fewer neurons", runs.merged, noise),
+        forms: tuple[tuple[str, Results | None, Callable[[Wide], Wide]], ...] = (
+            ("the lowered original", runs.lowered, in_float64),
+            ("the original with fewer neurons", runs.merged, lambda noise: noise),
         )
-        for what, results, rounding_there in forms:
+        for what, results, share_there in forms:
             if results is None:
                 continue
-            found = worst(channels.errors([case[self.name] for case in results], truth.right), rounding_there)
+            found = judged(channels.errors([case[self.name] for case in results], truth.right), share_there)
             if not found.holds:
                 failures.append(f"output {self.name}: {what} does not compute what the original does, {found.text}")
         share = channels.share(truth.carried)
@@ -362,7 +396,8 @@ class _Judge:
         found = ratio(error, own, 0.5 * self.eps * scale)
         if not self.trusted:
             return found, None, self._against_original(way, old, new)
-        excess = worst(channels.errors(new, truth.planned, old), channels.rounding(old_errors, self.eps), truth.granted)
+        far = channels.errors(new, truth.planned, old)
+        excess = self.against_rounding(channels, old_errors, lambda noise: worst(far, noise, truth.granted))
         certified = float(np.max(truth.carried, initial=0.0))
         allowance = Allowance(own, error, excess.allowed + certified, certified, scale)
         return found, allowance, None if excess.holds else f"output {self.name}: {excess.text} on {way}"

@@ -80,7 +80,7 @@ class Judged:
     share: float = 0.0
 
 
-def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judged:
+def judge(values: Values, coarse: float, moved: Moved, planned: Planned, own: Moved | None = None) -> Judged:
     """Apply the rule to one tensor.
 
     Args:
@@ -89,6 +89,8 @@ def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judg
             further away is not credible.
         moved: how far A moves under rounding.
         planned: A with certified programs.
+        own: how far noise of the size of rounding moves A, where one run may show too little of it: at the outputs of
+            whole models.
     """
     if not is_float(values.old[0].dtype):
         return _equal(values)
@@ -98,7 +100,7 @@ def judge(values: Values, coarse: float, moved: Moved, planned: Planned) -> Judg
     apart = disparity(values.old, values.new)
     if apart is not None:
         return Judged("float64" if exact else "original", (), None, float("inf"), 0.0, None, apart)
-    return _three_way(values, planned) if exact else _stand_in(values, moved)
+    return _three_way(values, coarse, planned, own) if exact else _stand_in(values, moved)
 
 
 def believed(plain: Sequence[Array], right: Sequence[Array], coarse: float) -> bool:
@@ -161,7 +163,7 @@ def _stand_in(values: Values, moved: Moved) -> Judged:
     )
 
 
-def _three_way(values: Values, planned: Planned) -> Judged:
+def _three_way(values: Values, coarse: float, planned: Planned, own: Moved | None) -> Judged:
     right = values.right or ()
     channels = Channels.of(right)
     errors_a, errors_b = (channels.errors(given, right, values.old) for given in (values.old, values.new))
@@ -169,7 +171,11 @@ def _three_way(values: Values, planned: Planned) -> Judged:
     excess = worst(errors_b, noise)
     # Rounding alone explains most results; only the others need another float64 evaluation of A.
     if not excess.holds:
-        excess = worst(errors_b, noise, _carried(channels, right, planned()))
+        carried = _carried(channels, right, planned())
+        excess = worst(errors_b, noise, carried)
+        if own is not None and not excess.holds:
+            noise = channels.rounding(np.maximum(errors_a, channels.credible(own(channels), coarse)), values.eps)
+            excess = worst(errors_b, noise, carried)
     top_a, top_b, floor = (float(np.max(each, initial=0.0)) for each in (errors_a, errors_b, channels.scale))
     return Judged(
         rule="float64",

@@ -105,7 +105,8 @@ def with_noise(
     result.CopyFrom(model)
     prefix = _unused(model)
     points: list[_Point] = []
-    for view in all_views(model):
+    # Bodies before the graphs around them: a body is found by the place of its node, which noise in front of it moves.
+    for view in reversed(list(all_views(model))):
         # Types, claims and ends are named for the main graph; a body may use the same names for other tensors.
         known = {} if view.path else {name: TensorType(kind, None) for name, kind in (types or {}).items()}
         typed = replace(view, types={**view.types, **known})

@@ -85,6 +85,10 @@ class Channels:
         typical = LUCK * float(np.median(relative)) if relative.size else 0.0
         return self.scale * np.maximum(np.maximum(relative, typical), eps)
 
+    def credible(self, moved: Wide, coarse: float) -> Wide:
+        """[channels] How far noise moves the original, as far as rounding explains it: by `coarse` of the scale."""
+        return np.minimum(moved, coarse * self.scale)
+
     def not_by_luck(self, errors: Wide) -> Wide:
         """[channels] Errors of one sample of noise, each at least the (lower) median share of its channel's scale.
 

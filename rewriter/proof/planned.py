@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.graph.view import graph_at
 from rewriter.proof.claims import Claim, Planned, Side
 from rewriter.proof.distance import in_pieces, magnitude
 from rewriter.proof.reference.operators.table import Operator
 
 DOMAIN = "attnonly.planned"
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from rewriter.proof.noise import moved, untyped, with_noise
 from rewriter.proof.pass_rule import Channels, Wide
 
 DRAWS = 8
+_OWN_DRAWS = 4
 
 LUCK = 2.0
 """A channel counts as moved by at least this many times the median channel, since it may have been lucky."""
@@ -36,7 +37,7 @@ CAP = 2.0
 """Maximum allowance, as a share of the channel's scale: values of one channel are hardly further apart than twice their
 largest magnitude. An allowance of 1 or more means that the output proves nothing."""
 
-_STEPS = (1.0, 2.0, 4.0, 8.0)
+SIZES = (1.0, 2.0, 4.0, 8.0)
 """Size of the noise in units in the last place, draw by draw: what another formula for the same value may differ by."""
 
 
@@ -70,6 +71,7 @@ def sensitivity(
     ends: Sequence[str] = (),
     still: Collection[str] = (),
     draws: int = DRAWS,
+    sizes: Sequence[float] = SIZES,
 ) -> Sensitivity:
     """Run a model with noise and measure how far its outputs move.
 
@@ -82,6 +84,7 @@ def sensitivity(
         ends: further tensors of the main graph that receive noise, besides operands of linear operators and quantisers.
         still: inputs without noise; other float inputs receive it.
         draws: number of runs with noise.
+        sizes: size of the noise in units in the last place, draw by draw.
 
     Raises:
         ValidationError: onnxruntime does not run the model with noise.
@@ -91,7 +94,7 @@ def sensitivity(
     names = [name for name, value in plain[0].items() if is_float(value.dtype)]
     most = {name: tuple(np.zeros(case[name].shape) for case in plain) for name in names}
     for draw in range(draws):
-        steps = _STEPS[draw % len(_STEPS)]
+        steps = sizes[draw % len(sizes)]
         for place, case in enumerate(cases):
             feeds = {
                 name: moved(array, steps, draw) if is_float(array.dtype) and name not in still else array
@@ -101,6 +104,13 @@ def sensitivity(
             for name in names:
                 _widen(most[name][place], plain[place][name], found[name])
     return Sensitivity(most, draws, len(noisy.points))
+
+
+def own_rounding(
+    model: LoadedModel, cases: Sequence[Case], plain: Sequence[Mapping[str, Array]], provider: str
+) -> Sensitivity:
+    """How far noise of one unit in the last place, which is the size of rounding, moves a model in a few runs."""
+    return sensitivity(model, cases, plain, provider, draws=_OWN_DRAWS, sizes=(1.0,))
 
 
 def rounding(channels: Channels, errors: Wide, eps: float) -> Wide:

@@ -32,7 +32,7 @@ class Settings:
         inputs: inputs to use instead of generated ones.
         proof: `whole` loads whole models; `blocks` proves block by block and runs the models in consecutive
             segments; `auto` chooses `blocks` above `LARGE` bytes.
-        quick: prove the blocks, and the model end to end on the first case alone.
+        quick: prove the blocks, and the model end to end on two cases alone: the first and a small one.
         jobs: how many blocks are proved at once; -1 means one per processor.
         joblib_backend: the joblib backend that runs them: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
         isolate: carry the proof out in a separate process.
@@ -66,7 +66,7 @@ class Settings:
     )
     quick: bool = option(
         False,
-        "Prove every block, but the model end to end on one input only. The report says so; prove in full before you "
+        "Prove every block, but the model end to end on two inputs only. The report says so; prove in full before you "
         "rely on the result.",
         see="proof.md#quick",
     )

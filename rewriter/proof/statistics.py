@@ -16,16 +16,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.distance import gap
 from rewriter.proof.inputs.roles import is_float
-
-Array = NDArray[Any]
 
 LOWEST, HIGHEST = -4, 16
 BINS = HIGHEST - LOWEST + 3
@@ -73,37 +71,13 @@ _PIECE = 1 << 20
 """Number of elements that are processed at a time."""
 
 
-@dataclass(frozen=True)
-class Distances:
-    """See `rewriter.proof.statistics.OutputStats`; `worst` is an index into the flat array."""
-
-    elements: int
-    finite: int
-    max_abs: float
-    mean_abs: float
-    p99_abs: float
-    max_rel: float
-    mean_rel: float
-    p99_rel: float
-    worst_rel: int | None
-    min_tolerance: float
-    cosine: float | None
-    worst: int | None
-    nan_parity: bool
-    inf_parity: bool
-    top1: float | None
-    kl: float | None
-    rows: int
-    ulps: tuple[int, ...]
-
-
 def is_ranking(array: Array) -> bool:
     """Whether the rows of `array` can be ranked: floats with a non-empty last axis."""
     return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > 0
 
 
-def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
-    """Measure two arrays of the same shape."""
+def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> OutputStats:
+    """Measure two arrays of numbers of the same shape; without parity no tolerance helps."""
     flat = np.ravel(expected), np.ravel(actual)
     size = expected.size
     kept = np.empty(size, np.float32)
@@ -136,26 +110,36 @@ def measure(expected: Array, actual: Array, *, ranked: bool) -> Distances:
     p99_abs = _percentile(kept[:count])
     max_rel, mean_rel, p99_rel, worst_rel = _relative(*flat, kept)
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
-    return Distances(
+    parity = nan_parity and inf_parity
+    return OutputStats(
+        name=name,
         elements=size,
-        finite=count,
-        max_abs=largest,
+        max_abs=largest if parity else float("inf"),
         mean_abs=total / max(count, 1),
         p99_abs=p99_abs,
-        max_rel=max_rel,
-        mean_rel=mean_rel,
-        p99_rel=p99_rel,
-        worst_rel=worst_rel,
-        min_tolerance=tolerance,
+        max_rel=max_rel if parity else float("inf"),
         cosine=_cosine(products),
-        worst=place,
-        nan_parity=nan_parity,
-        inf_parity=inf_parity,
         top1=top1,
         kl=kl,
+        worst=_index(place, expected.shape),
+        worst_case=0,
+        same_shape=True,
+        same_dtype=_same_type(expected, actual),
+        nan_parity=nan_parity,
+        inf_parity=inf_parity,
+        min_tolerance=tolerance if parity else float("inf"),
         rows=rows,
         ulps=tuple(ulps.tolist()) if epsilon else (),
+        mean_rel=mean_rel,
+        p99_rel=p99_rel,
+        worst_rel=_index(worst_rel, expected.shape),
+        finite=count,
     )
+
+
+def _same_type(expected: Array, actual: Array) -> bool:
+    """Whether the element types are equal; all those of strings are."""
+    return expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= STRINGS
 
 
 def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tuple[float, float, float, int | None]:
@@ -333,15 +317,12 @@ def compare(name: str, expected: Array, actual: Array) -> OutputStats:
     Booleans count as 0 and 1. Strings differ by 0 or infinity. Rows are ranked as logits if the name says so, or if the
     output is floating-point with a last axis of two or more.
     """
-    same_shape = expected.shape == actual.shape
-    same_dtype = expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= STRINGS
-    if not same_shape:
-        return _apart(name, same_dtype=same_dtype)
+    if expected.shape != actual.shape:
+        return _apart(name, same_dtype=_same_type(expected, actual))
     if expected.dtype.kind in STRINGS or actual.dtype.kind in STRINGS:
-        return _compare_strings(name, expected, actual, same_dtype=same_dtype)
+        return _compare_strings(name, expected, actual)
     ranked = is_ranking(expected) and (bool(_LOGITS.search(name)) or expected.shape[-1] > 1)
-    found = measure(expected, actual, ranked=ranked)
-    return _stats(name, found, expected.shape, same_dtype=same_dtype)
+    return measure(name, expected, actual, ranked=ranked)
 
 
 def uncompared(stats: OutputStats) -> str | None:
@@ -401,34 +382,6 @@ def against_truth(
     return replace(stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth))
 
 
-def _stats(name: str, found: Distances, shape: tuple[int, ...], *, same_dtype: bool) -> OutputStats:
-    parity = found.nan_parity and found.inf_parity
-    return OutputStats(
-        name=name,
-        elements=found.elements,
-        max_abs=found.max_abs if parity else float("inf"),
-        mean_abs=found.mean_abs,
-        p99_abs=found.p99_abs,
-        max_rel=found.max_rel if parity else float("inf"),
-        cosine=found.cosine,
-        top1=found.top1,
-        kl=found.kl,
-        worst=_index(found.worst, shape),
-        worst_case=0,
-        same_shape=True,
-        same_dtype=same_dtype,
-        nan_parity=found.nan_parity,
-        inf_parity=found.inf_parity,
-        min_tolerance=found.min_tolerance if parity else float("inf"),
-        rows=found.rows,
-        ulps=found.ulps,
-        mean_rel=found.mean_rel,
-        p99_rel=found.p99_rel,
-        worst_rel=_index(found.worst_rel, shape),
-        finite=found.finite,
-    )
-
-
 def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if place is None else tuple(int(index) for index in np.unravel_index(place, shape))
 
@@ -440,12 +393,12 @@ def _apart(name: str, *, same_dtype: bool) -> OutputStats:
     )  # fmt: skip
 
 
-def _compare_strings(name: str, expected: Array, actual: Array, *, same_dtype: bool) -> OutputStats:
+def _compare_strings(name: str, expected: Array, actual: Array) -> OutputStats:
     unequal = np.asarray(expected.astype(object) != actual.astype(object), dtype=np.bool_).ravel()
     differs = bool(unequal.any())
     far = float("inf") if differs else 0.0
     place = int(unequal.argmax()) if unequal.size else None
-    worst = _index(place, expected.shape)
+    worst, same_dtype = _index(place, expected.shape), _same_type(expected, actual)
     return OutputStats(
         name, unequal.size, far, far, far, far, None, None, None, worst, 0, True, same_dtype, True, True, far,
         finite=unequal.size,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.statistics import OutputStats
+from rewriter.proof.validate import Validation
 from rewriter.report.details import HeadCount
 from rewriter.report.report import BlockRow
 from rewriter.report.table import Cell, Column, Row, Table, columns
@@ -52,6 +53,12 @@ def output_table(title: str, outputs: Iterable[tuple[str, OutputStats, float | N
         *(Column("KL", "error"), Column("top-k", "agreement"), Column("passes at atol = rtol", "error")),
     )
     return Table(title, heads, tuple(_output(*each) for each in outputs))
+
+
+def proof_table(title: str, validation: Validation) -> Table:
+    """Rewritten against original, output by output."""
+    proofs = validation.providers.items()
+    return output_table(title, [(name, each, None) for name, proof in proofs for each in proof.outputs.values()])
 
 
 def _output(provider: str, stats: OutputStats, top_k: float | None) -> Row:

@@ -16,7 +16,7 @@ from benchmarks.decoder import Shape
 from benchmarks.performance import measure, run
 from benchmarks.performance.check import losses
 from benchmarks.performance.subjects import SUBJECTS, Subject
-from rewriter.api import bench
+from rewriter import bench
 from rewriter.timing.rounds import Field
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow

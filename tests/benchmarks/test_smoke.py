@@ -19,7 +19,7 @@ from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
 from passes.forms import FORMS
-from rewriter.api import rewrite
+from rewriter import rewrite
 from rewriter.ort.sessions import open_session
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow

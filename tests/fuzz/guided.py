@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tests.fuzz.damage import damaged
 from tests.fuzz.seeds import small
-from tests.fuzz.trial import Outcome, Way, a_way
+from tests.fuzz.trial import Outcome, Way, a_way, unproved
 
 _MEMORY = 4 * 2**30
 _SECONDS = 300
@@ -49,8 +49,7 @@ def key_of(outcome: Outcome) -> str:
 
 def way_of(data: bytes) -> Way:
     """A command and its options, which depend on the input only; without fitting and proofs, which take seconds."""
-    way = a_way(Random(zlib.crc32(data)))  # noqa: S311 - not for secrets
-    return {**way, "fit": False, "quick": False} if way["command"] == "rewrite" else way
+    return unproved(a_way(Random(zlib.crc32(data))))  # noqa: S311 - not for secrets
 
 
 def mutated(data: bytes, largest: int, seed: int, blindly: Callable[[bytes, int], bytes]) -> bytes:
@@ -80,7 +79,7 @@ def run_guided(minutes: float, seed: int, keep: Path, say: Callable[[str], None]
     for data in (*(model.SerializeToString() for model in small()), *(path.read_bytes() for path in CASES.iterdir())):
         if len(data) <= _LARGEST:
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-    for path in keep.glob("counts-*.json"):
+    for path in (*keep.glob("counts-*.json"), *keep.glob("last-*.onnx"), *keep.glob("ended-*.txt")):
         path.unlink()
     start = time.monotonic()
     ends = start + 60 * minutes
@@ -104,7 +103,8 @@ def run_guided(minutes: float, seed: int, keep: Path, say: Callable[[str], None]
             if line.startswith("finding "):
                 say(line)
         if child.returncode:
-            say(f"a child ended with {child.returncode}: {' '.join(lines[-3:])[:400]}")
+            (keep / f"ended-{seed}.txt").write_text(child.stderr, encoding="utf-8")
+            say(f"a child ended with {child.returncode}, see ended-{seed}.txt: {' '.join(lines[-3:])[:200]}")
         seed += 1
     counts = Counter[str]()
     for path in keep.glob("counts-*.json"):
@@ -127,6 +127,7 @@ def _child(found: Path, arguments: list[str]) -> None:
         del sys.modules[name]
     kinds: set[str] = set()
     counts = Counter[int]()
+    last = found.parent / f"last-{os.getpid()}.onnx"  # what a crash leaves
     with tempfile.TemporaryDirectory() as place, atheris.instrument_imports(include=["rewriter", "passes"]):
         from tests.fuzz import guided, seeds, trial
 
@@ -135,6 +136,7 @@ def _child(found: Path, arguments: list[str]) -> None:
             trial.tried(seeds.small()[0].SerializeToString(), way, folder)
 
         def one(data: bytes) -> None:
+            last.write_bytes(data)
             outcome = trial.tried(data, guided.way_of(data), folder)
             counts[outcome.status] += 1
             if counts.total() % 20 == 0:

@@ -14,21 +14,16 @@ from tests.conftest import slow
 from tests.fuzz.__main__ import case
 from tests.fuzz.guided import key_of, mutated, run_guided, way_of
 from tests.fuzz.seeds import small
-from tests.fuzz.trial import UNSOUND, WAYS, Outcome, Way, a_way, tried
+from tests.fuzz.trial import UNSOUND, WAYS, Outcome, a_way, tried, unproved
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.onnx"))
-
-
-def quickly(way: Way) -> Way:
-    """Without fitting and without the proof, which take seconds."""
-    return {**way, "fit": False, "quick": False} if way["command"] == "rewrite" else way
 
 
 @slow
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_cases_that_were_mended(path: Path, tmp_path: Path) -> None:
     for way in WAYS:
-        outcome = tried(path.read_bytes(), quickly(way), tmp_path)
+        outcome = tried(path.read_bytes(), unproved(way), tmp_path)
         assert not outcome.finding, (way, outcome.message)
 
 
@@ -36,7 +31,7 @@ def test_some_trials(tmp_path: Path) -> None:
     statuses = set()
     for number in range(40):
         data, rng = case(2026, number)
-        outcome = tried(data, quickly(a_way(rng)), tmp_path)
+        outcome = tried(data, unproved(a_way(rng)), tmp_path)
         assert not outcome.finding, (number, outcome.message)
         statuses.add(outcome.status)
     # Damage must neither be so little that all is well nor so much that nothing is loaded.

@@ -11,8 +11,7 @@ from passes.forms import FORMS
 from passes.made import ALREADY
 from passes.options import FormOptions, Options
 from passes.plan import make_plan
-from rewriter import ExitStatus, rewrite
-from rewriter.api import inspect
+from rewriter import ExitStatus, inspect, rewrite
 from tests.committed import FOLDER
 from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import onnx
-import onnx.parser
 
+from passes.forms.attention import parsed
 from passes.match.marks import DOMAIN
 
 _SIZES_ARE_INPUTS = 13
@@ -181,7 +181,7 @@ _CHUNKED = """
 def chunked(kind: Neighbourhood, opset: int) -> onnx.FunctionProto:
     """The function of domain `attnonly`, whose last input is `pattern_size`; it is cached, so do not change it."""
     rows = [name for name in kind.inputs if name != "bias_value"]
-    function = onnx.parser.parse_function(
+    function = parsed(
         _CHUNKED.format(
             opset=opset,
             domain=DOMAIN,
@@ -198,7 +198,7 @@ def chunked(kind: Neighbourhood, opset: int) -> onnx.FunctionProto:
         m=kind.bias_tokens,
         values="; bias_value [m, 1]" if kind.bias_values else "; the values of the bias tokens are 0",
     )
-    return _named(function)
+    return function
 
 
 @cache
@@ -208,10 +208,4 @@ def nodes_of(kind: Neighbourhood, opset: int, suffix: str) -> onnx.FunctionProto
         f'<opset_import: ["" : {opset}], domain: "{DOMAIN}">\n'
         f"Nodes ({', '.join(kind.inputs)}) => (z{suffix})\n{{\n{kind.nodes(opset, suffix)}\n}}"
     )
-    return _named(onnx.parser.parse_function(text))
-
-
-def _named(function: onnx.FunctionProto) -> onnx.FunctionProto:
-    for node in function.node:
-        node.name = node.output[0]
-    return function
+    return parsed(text)

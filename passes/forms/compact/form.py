@@ -193,9 +193,7 @@ class _Heads:
 
     def scored(self, tensor: Tensor, name: str) -> Tensor:
         """A tensor of the projections' type in that of the scores."""
-        if self.scoring.compute_type == self.b.compute_type:
-            return tensor
-        return self.b.node("Cast", [tensor], name, to=int(self.scoring.compute_type))
+        return self.scoring.cast(tensor, self.b.compute_type, name)
 
     def query(self, y: Tensor) -> Tensor:
         """The queries of the pre-activations [batch, tokens, heads, 1], bounded: y, or (y, 1)."""
@@ -245,10 +243,7 @@ class _Heads:
     def sum(self, terms: list[Tensor]) -> Tensor:
         """The groups' outputs added up, in the type of the projections."""
         made = self.scoring if self.double else self.b
-        total = add_groups(made, terms, self.groups)
-        if made.compute_type == self.b.compute_type:
-            return total
-        return self.b.node("Cast", [total], "narrow_z", to=int(self.b.compute_type))
+        return self.b.cast(add_groups(made, terms, self.groups), made.compute_type, "narrow_z")
 
 
 def _sublayer(heads: _Heads, conversion: Conversion, projections: Projections) -> Replacement:

@@ -16,7 +16,7 @@ from rewriter.estimate.formula import Estimate, estimate
 from rewriter.files.load import LoadedModel
 from rewriter.files.tensors import byte_count
 from rewriter.files.walk import iter_nodes
-from rewriter.graph.types import declared_types, inferred_skeleton, skeleton_of
+from rewriter.graph.types import forget_symbols, inferred_skeleton, shapes_in_numbers, skeleton_of
 from rewriter.proof.blocks.adversarial_points import TOKENS
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run.whole import TAPPED
@@ -138,16 +138,8 @@ def _shapes_of(model: onnx.ModelProto, given: Shapes) -> Shapes:
     for value in skeleton.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, given.get(value.name, ()), strict=False):
             dim.dim_value = size
-    # What the file declares has symbols, which would win over the numbers.
-    del skeleton.graph.value_info[:]
-    for value in skeleton.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    found: dict[str, tuple[int, ...]] = {}
-    for name, kind in declared_types(inferred_skeleton(skeleton).graph).items():
-        dims = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
-        if kind.shape is not None and len(dims) == len(kind.shape):
-            found[name] = dims
-    return found
+    forget_symbols(skeleton)
+    return shapes_in_numbers(inferred_skeleton(skeleton).graph)
 
 
 def _work(node: onnx.NodeProto, shapes: Shapes) -> int:

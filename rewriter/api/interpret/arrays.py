@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.atomic import atomically
 from rewriter.text import quoted
-
-Array = NDArray[Any]
 
 SUFFIXES = (".safetensors", ".npz")
 

@@ -15,27 +15,24 @@ and the correlation of the changes with the attributions is reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.norms import Norm
 from passes.heads.original import Attention
 from passes.heads.residual import Write
 from rewriter.api.interpret.cache import Recording, values_in_float64
-from rewriter.api.interpret.chain import Chain, Stage, chain_to, norm_of
+from rewriter.api.interpret.chain import Chain, Stage, chain_to, known_output, norm_of
 from rewriter.api.interpret.frozen import AttentionStep, FrozenNorm, Linear, Link, NeuronStep, Step, freeze, unchanged
 from rewriter.api.interpret.hooks import Hook, hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.parts import Attribution
 from rewriter.api.interpret.patching import replaced
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 
 def attribute(
@@ -87,9 +84,7 @@ class Reader:
         recording = Recording.of(index, inputs, ("*",), "cpu")
         if len(recording.cases) != 1:
             raise UsageError(f"attribution takes one case, and there are {len(recording.cases)}")
-        output = index.view.outputs[0] if output is None else output
-        if output not in index.view.outputs:
-            raise UsageError(f"the model has no output '{output}'; its outputs are {', '.join(index.view.outputs)}")
+        output = known_output(index, output)
         return cls(index, chain_to(index, output), recording, output, sequence)
 
     def __init__(self, index: HeadIndex, chain: Chain, recording: Recording, output: str, sequence: int) -> None:
@@ -271,9 +266,7 @@ class Reader:
 
     def _freeze(self, norm: Norm, before: str, where: str) -> FrozenNorm:
         stream = self._stream(before)
-        scale = self.index.constant(norm.scale).reshape(-1) if norm.scale else np.ones(stream.shape[-1])
-        bias = self.index.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(stream.shape[-1])
-        return freeze(stream, self._stream(norm.output), scale, bias, where)
+        return freeze(stream, self._stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
 
     def _stream(self, tensor: str) -> Array:
         """[T, D] of the sequence."""

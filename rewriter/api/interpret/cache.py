@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewriter.api.interpret.hooks import Hook, hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
+from rewriter.arrays import Array
 from rewriter.compare.taps import GROUP_BYTES, groups, open_tapped
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
@@ -26,8 +25,6 @@ from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.npz import load_cases
 from rewriter.proof.inputs.text import Tokens, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel
 from rewriter.files.modelfile import MAX_FILE
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.text import quoted
-
-Array = NDArray[Any]
 
 MARK = "attnonly.intervention"
 """Metadata key of the nodes made here; the value is the tensor that they change."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.original import Attention
-from rewriter.api.interpret.chain import chain_to, norm_of
+from rewriter.api.interpret.chain import chain_to, known_output, norm_of
 from rewriter.api.interpret.edits import Constant, Edit, Frozen, Normalised
 from rewriter.api.interpret.frozen import freeze
 from rewriter.api.interpret.hooks import hooks_of
@@ -19,8 +16,6 @@ from rewriter.api.interpret.targets import Target
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 
 def patterns_on(target: Target, names: Names, inputs: InputsOrText) -> list[Edit]:
@@ -70,10 +65,7 @@ def _affine(target: Target, named: Named, own: NeuronHeads, numbers: list[int], 
 def norms_on(target: Target, inputs: InputsOrText, output: str | None) -> list[Edit]:
     """The normalisations on the stream with the denominators that they have on the inputs. Raises UsageError."""
     case = target.case(inputs)
-    outputs = target.index.view.outputs
-    if output is not None and output not in outputs:
-        raise UsageError(f"the model has no output '{output}'; its outputs are {', '.join(outputs)}")
-    chain = chain_to(target.index, outputs[0] if output is None else output)
+    chain = chain_to(target.index, known_output(target.index, output))
     found = {chain.norm.output: (chain.norm, chain.stream, "the last normalisation")}
     for place, stage in enumerate(chain.stages):
         if stage.norm is not None:
@@ -87,8 +79,7 @@ def norms_on(target: Target, inputs: InputsOrText, output: str | None) -> list[E
         values = target.run(case, [before, norm.output])
         stream = values[before].astype(np.float64)
         width = stream.shape[-1]
-        scale = target.index.constant(norm.scale).reshape(-1) if norm.scale else np.ones(width)
-        bias = target.index.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
+        scale, bias = target.index.scale_and_bias(norm, width)
         made = freeze(
             stream.reshape(-1, width), values[norm.output].astype(np.float64).reshape(-1, width), scale, bias, name
         )

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
-
-Array = NDArray[Any]
 
 _FIT = 1e-4
 """Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.layout import Heads
@@ -23,9 +22,9 @@ from passes.heads.original import Attention
 from passes.heads.residual import Write, writes
 from passes.programs.groups import Group
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
 
-Array = NDArray[Any]
 Values = Mapping[str, Array]
 
 _MERGED = 2

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named, Sublayer, named_sublayers
 from passes.heads.neurons import PROGRAMS, NeuronHeads, find_neurons
@@ -41,11 +40,10 @@ from passes.options import Options
 from passes.plan import plan_lowered
 from passes.whole.read import narrow, read_whole
 from rewriter.api.interpret.arrays import write_arrays
+from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.view import GraphView, all_views
-
-Array = NDArray[Any]
 
 _FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
 
@@ -130,6 +128,11 @@ class HeadIndex(Mapping[str, Array]):
     def constant(self, name: str) -> Array:
         """A constant tensor of the graph. Raises ModelError if its weights cannot be read."""
         return self.value_of(name)
+
+    def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
+        """Those of a normalisation over `width` channels; ones and zeros where it has none."""
+        scale = self.constant(norm.scale).reshape(-1) if norm.scale else np.ones(width)
+        return scale, self.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
 
     def affine(self, sublayer: str, side: str) -> Affine:
         """`x W + b` of the queries (`Q`) or the values (`V`) of the neurons of a sublayer.

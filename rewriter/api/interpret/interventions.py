@@ -17,7 +17,8 @@ import numpy as np
 from rewriter.api.interpret.edits import Constant, Edit
 from rewriter.api.interpret.freezing import norms_on, patterns_on
 from rewriter.api.interpret.selection import Names
-from rewriter.api.interpret.targets import Array, Target
+from rewriter.api.interpret.targets import Target
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source, like
 from rewriter.proof.inputs.given import InputsOrText

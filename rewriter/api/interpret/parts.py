@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.original import Attention
 from rewriter.api.interpret.index import HeadIndex
-
-Array = NDArray[Any]
+from rewriter.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,20 +5,17 @@ Attributions say what a logit is made of. This says what it depends on: patterns
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from rewriter.api.interpret.cache import side_of
 from rewriter.api.interpret.edits import rename
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
+from rewriter.graph.edit import forget_types
 from rewriter.graph.extract import with_outputs
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import Case
-
-Array = NDArray[Any]
 
 
 def open_at(index: HeadIndex, tensor: str) -> onnx.ModelProto:
@@ -28,9 +25,7 @@ def open_at(index: HeadIndex, tensor: str) -> onnx.ModelProto:
     rename(result.graph, tensor, f"{tensor}/computed")
     elem_type = view.type_of(tensor).elem_type or onnx.TensorProto.FLOAT
     result.graph.input.append(onnx.helper.make_tensor_value_info(tensor, elem_type, None))
-    declared = [value for value in result.graph.value_info if value.name != tensor]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(declared)
+    forget_types(result.graph, {tensor})
     return result
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
@@ -19,12 +18,11 @@ from rewriter.api.interpret.edits import Constant, Edit, edit, is_edited, self_c
 from rewriter.api.interpret.hooks import hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.selection import Names, chosen_heads
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source, load_model
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 _AXES = {"compact": -2, "masked": -3, "maskless": -3}
 """Form to the axis of heads in what they write."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rewriter.cli.interpret.options import files_of, logit_options
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.options import MODEL, check_report, command, file_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
@@ -17,24 +17,18 @@ from rewriter.proof.inputs.given import Text
 if TYPE_CHECKING:
     from rewriter.api.interpret.parts import Attribution
 
-_HELP_STATUS = """\b
-Exit status:
-  0  the logit was attributed
-  1  the model cannot be evaluated
-  2  usage error, or this output cannot be attributed
-  4  the model is unreadable, malformed or unsafe
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    MODEL,
+    ok="the logit was attributed",
+    failed="the model cannot be evaluated",
+    usage="this output cannot be attributed",
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @logit_options
 @click.option("--patching", is_flag=True, help="Also run the model without what each MLP writes at each token.")
-@click.option(
-    "--against",
-    metavar="FILE.npz",
-    type=click.Path(path_type=Path),
-    help="--patching by what each MLP writes on these inputs, of the same shape.",
+@file_option(
+    "--against", metavar="FILE.npz", help="--patching by what each MLP writes on these inputs, of the same shape."
 )
 @click.option("--against-text", metavar="TEXT", help="The same for a text with as many tokens as --text.")
 @click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
@@ -59,8 +53,7 @@ def attribute(
     printed.
     """
     other = _other(against, against_text, inputs)
-    if report is not None:
-        check_report(report, (model, *files_of(inputs), against))
+    check_report(report, (model, *files_of(inputs), against))
     from rewriter.api.interpret.attribution import attribute as attributed
 
     found = attributed(model, inputs, logit, minus=minus, output=output, against=other, **how)

@@ -8,27 +8,19 @@ from typing import Any
 import click
 
 from rewriter.cli.interpret.options import files_of, logit_options
-from rewriter.cli.options import check_report, report_options, write_report
+from rewriter.cli.options import MODEL, check_report, command, file_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.text import quoted
 
-_HELP_STATUS = """\b
-Exit status:
-  0  the graph was made
-  1  the model cannot be evaluated
-  2  usage error, or this output cannot be attributed
-  4  the model is unreadable, malformed or unsafe
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @logit_options
-@click.option(
-    "-o", "--out", metavar="FILE.json", type=click.Path(path_type=Path), help="Write the pruned graph to FILE.json."
-)
+@file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph to FILE.json.")
 @click.option(
     "--node-threshold",
     type=click.FloatRange(0.0, 1.0),

@@ -13,38 +13,28 @@ import click
 
 from rewriter.cli.declared import declared_options
 from rewriter.cli.interpret.options import page_options, program_option
-from rewriter.cli.options import check_page, check_report, report_options, write_report
+from rewriter.cli.options import MODEL, check_page, check_report, command, file_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.settings import Settings
 from rewriter.text import one_line
 
-_HELP_STATUS = """\b
-Exit status:
-  0  heads were found
-  1  with --html: the model cannot be run or evaluated on these inputs
-  2  usage error, or the output cannot be written
-  3  no heads were found
-  4  the model is unreadable, malformed or unsafe
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the tensors to FILE.safetensors or FILE.npz.",
+@command(
+    MODEL,
+    ok="heads were found",
+    failed="with --html: the model cannot be run or evaluated on these inputs",
+    usage="the output cannot be written",
+    nothing="no heads were found",
 )
+@click.argument("model", type=click.Path(path_type=Path))
+@file_option("-o", "--output", metavar="FILE", help="Write the tensors to FILE.safetensors or FILE.npz.")
 @click.option("--fold-ln", is_flag=True, help="Fold the scale and bias of normalisations into the weights after them.")
 @program_option
-@click.option(
+@file_option(
     "--html",
     "page",
     metavar="FILE.html",
-    type=click.Path(path_type=Path),
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
 @declared_options(
@@ -78,8 +68,7 @@ def heads(
     from rewriter.files.save import check_output
 
     _check(page, inputs, shown, (model, output), report=report, force=force)
-    if report is not None:
-        check_report(report, (model, output, inputs))
+    check_report(report, (model, output, inputs))
     if output is not None:
         check_suffix(output)
     found = index(model, fold_ln=fold_ln, program=program)

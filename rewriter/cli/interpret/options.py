@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import with_options
+from rewriter.cli.options import file_option, with_options
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
@@ -27,10 +27,9 @@ program_option = click.option(
 
 _TEXT = (
     click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
-    click.option(
+    file_option(
         "--tokenizer",
         metavar="FILE",
-        type=click.Path(path_type=Path),
         help="The tokenizer of --text: a tokenizer.json, or a folder with one. Needs the extra text.",
     ),
 )
@@ -51,12 +50,7 @@ _PAGE = (
     click.option("--output-name", metavar="NAME", help="With --logit: the output; default: the first one."),
     click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="With --logit: the token."),
     click.option("--sequence", type=int, metavar="N", default=0, show_default=True, help="With --html: the sequence."),
-    click.option(
-        "--tokenizer",
-        metavar="FILE.json",
-        type=click.Path(path_type=Path),
-        help="With --html: show tokens as text, by a tokenizer.json.",
-    ),
+    file_option("--tokenizer", metavar="FILE.json", help="With --html: show tokens as text, by a tokenizer.json."),
     click.option(
         "--max-neurons",
         type=click.IntRange(0),

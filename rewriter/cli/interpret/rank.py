@@ -14,7 +14,7 @@ import click
 
 from rewriter.cli.declared import declared_options
 from rewriter.cli.interpret.options import program_option
-from rewriter.cli.options import check_report, write_report
+from rewriter.cli.options import MODEL, check_report, command, file_option, report_options, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.settings import Settings
@@ -27,19 +27,16 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.ranking.copies import IdleHeads
     from rewriter.api.interpret.ranking.tokens import HeadTokens
 
-_HELP_STATUS = """\b
-Exit status:
-  0  heads were ranked
-  1  onnxruntime does not run the model on these inputs
-  2  usage error
-  3  no heads were found
-  4  the model is unreadable, malformed or unsafe
-"""
 _WIDTH = 80
 _NAME = 30
 
 
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    MODEL,
+    ok="heads were ranked",
+    failed="onnxruntime does not run the model on these inputs",
+    nothing="no heads were found",
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--composition", is_flag=True, help="How much of what heads read other heads wrote; also the default.")
 @click.option("--kinds", metavar="QKV", default="QKV", show_default=True, help="Sides of the reader that are compared.")
@@ -61,18 +58,9 @@ _NAME = 30
 @click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
 @click.option("--fold-ln", is_flag=True, help="Compare weights with the scales of normalisations in them.")
 @click.option("--output", metavar="NAME", help="With --tokens: the output that is written; default: the first one.")
-@click.option("--tokenizer", metavar="FILE.json", type=click.Path(path_type=Path), help="Show tokens as text.")
+@file_option("--tokenizer", metavar="FILE.json", help="Show tokens as text.")
 @program_option
-@click.option(
-    "-o",
-    "--report",
-    "--json",
-    "report",
-    metavar="FILE.json",
-    type=click.Path(path_type=Path),
-    help="Write the rankings of all heads as JSON; -, or --json alone: to standard output instead of tables.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
+@report_options("the rankings of all heads", "-o")
 def rank(
     model: Path,
     *,
@@ -87,8 +75,7 @@ def rank(
     **how: Any,
 ) -> int:
     """Rank the heads of MODEL, original heads and neurons alike: which work together, on what, and which do nothing."""
-    if report is not None:
-        check_report(report, (model, inputs))
+    check_report(report, (model, inputs))
     from rewriter.api.interpret.index import heads
 
     index = heads(model, fold_ln=fold_ln, program=program)

@@ -7,29 +7,20 @@ from pathlib import Path
 import click
 
 from rewriter.cli.interpret.options import input_options, program_option
+from rewriter.cli.options import MODEL, command, file_option
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 
-_HELP_STATUS = """\b
-Exit status:
-  0  the model was run
-  1  onnxruntime does not run the model on these inputs
-  2  usage error, or the inputs do not fit the model
-  4  the model is unreadable, malformed or unsafe
-  5  the execution provider is not available
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    {**MODEL, 5: "the execution provider is not available"},
+    ok="the model was run",
+    failed="onnxruntime does not run the model on these inputs",
+    usage="the inputs do not fit the model",
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @input_options("The inputs; several cases as case/input.", providers={"help": "Execution provider; default: cpu."})
-@click.option(
-    "--cache",
-    metavar="FILE.npz",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Write what was recorded, with the model's outputs.",
-)
+@file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
 @program_option
 @click.option("--force", is_flag=True, help="Replace an existing file.")

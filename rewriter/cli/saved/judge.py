@@ -7,18 +7,16 @@ from typing import Any
 
 import click
 
-from rewriter.cli.options import check_report, judging_options, write_report
+from rewriter.cli.options import check_report, command, judging_options, write_report
 from rewriter.cli.streams import STANDARD
 
-_HELP_STATUS = """\b
-Exit status:
-  0  all outputs are within their tolerances
-  1  some are not, or nothing could be compared
-  2  usage error, or RUN is not a saved run
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command(
+    {},
+    ok="all outputs are within their tolerances",
+    failed="some are not, or nothing could be compared",
+    usage="RUN is not a saved run",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @judging_options
 def judge(run: Path, *, report: Path | None, quiet: bool, verbose: bool, **options: Any) -> int:
@@ -26,8 +24,7 @@ def judge(run: Path, *, report: Path | None, quiet: bool, verbose: bool, **optio
 
     Every floating-point output needs a tolerance: --atol, --rtol or --expect.
     """
-    if report is not None:
-        check_report(report, (run,))
+    check_report(report, (run,))
     from rewriter.api.comparing import judge as judged
     from rewriter.report.terminal.comparison import VALIDATING, show_comparison
     from rewriter.report.terminal.console import Console

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import click
 
-from rewriter.cli.options import check_page
+from rewriter.cli.options import check_page, command, file_option
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import UsageError
 
-_HELP_STATUS = """\b
-Exit status:
-  0  the page was written
-  2  usage error, or REPORT is not a report that `rewrite --report` wrote
-"""
 
-
-@click.command(epilog=_HELP_STATUS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@command({}, ok="the page was written", usage="REPORT is not a report that `rewrite --report` wrote")
 @click.argument("report", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="PAGE.html", type=click.Path(path_type=Path), help="The page.  [required]")
+@file_option("-o", "--output", metavar="PAGE.html", help="The page.  [required]")
 @click.option("--force", is_flag=True, help="Replace a PAGE that is not an .html file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing.")
 def page(report: Path, output: Path | None, *, force: bool, quiet: bool) -> int:

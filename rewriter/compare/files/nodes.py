@@ -24,7 +24,7 @@ import onnx
 
 from rewriter.compare.files.tensors import digest
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import ONNX_DOMAINS, opsets
+from rewriter.graph.view import key_of, operator_of, opsets
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
@@ -148,8 +148,8 @@ def attributes(graph: Nodes, node: onnx.NodeProto) -> dict[str, bytes]:
     Raises:
         ModelError: external data cannot be read.
     """
-    domain = "" if node.domain in ONNX_DOMAINS else node.domain
-    defaults = _defaults(domain, node.op_type, graph.opsets.get(domain, 1))
+    domain, name = key_of(node)
+    defaults = _defaults(domain, name, graph.opsets.get(domain, 1))
     stated = {item.name: value_of(item, graph.model) for item in node.attribute}
     return {name: value for name, value in sorted(stated.items()) if defaults.get(name) != value}
 
@@ -191,7 +191,7 @@ def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
 
 def operator(node: onnx.NodeProto) -> str:
     """`Add`, or `com.microsoft::Gelu` in another domain; an overload is appended after `:`."""
-    name = node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+    name = operator_of(node)
     return f"{name}:{node.overload}" if node.overload else name
 
 

@@ -17,10 +17,10 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     """Sort the main graph in place and return whether anything moved. Linear time for a graph that is in order."""
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    reads = [_sources(node, producer) for node in nodes]
+    reads = [sources_of(node, producer) for node in nodes]
     if all(source < index for index, sources in enumerate(reads) for source in sources):
         return False
-    order = _order(reads)
+    order = sorted_order(reads)
     if len(order) < len(nodes):
         return False
     copies = [onnx.NodeProto() for _ in order]
@@ -31,13 +31,13 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     return True
 
 
-def _sources(node: onnx.NodeProto, producer: dict[str, int]) -> set[int]:
+def sources_of(node: onnx.NodeProto, producer: dict[str, int]) -> set[int]:
     """Indices of the producers of what a node, or a body inside it, reads."""
     inner = iter_nodes([node]) if node.attribute else (node,)
     return {producer[name] for each in inner for name in each.input if name in producer}
 
 
-def _order(reads: list[set[int]]) -> list[int]:
+def sorted_order(reads: list[set[int]]) -> list[int]:
     """Kahn's algorithm, the ready node of lowest index first; nodes in or downstream of a cycle are left out."""
     readers: list[list[int]] = [[] for _ in reads]
     for index, sources in enumerate(reads):

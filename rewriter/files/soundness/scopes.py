@@ -6,13 +6,13 @@ output of a node may not shadow any name in sight, while inputs and initializers
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.walk import iter_nodes, subgraphs
+from rewriter.files.soundness.order import sorted_order, sources_of
+from rewriter.files.walk import subgraphs
 from rewriter.text import quoted
 
 
@@ -122,29 +122,16 @@ def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
 
 
 def _node_in_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
-    """Return a node that is part of a cycle, if there is one (Kahn's algorithm, linear)."""
+    """Return a node that is part of a cycle, if there is one."""
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    # A node reads what its subgraphs read. Names defined inside them are not in `producer`.
-    reads = [
-        {producer[name] for inner in iter_nodes([node]) for name in inner.input if name in producer} for node in nodes
-    ]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, sources in enumerate(reads):
-        for source in sources:
-            readers[source].append(index)
-    waiting = [len(sources) for sources in reads]
-    ready = deque(index for index, count in enumerate(waiting) if not count)
-    while ready:
-        for index in readers[ready.popleft()]:
-            waiting[index] -= 1
-            if not waiting[index]:
-                ready.append(index)
-    stuck = next((index for index, count in enumerate(waiting) if count), None)
+    reads = [sources_of(node, producer) for node in nodes]
+    free = set(sorted_order(reads))
+    stuck = next((index for index in range(len(nodes)) if index not in free), None)
     seen: set[int] = set()
     # A stuck node may merely be downstream of a cycle. It has a stuck producer, so walking up ends inside the cycle.
     while stuck is not None and stuck not in seen:
         seen.add(stuck)
-        stuck = next(source for source in reads[stuck] if waiting[source])
+        stuck = next(source for source in reads[stuck] if source not in free)
     return None if stuck is None else nodes[stuck]
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from rewriter.graph.view import GraphView, subgraphs, view_graph
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import GraphView, integer_of, key_of, subgraphs, view_graph
 from rewriter.proof.inputs.static_shapes import Scope, constant_shapes
 
 _CARRIERS = {
@@ -90,10 +91,9 @@ def _lookups(scope: Scope, start: _Flows, depth: int) -> tuple[set[tuple[str, in
     for node in scope.view.nodes:
         carried: frozenset[_Flow] = frozenset()
         operands = [flows.get(name, frozenset()) for name in node.input]
-        domain = "" if scope.view.is_onnx(node) else node.domain
         if any(operands):
             found.update(_addressed(scope, node, operands))
-            if (domain, node.op_type) in scope.functions and depth:
+            if key_of(node) in scope.functions and depth:
                 inner, ends = _call(scope, node, operands, depth)
                 found |= inner
                 flows.update(ends)
@@ -111,8 +111,7 @@ def _lookups(scope: Scope, start: _Flows, depth: int) -> tuple[set[tuple[str, in
 
 
 def _addressed(scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]]) -> Iterator[tuple[str, int]]:
-    domain = "" if scope.view.is_onnx(node) else node.domain
-    for index, table in _LOOKUPS.get((domain, node.op_type), ()):
+    for index, table in _LOOKUPS.get(key_of(node), ()):
         if max(index, table) >= len(node.input):
             continue
         shape = scope.shapes.get(node.input[table], ())
@@ -142,8 +141,7 @@ def _carried(scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]
 def _call(
     scope: Scope, node: onnx.NodeProto, operands: list[frozenset[_Flow]], depth: int
 ) -> tuple[set[tuple[str, int]], _Flows]:
-    domain = "" if scope.view.is_onnx(node) else node.domain
-    body = scope.enter(scope.functions[(domain, node.op_type)], node)
+    body = scope.enter(scope.functions[key_of(node)], node)
     start = dict(zip(body.view.inputs, operands, strict=False))
     found, ends = _lookups(body, start, depth - 1)
     pairs = zip(node.output, body.view.outputs, strict=False)
@@ -160,12 +158,6 @@ _PASSING = {
     "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Mul", "Where", "Flatten",
     "Transpose", "Tile",
 }  # fmt: skip
-_FLOATS = {
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.BFLOAT16,
-}
 _FEWEST = 8
 """Minimum number of positions; smaller tables are of token types."""
 _STEPS = 64
@@ -197,7 +189,7 @@ def _limits(scope: Scope) -> Iterator[int]:
 
 def _is_table(scope: Scope, tensor: str) -> bool:
     kind = scope.view.type_of(tensor).elem_type
-    return tensor in scope.constants and kind in _FLOATS and len(scope.shapes.get(tensor, ())) == 2
+    return tensor in scope.constants and kind in FLOATS and len(scope.shapes.get(tensor, ())) == 2
 
 
 def _is_constant(scope: Scope, tensors: list[str]) -> bool:
@@ -217,7 +209,7 @@ def _counted(scope: Scope, tensor: str) -> int | None:
         if node.op_type == "Range":
             return offset
         if node.op_type == "CumSum":  # counts from 1, unless it leaves the element itself out
-            return offset + (not any(item.name == "exclusive" and item.i for item in node.attribute))
+            return offset + (not integer_of(node, "exclusive", 0))
         if node.op_type == "Slice" and node.input[0] in scope.constants:
             # A buffer of position ids, cut to the length of the sequence; a fixed slice of it counts nothing.
             return None if _is_constant(scope, list(node.input[1:3])) else offset

@@ -10,7 +10,7 @@ import onnx
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import Dim
-from rewriter.graph.view import GraphView, view_function
+from rewriter.graph.view import GraphView, tensor_of, view_function
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _SAME_SHAPE = {"Identity", "Cast", "DequantizeLinear", "CastLike"}
@@ -54,7 +54,7 @@ def constant_shapes(nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx
     shapes.update((tensor.name, tuple(tensor.dims)) for tensor in initializers)
     for node in nodes:
         if node.op_type == "Constant":
-            value = next((item.t for item in node.attribute if item.name == "value"), None)
+            value = tensor_of(node)
             if value is not None:
                 shapes[node.output[0]] = tuple(value.dims)
         # A cast or dequantised weight has the shape of the weight.

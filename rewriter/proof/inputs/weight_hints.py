@@ -12,6 +12,7 @@ from math import isqrt
 
 import onnx
 
+from rewriter.graph.view import integer_of, integers_of
 from rewriter.proof.inputs.static_shapes import Scope
 
 _ELEMENTWISE = {
@@ -77,12 +78,12 @@ def _demands(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> I
         yield from _positions(place, shape[-2])
     # Behind the first convolution, axis 1 counts its outputs and no longer the channels of the input.
     if node.op_type == "Conv" and len(shape) > 2 and not place.stride:
-        group = next((item.i for item in node.attribute if item.name == "group"), 1)
+        group = integer_of(node, "group", 1)
         size, axis = (shape[1] * group if isinstance(shape[1], int) else None), place.axes[1]
     elif node.op_type == "MatMul" and node.input[0] == tensor and len(shape) >= 2:
         size = shape[-2]
     elif node.op_type == "Gemm" and node.input[0] == tensor and len(shape) == 2:
-        size = shape[1 if any(item.name == "transB" and item.i for item in node.attribute) else 0]
+        size = shape[1 if integer_of(node, "transB", 0) else 0]
     elif node.op_type in {"LayerNormalization", "Add", "Mul", "Sub", "Div"} and shape and shape[-1] != 1:
         size = shape[-1]
     if isinstance(size, int) and axis is not None:
@@ -105,7 +106,7 @@ def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Ax
     if node.op_type in _ELEMENTWISE:
         return place
     if node.op_type == "Transpose":
-        order = next((tuple(item.ints) for item in node.attribute if item.name == "perm"), ())
+        order = integers_of(node, "perm") or []
         known = len(order) == len(place.axes) and all(0 <= axis < len(order) for axis in order)
         return replace(place, axes=tuple(place.axes[axis] for axis in order)) if known else None
     if node.op_type == "Unsqueeze":
@@ -115,7 +116,7 @@ def _after(scope: Scope, node: onnx.NodeProto, tensor: str, place: _Axes) -> _Ax
         at = int(axes.reshape(-1)[0]) % (len(place.axes) + 1)
         return replace(place, axes=(*place.axes[:at], None, *place.axes[at:]))
     if node.op_type == "Conv" and node.input[0] == tensor and len(place.axes) > 2:
-        strides = next((item.ints for item in node.attribute if item.name == "strides"), (1,))
+        strides = integers_of(node, "strides") or [1]
         spatial = place.spatial or tuple(axis for axis in place.axes[2:] if axis is not None)
         blank: tuple[int | None, ...] = (None,) * len(place.axes)
         return replace(place, axes=blank, stride=(place.stride or 1) * max(strides[0], 1), spatial=spatial)

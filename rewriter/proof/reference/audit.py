@@ -16,8 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.decisions import discontinuous
 from rewriter.proof.reference.engine import Program, Values, Ways, float64_ways, plain_ways, plan
@@ -26,8 +26,6 @@ from rewriter.proof.reference.scope import Key, Node, Scope, Value, read_model, 
 from rewriter.proof.reference.tolerance import Operands, Trial, allowances
 from rewriter.proof.reference.widen import widened
 from rewriter.text import one_line
-
-Array = NDArray[Any]
 
 _TOGETHER = 16
 """Number of operators that run at a time; all of their outputs are in memory together."""

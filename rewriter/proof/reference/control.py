@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from rewriter.proof.reference.scope import CALL, Array, Node, Value
+from rewriter.arrays import Array
+from rewriter.proof.reference.scope import CALL, Node, Value
 from rewriter.proof.reference.widen import NoReference
 from rewriter.text import one_line
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
+from rewriter.arrays import Array
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
 from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, read_model, twins
 from rewriter.proof.reference.widen import widened
-
-Array = NDArray[Any]
 
 DISCONTINUOUS = frozenset(
     """
@@ -39,15 +37,13 @@ _BY_MODE = {"Resize": b"nearest", "Upsample": b"nearest", "GridSample": b"linear
 _WHOLE = frozenset({"Ceil", "Floor", "Hardmax", "Round", "Sign"})
 """Discontinuous operators whose float results are whole numbers."""
 
-_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
-
 
 def discontinuous(node: Node) -> bool:
     """Whether a rounding of its operands may decide the result of an operator."""
-    kind, stated = node.proto.op_type, {each.name: helper.get_attribute_value(each) for each in node.proto.attribute}
+    kind, stated = node.proto.op_type, attributes(node.proto)
     if kind in _BY_MODE:
         return bool(stated.get("mode", _BY_MODE[kind]) == b"nearest")
-    return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in _FLOATS)
+    return kind in DISCONTINUOUS or kind == "CastLike" or (kind == "Cast" and stated.get("to") not in FLOATS)
 
 
 def decided_by_rounding(

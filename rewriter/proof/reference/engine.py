@@ -16,16 +16,17 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import helper
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
+from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.control import Body, control_of
 from rewriter.proof.reference.evaluator import EVALUATED, Evaluated
 from rewriter.proof.reference.kernels import double_kernel
 from rewriter.proof.reference.operators.table import NUMPY_OPERATORS, Operator
 from rewriter.proof.reference.parts import NoKernelError, Part
-from rewriter.proof.reference.scope import CALL, Array, Key, Node, Scope, Value
+from rewriter.proof.reference.scope import CALL, Key, Node, Scope, Value
 from rewriter.proof.reference.widen import NoReference, widened
 from rewriter.text import one_line
 
@@ -345,8 +346,7 @@ def _operands(node: Node, values: Values) -> list[Value]:
 
 
 def _in_numpy(node: Node, form: Operator, values: Values) -> dict[str, Value]:
-    stated = {item.name: helper.get_attribute_value(item) for item in node.proto.attribute}
-    made = form(stated, *_operands(node, values))
+    made = form(attributes(node.proto), *_operands(node, values))
     outputs = made if isinstance(made, tuple) else (made,)
     found = {name: value for name, value in zip(node.proto.output, outputs, strict=False) if name}
     if len(found) < len(node.gives) or any(value is None for value in found.values()):

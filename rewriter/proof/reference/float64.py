@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.files.walk import iter_tensors
 from rewriter.graph.segments import bytes_of
 from rewriter.proof.reference.engine import Program, float64_ways, plan
@@ -31,8 +31,6 @@ LARGEST = 2**31
 
 _NAMED = 8
 """Maximum number of operators that `Reference.how` names."""
-
-Array = NDArray[Any]
 
 
 class _Engine(Protocol):

@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.segments import bytes_of
-from rewriter.graph.view import ONNX_DOMAINS
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import ONNX_DOMAINS, attributes
 from rewriter.proof.reference.float64 import Reference, open_reference, widened
 from rewriter.proof.reference.operators.table import Operator
 
 _CHUNK = 2**22
 """Number of entries of a very large weight that are widened at a time; 32 MiB in float64."""
 
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
-
-Array = NDArray[Any]
 Feeds = Mapping[str, Array]
 
 
@@ -114,7 +111,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     if node.op_type not in _CHUNKED or node.domain not in ONNX_DOMAINS:
         return None
     slot, operator = _CHUNKED[node.op_type]
-    options = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    options = attributes(node)
     # `_gather` selects rows only.
     if len(node.output) != 1 or [value.name for value in graph.output] != list(node.output) or options.get("axis"):
         return None
@@ -124,7 +121,7 @@ def _chunked(part: LoadedModel, large: int) -> _Chunked | None:
     elif before:
         return None
     tensor = initializers.get(name)
-    if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in _FLOATS or bytes_of(tensor) <= large:
+    if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOATS or bytes_of(tensor) <= large:
         return None
     # The weight stays in its own type; everything else is small and widened as usual.
     weight = read_tensor(part, tensor)

@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.ort.sessions import Session, open_session
-from rewriter.proof.reference.scope import KEPT, Array, Node, Value
+from rewriter.proof.reference.scope import KEPT, Node, Value
 
 _SMALL = 2**18
 """Maximum number of fed elements for which one thread is faster than starting more."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external
-from rewriter.graph.view import ONNX_DOMAINS, label, opsets, subgraphs
+from rewriter.graph.view import key_of, label, opsets, subgraphs
 from rewriter.proof.reference.widen import (
     NoReference,
     check_type,
@@ -31,7 +31,6 @@ from rewriter.proof.reference.widen import (
 )
 from rewriter.text import one_line
 
-Array = NDArray[Any]
 Value = Any
 """The value of a name: an array, a list of arrays (a sequence), or None for an absent optional operand."""
 
@@ -181,13 +180,13 @@ class _Reader:
         """The nodes other than Constant nodes, whose values are added to `constants`."""
         for node in nodes:
             function = self.functions.get((node.domain, node.op_type))
-            domain = "" if node.domain in ONNX_DOMAINS else node.domain
+            domain, kind = key_of(node)
             if function is not None:
                 # The attributes of the call are bound in the body; the opsets that count are the function's own.
                 bare = onnx.NodeProto(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
                 bare.domain = node.domain
                 yield Node(bare, 1, {CALL: self.call(function, node)})
-            elif (domain, node.op_type) == ("", "Constant"):
+            elif (domain, kind) == ("", "Constant"):
                 constants[node.output[0]] = constant_of(node, self.values, wide=self.wide)
             else:
                 bodies = {name: self.graph(graph, versions) for name, graph in subgraphs(node)}

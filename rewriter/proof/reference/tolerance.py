@@ -23,15 +23,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
+from rewriter.arrays import Array
 from rewriter.proof.distance import largest, magnitude
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.scope import Node
 from rewriter.proof.reference.widen import widened
 
-Array = NDArray[Any]
 Operands = Mapping[str, Any]
 
 

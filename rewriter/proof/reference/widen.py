@@ -7,19 +7,16 @@ the original's. Operators that round on purpose (quantisation) or draw random nu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from rewriter.arrays import Array
 from rewriter.errors import RewriteError
 from rewriter.graph.view import label
 from rewriter.proof.inputs.roles import is_float
 from rewriter.text import one_line
-
-Array = NDArray[Any]
 
 _NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _EXACT = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from rewriter.text import size as in_bytes
+
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
@@ -52,13 +54,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}{_THIN}%"
 
 
-def size(amount: float) -> str:
+def size(nbytes: int) -> str:
     """Bytes, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f}{_THIN}B" if unit == "B" else f"{amount:.1f}{_THIN}{unit}"
-        amount /= 1000
-    return f"{amount:.2f}{_THIN}GB"
+    return in_bytes(nbytes).replace(" ", _THIN)
 
 
 def seconds(amount: float) -> str:

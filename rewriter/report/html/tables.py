@@ -16,7 +16,7 @@ from rewriter.report.html import numbers
 from rewriter.report.html.words import short
 from rewriter.report.report import BlockRow
 from rewriter.report.table import Cell, Column, Kind, Row, Table, columns
-from rewriter.report.tables import operators, output_table
+from rewriter.report.tables import operators, proof_table
 
 _LONGEST_REASON = 400
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
@@ -75,10 +75,7 @@ def _left(row: BlockRow) -> Row:
 
 def outputs(validation: Validation) -> Table:
     """Rewritten against original, output by output."""
-    found = [
-        (provider, each, None) for provider, proof in validation.providers.items() for each in proof.outputs.values()
-    ]
-    table = output_table("Rewritten against original, output by output", found)
+    table = proof_table("Rewritten against original, output by output", validation)
     left_out = {"abs at", "mean rel", "p99 rel", "rel at"}
     return table.pick(*(each.name for each in table.columns if each.name not in left_out)).filled()
 

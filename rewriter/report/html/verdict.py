@@ -61,7 +61,7 @@ def verdict_of(report: Report) -> Verdict:
     )
     where = " and ".join(name.upper() for name in validation.providers)
     inputs = counted(len(validation.cases), "input")
-    quick = " This was the quick proof: end to end the models were compared on one input only."
+    quick = " This was the quick proof: end to end the models were compared on two inputs only."
     return Verdict(
         "Proved quickly" if validation.quick else "Proved",
         "good",

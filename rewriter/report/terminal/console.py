@@ -165,6 +165,6 @@ class Console:
         validation = report.validation
         providers = ", ".join(validation.providers) if validation else ""
         how = "proved block by block" if validation and validation.by_blocks else "proved"
-        quick = " by the quick proof, end to end on one input" if validation and validation.quick else ""
+        quick = " by the quick proof, end to end on two inputs" if validation and validation.quick else ""
         line = f"PASSED  {report.what}, {how} on {providers}{quick}; written to {report.output} in {seconds:.1f} s"
         self._line(plain(line, "bold green"))

@@ -53,13 +53,3 @@ def plain(text: str, style: str = "") -> Text:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
     return Text(clean(text), style=style)
-
-
-def size(nbytes: int) -> str:
-    """A size in bytes, in a suitable unit."""
-    amount = float(nbytes)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.2f} GB"

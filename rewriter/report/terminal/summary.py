@@ -11,9 +11,9 @@ from rewriter.proof.distance import FACTOR
 from rewriter.proof.statistics import OutputStats
 from rewriter.report.folding import folded
 from rewriter.report.report import BlockRow, Report
-from rewriter.report.terminal.layout import size, written
+from rewriter.report.terminal.layout import written
 from rewriter.report.terminal.tables import HOW
-from rewriter.text import clean, counted
+from rewriter.text import clean, counted, size
 
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "tune", "apply", "save")}, "validate": "proof"}

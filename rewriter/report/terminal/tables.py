@@ -14,8 +14,9 @@ from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.report.table import Cell, Column, Row, Table, columns
-from rewriter.report.tables import converted_table, operator_table, output_table
-from rewriter.report.terminal.layout import plain, size
+from rewriter.report.tables import converted_table, operator_table, proof_table
+from rewriter.report.terminal.layout import plain
+from rewriter.text import size
 
 _MOST_OPERATORS = 14
 
@@ -66,10 +67,7 @@ def changes(before: Shape, after: Shape, validation: Validation | None) -> Table
 
 def outputs(validation: Validation, *, verbose: bool) -> Table:
     """Rewritten against original, output by output."""
-    found = [
-        (provider, each, None) for provider, proof in validation.providers.items() for each in proof.outputs.values()
-    ]
-    table = output_table("Proof, end to end: rewritten against original", found)
+    table = proof_table("Proof, end to end: rewritten against original", validation)
     relative = ("max rel",) if verbose else ()
     shown = ("provider", "output", "max abs", "mean abs", "p99 abs", *relative, "1 - cosine", "top-1")
     return table.pick(*shown, "passes at atol = rtol")
@@ -91,7 +89,7 @@ def _proof(each: BlockProof) -> Row:
     return (Cell(each.name, style="" if each.passed else "bad"), *heads, each.block_error, each.block_ratio)
 
 
-QUICK = "every block was proved, but the model end to end on one input only; prove it without --quick to be sure"
+QUICK = "every block was proved, but the model end to end on two inputs only; prove it without --quick to be sure"
 """What a quick proof is."""
 
 

@@ -13,7 +13,7 @@ from passes.network.names import BIAS_ROWS, POSITION_ROWS, neuron_scores
 from passes.options import FormOptions, Options
 from passes.plan import apply, make_plan
 from passes.whole.read import narrow, read_whole
-from rewriter.api import heads, inspect
+from rewriter import heads, inspect
 from rewriter.api.interpret.attribution import attribute
 from rewriter.api.interpret.cache import run_with_cache
 from rewriter.api.interpret.interventions import ablate

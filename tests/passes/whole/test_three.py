@@ -15,8 +15,7 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from passes.whole import planning
 from passes.whole.widen import widen
-from rewriter import ExitStatus, rewrite
-from rewriter.api import heads, inspect
+from rewriter import ExitStatus, heads, inspect, rewrite
 from rewriter.api.interpret.cache import run_with_cache
 from rewriter.errors import UsageError
 from tests.attention import Array

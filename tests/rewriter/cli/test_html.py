@@ -47,7 +47,7 @@ def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> No
 
 def test_failed_proof_leaves_a_page_and_no_model(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = failed()
-    monkeypatch.setattr("rewriter.api.rewrite", lambda *_arguments, **_options: report)
+    monkeypatch.setattr("rewriter.rewrite", lambda *_arguments, **_options: report)
     assert run(["model.onnx", "-o", "out.onnx", "-q", "--html", "page.html"]) == 1
     assert "<title>Failed: " in (room / "page.html").read_text(encoding="utf-8")
     assert names(room) == {"model.onnx", "page.html"}

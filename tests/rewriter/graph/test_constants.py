@@ -220,3 +220,25 @@ def test_shapes(tensor: str, shape: tuple[int, ...] | None) -> None:
         inputs="float[2] x, float[n, 2] free",
     )
     assert known.shape(tensor) == shape
+
+
+HALF = "float16 two = {16384}, float16 third = {13653}"
+"""The text format wants float16 numbers as bits: 2 and about 1/3."""
+
+
+@pytest.mark.parametrize(
+    ("body", "wide", "own"),
+    [
+        ("r = Sqrt(two)", 2.0**0.5, np.float16(2.0**0.5)),
+        ("s = Sqrt(two) r = Reciprocal(s)", 0.5**0.5, np.float16(1.0 / np.float64(np.float16(2.0**0.5)))),
+        ("d = Cast<to=1>(third) r = Sqrt(d)", 0.333251953125**0.5, np.float32(0.333251953125**0.5)),
+        ("s = Sqrt(two) r = Cast<to=11>(s)", 2.0**0.5, np.float64(np.float16(2.0**0.5))),
+        ("s = Sqrt(two) r = CastLike(s, x)", 2.0**0.5, np.float32(np.float16(2.0**0.5))),
+        ("s = Sqrt(two) a = Constant<value_ints=[1]>() r = Reshape(s, a)", 2.0**0.5, [np.float16(2.0**0.5)]),
+        ("s = Sqrt(two) r = Cast<to=7>(s)", 1.0, np.int64(1)),
+    ],
+)
+def test_a_computed_scalar_is_exact_while_values_have_their_type(body: str, wide: float, own: Any) -> None:
+    found = constants_of(body, HALF)
+    same(found.value("r"), own)
+    assert found.scalar("r") == pytest.approx(wide, rel=1e-15)

@@ -26,7 +26,7 @@ from rewriter.proof.end_to_end import (
     judge_end_to_end,
 )
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.pass_rule import CAP, FACTOR, SLACK
+from rewriter.proof.pass_rule import CAP, FACTOR, SLACK, Channels
 from rewriter.proof.run.whole import ModelRuns, Ran, Way
 from rewriter.proof.settings import LARGE
 from tests.plans import Silu
@@ -154,6 +154,49 @@ def test_the_rounding_of_the_original_is_granted() -> None:
     assert judged(evaluations(old=old, merged=off(63 * EPS))).failures == ()
     assert judged(evaluations(old=old, merged=off(65 * EPS))).failures != ()
     assert judged(evaluations(old=old, new=off(-80 * EPS))).error_ratio == pytest.approx(80 / 16)
+
+
+class _Noisy:
+    """Noise moves the first of two channels by so much."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def errors(self, _name: str, channels: Channels) -> Array:
+        return np.array([self.by, 0.0]) + np.zeros(channels.scale.shape)
+
+
+def noisy(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Aside, "own_rounding", _Noisy(by))
+
+
+@pytest.mark.parametrize(("moved", "holds"), [(9.0, False), (11.0, True)])
+@pytest.mark.parametrize("optimised", [False, True])
+def test_one_run_may_show_too_little_rounding(
+    moved: float, holds: bool, optimised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original is exact here by chance; noise shows what it could have been off by."""
+    noisy(moved * EPS, monkeypatch)
+    wrong = off(40 * EPS)
+    found = judged(evaluations(new=wrong) if optimised else evaluations(plain_new=wrong))
+    assert (found.failures == ()) is holds
+
+
+@pytest.mark.parametrize(("moved", "holds"), [(9.0, False), (11.0, True)])
+def test_in_float64_too(moved: float, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy(moved * EPS, monkeypatch)
+    wrong = off(10 * FACTOR * SLACK * 2.0**-52)
+    assert (judged(evaluations(rebuilt=wrong)).failures == ()) is holds
+    assert (judged(evaluations(lowered=wrong)).failures == ()) is holds
+
+
+def test_noise_counts_as_far_as_it_can_be_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that amplifies rounding to the size of its outputs excuses nothing."""
+    noisy(1.0, monkeypatch)
+    assert judged(evaluations(new=off(FACTOR * 255 * EPS))).failures == ()
+    failures = judged(evaluations(new=off(FACTOR * 257 * EPS))).failures
+    assert all("in channel 0 exceeds the allowed" in failure for failure in failures)
+    assert len(failures) == 2
 
 
 def test_the_larger_error_is_reported() -> None:

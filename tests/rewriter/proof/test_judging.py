@@ -74,6 +74,26 @@ def test_the_original_itself_holds_with_ratio_one() -> None:
     assert (judged.reason, judged.ratio, judged.error_a, judged.error_b) == (None, 1.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize(("moved", "holds"), [(0.0, False), (2e-6, False), (3e-6, True)])
+def test_one_run_may_show_too_little_rounding(moved: float, holds: bool) -> None:
+    """Noise of the size of rounding moves the original further than a single run showed: four times that is allowed."""
+    values = Values(cases(ROWS), cases(ROWS), cases(shifted(1, 1e-5)), cases(ROWS.astype(np.float64)))
+    judged = judge(values, COARSE, never, list, moving(0.0, moved, 0.0))
+    assert (judged.reason is None) is holds
+
+
+def test_noise_counts_as_far_as_it_can_be_rounding() -> None:
+    values = Values(cases(ROWS), cases(ROWS), cases(shifted(1, 0.01)), cases(ROWS.astype(np.float64)))
+    judged = judge(values, COARSE, never, list, moving(0.0, 1.0, 0.0))
+    assert judged.reason is not None
+    assert judged.allowed == pytest.approx(FACTOR * COARSE, rel=0.05)
+
+
+def test_noise_is_not_asked_for_where_rounding_explains_all() -> None:
+    values = Values(cases(ROWS), cases(ROWS), cases(ROWS), cases(ROWS.astype(np.float64)))
+    assert judge(values, COARSE, never, nothing_planned, never).reason is None
+
+
 def test_a_huge_channel_buys_nothing_for_the_others() -> None:
     rows = ROWS.copy()
     rows[..., 0] = -1e9

@@ -12,13 +12,12 @@ from onnx import TensorProto, numpy_helper
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof import noise
-from rewriter.proof import sensitivity as room
 from rewriter.proof.claims import Claim
 from rewriter.proof.distance import FACTOR, Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.noise import FREQUENCY, moved, relative_size, with_noise
 from rewriter.proof.pass_rule import Channels
-from rewriter.proof.sensitivity import CAP, DRAWS, LUCK, Sensitivity, rounding, sensitivity
+from rewriter.proof.sensitivity import CAP, DRAWS, LUCK, SIZES, Sensitivity, own_rounding, rounding, sensitivity
 from tests.textmodels import text_model, values
 
 EPS = 2.0**-23
@@ -40,10 +39,11 @@ def largest(found: Sensitivity, name: str = "out") -> float:
 # -- the noise -------------------------------------------------------------------------------------------------------
 
 
-def test_noise_is_what_the_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_what_the_formula_says() -> None:
     """Against numpy: noise of a tenth on what a MatMul reads, so that rounding does not blur it."""
-    monkeypatch.setattr(room, "_STEPS", (0.1 / EPS,))
-    found = measured(text_model("a = Relu(x) out = MatMul(a, W1)", outputs="float[b, t, 8] out"), still=("x",))
+    found = measured(
+        text_model("a = Relu(x) out = MatMul(a, W1)", outputs="float[b, t, 8] out"), still=("x",), sizes=(0.1 / EPS,)
+    )
     weight = values("W1").astype(np.float32).astype(np.float64)
     for case, got in zip(TWO_CASES, found.moved["out"], strict=True):
         read = np.maximum(case.feeds["x"].astype(np.float64), 0)
@@ -102,6 +102,20 @@ def test_noise_in_bodies_of_control_flow() -> None:
     model = text_model(body, constants={"W": np.eye(4)})
     assert len(with_noise(model).points) == 2
     assert largest(measured(model, still=("x",))) > 0.5 * EPS
+
+
+def test_noise_in_front_of_control_flow_leaves_its_bodies_where_they_are() -> None:
+    """Nodes are inserted in front of the If, which its bodies are found by the place of."""
+    bodies = ", ".join(
+        f"{name}_branch={name} () => (float[b, t, 4] o_{name}) {{ h_{name} = Relu(m) o_{name} = MatMul(h_{name}, W) }}"
+        for name in ("then", "else")
+    )
+    body = f"a = Relu(x) m = MatMul(a, W) c = Constant<value_int=1>() flag = Cast<to=9>(c) out = If(flag) <{bodies}>"
+    model = text_model(body, constants={"W": np.eye(4)})
+    noisy = with_noise(model)
+    onnx.checker.check_model(noisy.proto)
+    assert len(noisy.points) == 3
+    assert largest(measured(model, still=("x",))) > EPS
 
 
 def test_names_of_the_model_are_left_alone() -> None:
@@ -258,7 +272,7 @@ def test_channels_of_zeros_have_no_rounding() -> None:
 
 def test_the_numbers_are_those_of_the_description() -> None:
     """Larger ones let more pass."""
-    assert (DRAWS, LUCK, CAP, room._STEPS) == (8, 2.0, 2.0, (1.0, 2.0, 4.0, 8.0))
+    assert (DRAWS, LUCK, CAP, SIZES) == (8, 2.0, 2.0, (1.0, 2.0, 4.0, 8.0))
 
 
 def test_deviations_by_channel() -> None:
@@ -284,3 +298,11 @@ def test_the_model_is_not_changed() -> None:
 
 def test_every_quantiser_is_a_mixer() -> None:
     assert noise.QUANTISERS <= noise._MIXERS
+
+
+def test_own_rounding_is_noise_of_one_unit_in_a_few_runs() -> None:
+    model = text_model("a = Relu(x) out = MatMul(a, W1)", outputs="float[b, t, 8] out")
+    session = open_session(model, optimise=False)
+    found = own_rounding(load_model(model), TWO_CASES, [session.run(case.feeds) for case in TWO_CASES], "cpu")
+    assert found.draws == 4
+    assert 0.0 < largest(found) < largest(measured(model))

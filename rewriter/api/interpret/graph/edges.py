@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.api.interpret.frozen import AttentionStep, FrozenNorm, Linear
 from rewriter.api.interpret.graph.nodes import Members, Neurons, Table
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 
-Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 _MOST = 10_000

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.neurons import NeuronHeads
 from rewriter.api.interpret.frozen import AttentionStep, Linear, NeuronStep
 from rewriter.api.interpret.index import HeadIndex
-
-Array = NDArray[Any]
+from rewriter.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ their sums are A, and a node's influence is its entry of w (A + A^2 + ...), w be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rewriter.arrays import Array
+
 Mask = NDArray[np.bool_]
 
 _TINY = 1e-10

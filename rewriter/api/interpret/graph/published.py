@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.neurons import NeuronHeads
 from rewriter.api.interpret.graph.nodes import Node
 from rewriter.api.interpret.graph.prune import Pruned
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import Role, input_specs
-
-Array = NDArray[Any]
 
 _TYPES = {"neuron": "neuron", "head": "attention head", "rest": "other heads", "bias": "bias"}
 

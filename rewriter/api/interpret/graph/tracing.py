@@ -10,18 +10,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewriter.api.interpret.attribution import Reader
 from rewriter.api.interpret.graph.edges import adjacency
 from rewriter.api.interpret.graph.nodes import Node, Table, members_of
 from rewriter.api.interpret.graph.prune import Scores, prune, scores
 from rewriter.api.interpret.graph.published import Target, Traced, document, vocabulary_of
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 
 class AttributionGraph(Traced):

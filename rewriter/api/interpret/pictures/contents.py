@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
@@ -31,11 +30,10 @@ from rewriter.api.interpret.ranking.activity import activations_of
 from rewriter.api.interpret.ranking.tokens import TokenScores, head_tokens
 from rewriter.api.interpret.ranking.vocabulary import Told, tokens_as_text
 from rewriter.api.interpret.selection import count_of
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.given import InputsOrText
-
-Array = NDArray[Any]
 
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""

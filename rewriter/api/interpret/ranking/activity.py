@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
@@ -25,13 +24,12 @@ from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.vocabulary import Told, tokens_as_text
 from rewriter.api.interpret.selection import Names
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import Role, input_specs
-
-Array = NDArray[Any]
 
 MEASURES = ("z", "self")
 """What counts as activation."""

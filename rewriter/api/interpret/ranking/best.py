@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 
-Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 _MOST = 2**25

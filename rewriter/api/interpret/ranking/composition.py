@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.original import Attention
 from passes.heads.residual import parts_of
@@ -31,11 +30,10 @@ from rewriter.api.interpret.ranking.best import Best
 from rewriter.api.interpret.ranking.members import Members, Places
 from rewriter.api.interpret.ranking.sides import KINDS, Side, read, written
 from rewriter.api.interpret.selection import Names
+from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-
-Array = NDArray[Any]
 
 _ENTRIES = 2**23
 """Largest number of entries of a product that is in memory."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
@@ -20,10 +19,9 @@ from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.sides import read, written
 from rewriter.api.interpret.selection import Names
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-
-Array = NDArray[Any]
 
 _ROWS = 2048
 """Neurons that are compared with all others at a time."""

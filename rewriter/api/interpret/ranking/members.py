@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from rewriter.api.interpret.index import HeadIndex
 from rewriter.api.interpret.selection import Names, chosen_heads, count_of
 
 Places = NDArray[np.int64]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

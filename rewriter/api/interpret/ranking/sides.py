@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.tensors import Affine
 from passes.match.projections import Projection
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
 from rewriter.errors import ModelError
-
-Array = NDArray[Any]
 
 KINDS = "QKV"
 """What is read: by queries, by keys, by values."""

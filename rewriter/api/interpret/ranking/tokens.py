@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.layers import Named
 from passes.heads.original import Attention
@@ -24,10 +23,9 @@ from rewriter.api.interpret.ranking.members import Members
 from rewriter.api.interpret.ranking.sides import read, written
 from rewriter.api.interpret.ranking.vocabulary import Told, embedding, embedding_table, tokens_as_text, unembedding
 from rewriter.api.interpret.selection import Names
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-
-Array = NDArray[Any]
 
 SIDES = "QKVO"
 """What queries, keys and values read, and what is written."""

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.heads.residual import parts_of
 from passes.heads.tensors import Affine
 from rewriter.api.interpret.chain import chain_to
 from rewriter.api.interpret.index import HeadIndex
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.proof.inputs.roles import Role, input_specs
 from rewriter.proof.inputs.text import open_tokenizer, spelling
 from rewriter.text import quoted
 
-Array = NDArray[Any]
 Told = Callable[[int], str]
 """A token id in words."""
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rewriter.arrays import Array
 
 
 def _sigmoid(x: Array) -> Array:

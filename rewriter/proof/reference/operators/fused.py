@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.reference.operators.activations import ACTIVATIONS
 from rewriter.proof.reference.operators.convolution import conv
 from rewriter.proof.reference.operators.normalisation import number
 
-Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 
 _PARAMETERS = ("activation_alpha", "activation_beta")

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.reference.operators.activations import ACTIVATIONS
 
-Array = NDArray[Any]
 States = tuple[Array, ...]
 Function = Callable[[Array], Array]
 

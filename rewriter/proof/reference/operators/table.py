@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rewriter.arrays import Array
 from rewriter.proof.distance import in_pieces
 from rewriter.proof.reference.operators.attention import attention, rotary
 from rewriter.proof.reference.operators.convolution import average_pool, conv, conv_transpose
@@ -29,7 +29,6 @@ from rewriter.proof.reference.operators.normalisation import (
 from rewriter.proof.reference.operators.recurrent import gru, lstm, rnn
 from rewriter.proof.reference.operators.resize import resize, upsample
 
-Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 Key = tuple[str, str]
 Operator = Callable[..., Array | tuple[Array | None, ...]]
