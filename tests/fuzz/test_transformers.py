@@ -105,7 +105,7 @@ MENDED = {
 
 @pytest.mark.parametrize("number", MENDED, ids=str)
 def test_right_transformers_pass_the_proof(number: int) -> None:
-    found = rewrite(transformer(Random(number)).model).validation  # noqa: S311 - not for secrets
+    found = rewrite(transformer(Random(number)).model, fit=False).validation  # noqa: S311 - not for secrets
     assert found is not None
     assert found.failures == ()
 

@@ -277,7 +277,7 @@ def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: 
         rounding = channels.rounding(old_errors, eps)
         found = worst(channels.errors(new, planned, old), rounding, granted)
         if not found.holds:
-            failures.append(f"{claim.name}: on its inputs the block's {found.text} on {way}")
+            failures.append(f"{claim.name}: on its inputs the block's {found.text} on {way}{_advice(claim)}")
         # The sharp test: float64 shows faults far below the model's own rounding, and certified errors do not enter,
         # since both sides compute the same programs.
         found64 = worst(exact, exact_rounding(rounding, eps), granted)
@@ -294,6 +294,11 @@ def _judge(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated, name: 
         worst_ratio = max(worst_ratio, ratio(new_error, old_error, floor))
         original_error = max(original_error, old_error)
     return _Whole(error, worst_ratio, tuple(failures), original_error, allowed)
+
+
+def _advice(claim: Claim) -> str:
+    """What helps where a gate's pre-activations are so small that its program's rounding is large beside them."""
+    return "; keep its product in the graph with --gate product, or exclude it with --skip" if claim.gated else ""
 
 
 def _total(rounding: float, certified: Wide) -> float:

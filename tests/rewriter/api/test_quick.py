@@ -88,7 +88,7 @@ def test_a_wrong_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.validation.quick
 
 
-def test_one_case_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_cases_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[int] = []
 
     def counted(side: Side, given: Sequence[Case], *arguments: Any, **options: Any) -> ModelRuns:
@@ -97,4 +97,4 @@ def test_one_case_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("rewriter.proof.validate.run_model", counted)
     rewrite(mlp(SILU), quick=True)
-    assert set(cases) == {1}
+    assert set(cases) == {2}
