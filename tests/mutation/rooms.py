@@ -13,7 +13,7 @@ _REFERENCE = f"{_PROOF}/reference"
 _PLANNED = f"{_PROOF}/test_planned.py"
 _PAIRS = f"tests/rewriter/compare/test_outputs.py tests/rewriter/compare/test_taps.py {_PROOF}/test_sensitivity.py"
 _COMPARING = "tests/rewriter/api/test_comparing.py"
-_FIGURES = "tests/passes/test_figures.py"
+_FIGURES = "tests/passes/test_stated_figures.py"
 _BLOCKS = f"{_PROOF}/blocks {_PLANNED}"
 _WHOLE = (
     f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "

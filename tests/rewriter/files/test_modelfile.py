@@ -139,7 +139,7 @@ def test_bytes_are_counted_once(ranges: list[tuple[str, int, int]], total: int) 
     ("name", "said"),
     [
         ("gone.onnx", "does not exist; check the path (a link may point to nothing)"),
-        ("modle.onnx", "does not exist; did you mean '{}/model.onnx'?"),
+        ("modle.onnx", "does not exist; did you mean '*/model.onnx'?"),
         ("-", "does not exist; only `rewrite` and `rewrite inspect` read standard input: give the path of a file"),
         ("elsewhere/model.onnx", "does not exist; check the path (a link may point to nothing)"),
         ("x" * 300, "cannot be read: File name too long; check the path and the disk"),
@@ -155,7 +155,9 @@ def test_paths_that_are_no_models(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").touch()
     with pytest.raises(ModelError) as caught:
         read_model(tmp_path / name)
-    assert said.format(tmp_path) in str(caught.value)
+    # Long paths are shortened in the middle.
+    for part in said.split("*"):
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
