@@ -59,7 +59,7 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     card = (out / "README.md").read_text(encoding="utf-8")
     (row,) = (line for line in card.splitlines() if line.startswith("| model.onnx"))
     assert row.startswith("| model.onnx | 1 | silu | 8 | exact | ")
-    assert row.endswith(" | proved on cpu, 1 input, quick |")
+    assert row.endswith(" | proved on cpu, 2 inputs, quick |")
     assert "| onnx/plain.onnx | 0 |  |  |  |  |  | copied as it is" in card
     assert "; options providers=cpu quick=True." in card
     report = json.loads((out / "attnonly-report.json").read_text(encoding="utf-8"))
