@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.compare.boundaries import Boundary, Landmark, common
 from rewriter.compare.outputs import open_model
 from rewriter.compare.taps import GROUP_BYTES, groups, open_tapped
@@ -21,7 +22,6 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, upstream
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Values, judge

@@ -13,10 +13,11 @@ from math import sqrt
 
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import Tolerance
 from rewriter.files.walk import iter_nodes
-from rewriter.proof.distance import Array, magnitude
+from rewriter.proof.distance import magnitude
 
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 254}
 """Unit roundoff by type, as a share of the value; for int8 half a step of a symmetric scale, as a share of its end."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.compare.outputs import open_named
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import view_model
 from rewriter.ort.sessions import Session
-from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rewriter.arrays import Array
 from rewriter.compare.verdicts import OutputVerdict, PairProof, Rules, Tolerance
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import Array, gap, largest
+from rewriter.proof.distance import gap, largest
 from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float

@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from rewriter.arrays import Array
 from rewriter.compare.expected import ROUNDOFF, Expected
 from rewriter.compare.outputs import Results, within
 from rewriter.compare.verdicts import OutputVerdict, PairProof, Rules
 from rewriter.errors import UsageError
 from rewriter.files.atomic import atomically
-from rewriter.proof.distance import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.statistics import compare, merge, top_k_share, uncompared
 from rewriter.text import one_line, quoted

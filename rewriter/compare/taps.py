@@ -15,12 +15,13 @@ from math import prod
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.compare.boundaries import Boundary
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import GraphView
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import Array, gap, largest, magnitude
+from rewriter.proof.distance import gap, largest, magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter.proof.distance import Array, gap
+from rewriter.arrays import Array
+from rewriter.proof.distance import gap
 from rewriter.proof.judging import Rule
 from rewriter.proof.statistics import OutputStats
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rewriter.arrays import Array as Array  # noqa: PLC0414 - who measures distances needs the type, too
+from rewriter.arrays import Array
 
 FACTOR = 4.0
 """A conversion may be this many times as far from float64 as the original, plus its certified error."""

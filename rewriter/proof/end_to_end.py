@@ -24,15 +24,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.claims import Claim
 from rewriter.proof.diagnosis.doubt import Doubt
-from rewriter.proof.distance import Array, ratio
+from rewriter.proof.distance import ratio
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import believed
-from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Excess, Wide, exact_rounding, worst
+from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Excess, Wide, against_rounding, exact_rounding, worst
 from rewriter.proof.run.whole import ModelRuns, Ran, Results, Way
 from rewriter.proof.sensitivity import Sensitivity, own_rounding, rounding, sensitivity
 from rewriter.proof.settings import LARGE
@@ -178,6 +179,10 @@ class _Aside:
         plain = self.runs.before.ways[Way(self.provider, optimise=False)].results
         return own_rounding(self.original, self.runs.before.cases, plain, self.provider)
 
+    def moved(self, name: str, channels: Channels) -> Wide | None:
+        """[channels] The same for one output."""
+        return None if self.own_rounding is None else self.own_rounding.errors(name, channels)
+
     @cached_property
     def sensitivity(self) -> Sensitivity | None:
         """How far rounding moves the outputs; None if the model is too large to be run with noise."""
@@ -319,23 +324,22 @@ class _Judge:
             return np.maximum(told, channels.scale * self.coarse / FACTOR)
         return rounding(channels, np.maximum(told, moved.errors(self.name, channels)), self.eps)
 
-    def against_rounding(self, channels: Channels, errors: Wide, rule: Callable[[Wide], Excess]) -> Excess:
-        """Apply a rule with the rounding that the original showed, and if that fails, with what noise adds to it.
-
-        One run may show less rounding than the next: a float64 model is its own truth, so it shows none at all, and a
-        channel of a few values may be lucky in all of them. Noise counts as far as it is credible as rounding.
+    def judged(self, truth: _Truth, own: Wide, rule: Callable[[Wide], Excess]) -> Excess:
+        """Apply a rule to the rounding of the original.
 
         Args:
-            channels: of the output.
-            errors: [channels] errors of the original against float64.
-            rule: from [channels] rounding of the original to the channel with the least room.
+            truth: `self.truth`.
+            own: [channels] errors of the original against it.
+            rule: from [channels] rounding to the channel with the least room.
         """
-        found = rule(channels.rounding(errors, self.eps))
-        moved = None if found.holds else self.aside.own_rounding
-        if moved is None:
-            return found
-        noise = channels.credible(moved.errors(self.name, channels), self.coarse)
-        return rule(channels.rounding(np.maximum(errors, noise), self.eps))
+        channels = truth.channels
+        if not self.trusted:
+            # The original's distance from float64 is not rounding then. But rewritten and planned model are both
+            # evaluated in float64 and decide alike, so their comparison stays as sharp as for an exact original.
+            return rule(channels.scale * self.eps)
+        return against_rounding(
+            channels, own, self.eps, rule, lambda: self.aside.moved(self.name, channels), self.coarse
+        )
 
     def exact(self, runs: Evaluations, cap: float, advice: str) -> list[str]:
         """Failures in float64, where rounding hides nothing."""
@@ -343,34 +347,25 @@ class _Judge:
             return []
         truth, channels = self.truth, self.truth.channels
         own = channels.errors(self.plain, truth.right, self.plain)
-
-        def judged(errors: Wide, share: Callable[[Wide], Wide], granted: Wide | float = 0.0) -> Excess:
-            def rule(noise: Wide) -> Excess:
-                return worst(errors, share(noise), granted)
-
-            # The distance of an original that is not trusted from float64 is not rounding. But rewritten and planned
-            # model are both evaluated in float64 and decide alike: their comparison is as sharp as for an exact one.
-            return self.against_rounding(channels, own, rule) if self.trusted else rule(channels.scale * self.eps)
-
-        def in_float64(noise: Wide) -> Wide:
-            return exact_rounding(noise, self.eps)
+        sharp = exact_rounding(np.ones(()), self.eps)
 
         failures = []
-        found = judged(channels.errors(truth.rebuilt, truth.planned), in_float64, truth.granted)
+        off = channels.errors(truth.rebuilt, truth.planned)
+        found = self.judged(truth, own, lambda noise: worst(off, sharp * noise, truth.granted))
         if not found.holds:
             failures.append(
                 f"output {self.name}: in float64 the rewritten model differs from its plan by {found.error:.3g}, more "
                 f"than the {found.allowed:.3g} that rounding explains"
             )
         # Lowering changes no number, so float64 sees nothing but its own rounding; merged weights are rounded anew.
-        forms: tuple[tuple[str, Results | None, Callable[[Wide], Wide]], ...] = (
-            ("the lowered original", runs.lowered, in_float64),
-            ("the original with fewer neurons", runs.merged, lambda noise: noise),
+        forms = (
+            ("the lowered original", runs.lowered, sharp),
+            ("the original with fewer neurons", runs.merged, np.ones(())),
         )
-        for what, results, share_there in forms:
+        for what, results, allowed in forms:
             if results is None:
                 continue
-            found = judged(channels.errors([case[self.name] for case in results], truth.right), share_there)
+            found = self._form(truth, own, results, allowed)
             if not found.holds:
                 failures.append(f"output {self.name}: {what} does not compute what the original does, {found.text}")
         share = channels.share(truth.carried)
@@ -380,6 +375,11 @@ class _Judge:
                 f"scale, more than the {cap:.2g} allowed; {advice}"
             )
         return failures
+
+    def _form(self, truth: _Truth, own: Wide, results: Results, allowed: Wide) -> Excess:
+        """Judge another form of the original; `allowed` is how much of the original's rounding it may show."""
+        off = truth.channels.errors([case[self.name] for case in results], truth.right)
+        return self.judged(truth, own, lambda noise: worst(off, allowed * noise))
 
     def on(
         self, way: Way, old: Sequence[Array], new: Sequence[Array]
@@ -397,7 +397,7 @@ class _Judge:
         if not self.trusted:
             return found, None, self._against_original(way, old, new)
         far = channels.errors(new, truth.planned, old)
-        excess = self.against_rounding(channels, old_errors, lambda noise: worst(far, noise, truth.granted))
+        excess = self.judged(truth, old_errors, lambda noise: worst(far, noise, truth.granted))
         certified = float(np.max(truth.carried, initial=0.0))
         allowance = Allowance(own, error, excess.allowed + certified, certified, scale)
         return found, allowance, None if excess.holds else f"output {self.name}: {excess.text} on {way}"

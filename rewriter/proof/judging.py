@@ -14,9 +14,9 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
-from rewriter.proof.distance import Array
+from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, worst
+from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Wide, against_rounding, worst
 from rewriter.proof.sensitivity import rounding
 from rewriter.proof.statistics import STRINGS, compare
 
@@ -167,15 +167,18 @@ def _three_way(values: Values, coarse: float, planned: Planned, own: Moved | Non
     right = values.right or ()
     channels = Channels.of(right)
     errors_a, errors_b = (channels.errors(given, right, values.old) for given in (values.old, values.new))
-    noise = channels.rounding(errors_a, values.eps)
-    excess = worst(errors_b, noise)
+    excess = worst(errors_b, channels.rounding(errors_a, values.eps))
     # Rounding alone explains most results; only the others need another float64 evaluation of A.
     if not excess.holds:
         carried = _carried(channels, right, planned())
-        excess = worst(errors_b, noise, carried)
-        if own is not None and not excess.holds:
-            noise = channels.rounding(np.maximum(errors_a, channels.credible(own(channels), coarse)), values.eps)
-            excess = worst(errors_b, noise, carried)
+        excess = against_rounding(
+            channels,
+            errors_a,
+            values.eps,
+            lambda rounding: worst(errors_b, rounding, carried),
+            lambda: None if own is None else own(channels),
+            coarse,
+        )
     top_a, top_b, floor = (float(np.max(each, initial=0.0)) for each in (errors_a, errors_b, channels.scale))
     return Judged(
         rule="float64",

@@ -16,12 +16,12 @@ import onnx
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
+from rewriter.arrays import Array
 from rewriter.files.walk import iter_nodes
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import GraphView, all_views, graph_at
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import Array
 
 FREQUENCY = 12345.678
 """Makes the noise of values that differ by 1e-3 or more uncorrelated."""

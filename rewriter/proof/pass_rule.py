@@ -13,15 +13,16 @@ docs/decisions/0004-pass-rule.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewriter.proof.distance import FACTOR, Array, gap
+from rewriter.arrays import Array
+from rewriter.proof.distance import FACTOR, gap
 
-__all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "exact_rounding", "worst"]
+__all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "against_rounding", "exact_rounding", "worst"]
 
 Wide = NDArray[np.float64]
 
@@ -84,10 +85,6 @@ class Channels:
         relative = self._relative(errors)
         typical = LUCK * float(np.median(relative)) if relative.size else 0.0
         return self.scale * np.maximum(np.maximum(relative, typical), eps)
-
-    def credible(self, moved: Wide, coarse: float) -> Wide:
-        """[channels] How far noise moves the original, as far as rounding explains it: by `coarse` of the scale."""
-        return np.minimum(moved, coarse * self.scale)
 
     def not_by_luck(self, errors: Wide) -> Wide:
         """[channels] Errors of one sample of noise, each at least the (lower) median share of its channel's scale.
@@ -156,6 +153,35 @@ def worst(errors: Wide, rounding: Wide, certified: Wide | float = 0.0) -> Excess
     return Excess(
         channel, float(errors[place]), float(allowed[place]), float(np.broadcast_to(rounding, errors.shape)[place])
     )
+
+
+def against_rounding(
+    channels: Channels,
+    errors: Wide,
+    eps: float,
+    rule: Callable[[Wide], Excess],
+    moved: Callable[[], Wide | None],
+    coarse: float,
+) -> Excess:
+    """Apply a rule with the rounding that the original showed, and if that fails, with what noise adds to it.
+
+    One run may show less rounding than the next: a float64 model is its own truth, so it shows none at all, and a
+    channel of a few values may be lucky in all of them.
+
+    Args:
+        channels: of the output.
+        errors: [channels] errors of the original against float64.
+        eps: spacing of floats in the output's type.
+        rule: from [channels] rounding of the original to the channel with the least room.
+        moved: [channels] how far noise of the size of rounding moves the original; None if that is unknown. Expensive:
+            called only if the rule fails.
+        coarse: rounding of the coarsest arithmetic in the model, as a share of the scale; more is no rounding.
+    """
+    found = rule(channels.rounding(errors, eps))
+    noise = None if found.holds else moved()
+    if noise is None:
+        return found
+    return rule(channels.rounding(np.maximum(errors, np.minimum(noise, coarse * channels.scale)), eps))
 
 
 def exact_rounding(rounding: Wide, eps: float) -> Wide:

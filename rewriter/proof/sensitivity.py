@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import view_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import FACTOR, Array
+from rewriter.proof.distance import FACTOR
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.noise import moved, untyped, with_noise

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
@@ -24,7 +25,6 @@ from rewriter.proof.blocks.exposed import not_weights
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.diagnosis.blame import first_astray
 from rewriter.proof.diagnosis.doubt import doubt
-from rewriter.proof.distance import Array
 from rewriter.proof.end_to_end import CPU, Evaluations, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
@@ -221,6 +221,15 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int) -> tuple[C
     return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
 
 
+def few_of(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The cases of the quick proof: the first, and the smallest of the others.
+
+    A single case would not tell samples from channels (`rewriter.proof.pass_rule`): every token would be a channel.
+    """
+    others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
+    return (*cases[:1], *others[:1])
+
+
 def _run_original(
     run: Runner, original: Side, named: Side, settings: Settings, longest: int, asked: _Asked, progress: Progress
 ) -> ModelRuns:
@@ -259,14 +268,10 @@ def _run_original(
 
 
 def _run_few(run: Runner, original: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
-    """The runs on the first case that the model accepts, and on the smallest of the others if it accepts that too.
-
-    A single case would not tell samples from channels (`rewriter.proof.pass_rule`): every token would be a channel.
-    """
+    """The runs on the first case that the model accepts, and on the smallest of the others if it accepts that too."""
     skipped: list[str] = []
-    for place, case in enumerate(cases):
-        others = sorted(cases[place + 1 :], key=lambda other: sum(array.size for array in other.feeds.values()))
-        runs = run(original, (case, *others[:1]), wanted, progress)
+    for place in range(len(cases)):
+        runs = run(original, few_of(cases[place:]), wanted, progress)
         skipped += runs.skipped
         if runs.cases:
             break

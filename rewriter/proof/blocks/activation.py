@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session
 from rewriter.proof.blocks.adversarial_points import adversarial, laid_out, largest_finite, machine_epsilon, numpy_dtype
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import FACTOR, Array, gap, in_pieces, largest, ratio
+from rewriter.proof.distance import FACTOR, gap, in_pieces, largest, ratio
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run.segmented import open_part
 from rewriter.proof.run.whole import Way

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.graph.extract import cut
 from rewriter.graph.segments import bytes_of
@@ -25,7 +26,7 @@ from rewriter.proof.blocks.exposed import Exposed, exposed_failures, exposed_of
 from rewriter.proof.blocks.spread import accepted, spread, variants, wanted
 from rewriter.proof.blocks.sublayer import Heads, heads_of, prove_heads
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import Array, ratio
+from rewriter.proof.distance import ratio
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.pass_rule import Channels, Wide, exact_rounding, worst
 from rewriter.proof.planned import shaken
@@ -133,7 +134,7 @@ def block_item(
         ways: execution providers, with and without graph optimisation.
         reweighted: the original with the rewritten model's weights, where they differ.
     """
-    names = next(map(tuple, inputs), claim.block_inputs)
+    names = tuple(inputs[0]) if inputs else claim.block_inputs
     before, after, between = (
         Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
     )
@@ -335,11 +336,10 @@ def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:
         # The original took all of `cases`, but a length that the variant chose may not suit it.
         if not any(case is each for each in cases) and not accepted(item.before.model, [case]):
             continue
-        found = (_wide(side, [case]) for side in (item.before, item.planned, shaken(item.planned)))
-        evaluated = [values for results in found if results is not None for values in results]
-        if len(evaluated) < 3:
+        found = [_wide(side, [case]) for side in (item.before, item.planned, shaken(item.planned))]
+        if any(results is None for results in found):
             return []
-        truth, planned, moved = evaluated
+        truth, planned, moved = (values for results in found for values in results or ())
         made = open_part(part, way.provider, optimise=way.optimise, prepack=True).run(wanted(case.feeds, part))
         (old,) = _runs(item.before, way, [case], claim.block_outputs)
         for name in claim.block_outputs:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel
 from rewriter.proof.blocks.spread import accepted, spread, wanted
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import Array, largest
+from rewriter.proof.distance import largest
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
 

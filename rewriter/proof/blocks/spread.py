@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.run.segmented import open_part

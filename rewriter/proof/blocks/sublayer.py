@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.proof.blocks.activation import RegionProof, evaluated, excess, largest_share, unit
 from rewriter.proof.blocks.adversarial_points import largest_finite, machine_epsilon
 from rewriter.proof.blocks.spread import accepted, spread, wanted
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import Array, gap, largest, magnitude, ratio
+from rewriter.proof.distance import gap, largest, magnitude, ratio
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run.segmented import open_part
@@ -60,7 +61,7 @@ class Heads:
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
     """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case."""
-    names = next(map(tuple, inputs), claim.block_inputs)
+    names = tuple(inputs[0]) if inputs else claim.block_inputs
     before = original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs])
     further = [case.feeds for case in accepted(before, spread(claim, inputs)[:1])]
     cases = tuple(_scaled(feeds, claim.block_inputs, scale) for scale in _SCALES for feeds in inputs)

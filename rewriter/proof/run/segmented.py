@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut
 from rewriter.graph.segments import split
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import Array
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, described, widened
 from rewriter.proof.reference.late_widening import open_wide

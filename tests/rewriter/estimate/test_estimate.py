@@ -54,10 +54,12 @@ def test_counts_of_a_sublayer() -> None:
 
 
 def test_what_the_proof_leaves_out_counts_for_nothing() -> None:
-    quick, by_blocks = counts(quick=True), counts(proof="blocks")
-    assert (quick.cases, quick.products) == (1, 64 * 6)
+    three = as_given([CASES[0], {"x": np.zeros((4, 9, 4), np.float32)}, CASES[1]])
+    full, quick, by_blocks = counts(inputs=three), counts(inputs=three, quick=True), counts(proof="blocks")
+    assert (full.cases, full.products) == (3, 64 * (6 + 36 + 5))
+    assert (quick.cases, quick.products) == (2, 64 * (6 + 5))
     assert (by_blocks.whole_bytes, by_blocks.segment_bytes) == (0, 4 * 32)
-    assert estimate(quick).cpu_seconds < estimate(counts()).cpu_seconds
+    assert estimate(quick).cpu_seconds < estimate(full).cpu_seconds
 
 
 def test_the_estimate_is_the_sum_of_its_terms() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from passes.programs.head import Head
 from passes.programs.program import Program
-from rewriter.proof.distance import PIECE, Array, gap, in_pieces, largest, magnitude, ratio
+from rewriter.arrays import Array
+from rewriter.proof.distance import PIECE, gap, in_pieces, largest, magnitude, ratio
 from rewriter.proof.planned import PlannedOperator
 
 INF, NAN = np.inf, np.nan

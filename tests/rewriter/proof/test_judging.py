@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewriter.proof.distance import Array
+from rewriter.arrays import Array
 from rewriter.proof.judging import Judged, Values, believed, disparity, judge, ratio_of
 from rewriter.proof.pass_rule import FACTOR, Channels, Wide
 

@@ -9,11 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from rewriter.arrays import Array
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof import noise
 from rewriter.proof.claims import Claim
-from rewriter.proof.distance import FACTOR, Array
+from rewriter.proof.distance import FACTOR
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.noise import FREQUENCY, moved, relative_size, with_noise
 from rewriter.proof.pass_rule import Channels

@@ -12,10 +12,11 @@ from onnx import numpy_helper
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from rewriter.api.rewriting import made
+from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import Array, gap, largest
+from rewriter.proof.distance import gap, largest
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import make_cases
 from rewriter.proof.reference.late_widening import open_wide
