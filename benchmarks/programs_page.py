@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.program_figures import FLOAT, example, figure, line_figure, portraits, powers_figure
@@ -136,22 +136,25 @@ def _powers(powers: Powers, heads: tuple[Head, ...]) -> list[str]:
     rows = ["| key | logit | value |", "| --- | --- | --- |"]
     for number, ((slope, offset), multiple) in enumerate(sorted(keys.items()), start=1):
         rows.append(f"| {number} | {_affine(slope, offset)} | {_affine(multiple, 0.0)} |")
-    p, r = (_polynomial(row) for row in ((1.0, *powers.denominator), powers.numerator))
-    how = f"With r = e^({_coefficient(powers.step)} y) and z = r + 1/r: P = {p} and R = {r}."
+    logit = "y" if powers.step == 1.0 else f"({_coefficient(powers.step)} y)"
+    how = f"With r = e^{logit} and z = r + 1/r, h = {_fraction(powers)}."
     return [f"{len(heads)} heads over the same keys, one for each key with a value. {how}", "", *rows]
 
 
-def _polynomial(coefficients: Sequence[float]) -> str:
-    """A polynomial in z, highest power first."""
-    degree = len(coefficients) - 1
-    units = [f"z^{degree - place}" for place in range(degree - 1)] + ["z", ""]
+def _fraction(powers: Powers) -> str:
+    """The continued fraction h."""
     text = ""
-    for factor, unit in zip(coefficients, units, strict=True):
-        size = "" if unit and factor == 1.0 else _coefficient(abs(factor))
-        sign = _MINUS if factor < 0.0 else "+" if text else ""
-        body = " ".join(part for part in (size, unit) if part)
-        text += f" {sign} {body}" if text else f"{sign}{body}"
-    return text
+    for part, shift in reversed(list(zip(powers.parts, powers.shifts, strict=True))):
+        below = f"z{_term(shift)}{text}"
+        text = _term(part) + f" / ({below})"
+    if powers.base:
+        return _coefficient(powers.base) + text
+    return text.removeprefix(" + ").replace(f" {_MINUS} ", _MINUS, 1)
+
+
+def _term(number: float) -> str:
+    """A further term of a sum."""
+    return f" {_MINUS if number < 0.0 else '+'} {_coefficient(abs(number))}"
 
 
 def _table(program: Program) -> list[str]:

@@ -24,7 +24,7 @@ from passes.whole.read import read_whole
 from rewriter.graph.surgeon import Fragment
 from rewriter.graph.view import GraphView, subgraphs
 
-_MOST_KEYS, _MOST_SHARED, _MOST_PAIRS, _MOST_DEGREES = 12, 6, 12, 12
+_MOST_KEYS, _MOST_SHARED, _MOST_PAIRS, _MOST_LEVELS = 12, 6, 12, 12
 """The largest spellings that are looked for; those of the table have fewer."""
 
 _OPSET = 17
@@ -118,8 +118,8 @@ def _exponentials() -> Sequences:
         spellings += [(Heads(keys, number, steep=steep), f"sum of exponentials over {keys} keys") for number in own]
     for pairs, middle in product(range(1, _MOST_PAIRS + 1), (False, True)):
         spellings.append((LineOf(pairs, middle), f"a line as softmax over {2 * pairs + 2 + middle} keys"))
-    for degree in range(1, _MOST_DEGREES + 1):
-        spellings.append((PowersOf(degree), f"softmax over {2 * degree + 3} keys from one exponential"))
+    for levels, *options in product(range(1, _MOST_LEVELS + 1), (False, True), (False, True)):
+        spellings.append((PowersOf(levels, *options), f"softmax over {2 * levels + 3} keys from one exponential"))
     return {_emitted(each): what for each, what in spellings}
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.fit gelu --keys 8 --values 3 --write # for gates: three values other than zero
     python -m benchmarks.fit softsign --domain -16 16         # as many heads and keys as the tolerance needs
     python -m benchmarks.fit numpy:arctan --domain -8 8       # any function of an array
-    python -m benchmarks.fit gelu --powers 11 --float32       # equally spaced keys: powers of one exponential
+    python -m benchmarks.fit gelu --powers 11 --step 1 --no-base --float32   # equally spaced: powers of one exponential
     python -m benchmarks.fit line --keys 13 --domain -512 512 --step 0.125 --float32   # the line g as attention
 
 NAME is a curve of `passes.certificates.curves`, whose error is proved, or `module:function`, whose error is measured.
@@ -48,7 +48,10 @@ _FAR = 9.0
 @click.argument("name")
 @click.option("--keys", type=click.IntRange(1, 24), help="Bias tokens of one head; left out: as the tolerance needs.")
 @click.option("--powers", "spaced", type=click.IntRange(5, 15), help="Number of equally spaced keys, an odd one.")
-@click.option("--step", type=click.FloatRange(min=0.0, min_open=True), help="Step of a line.")
+@click.option(
+    "--step", type=click.FloatRange(min=0.0, min_open=True), help="Step of a line, or of the keys of --powers."
+)
+@click.option("--base/--no-base", "based", default=True, help="Whether the fraction of --powers has a base.")
 @click.option("--values", type=click.IntRange(0, 24), help="Values other than zero among them: a program for gates.")
 @click.option("--domain", type=(float, float), help="Where y lies; left out: all reals.")
 @click.option("--float32", "single", is_flag=True, help="Polish the coefficients on the float32 grid.")
@@ -61,6 +64,7 @@ def main(
     keys: int | None,
     spaced: int | None,
     step: float | None,
+    based: bool,
     values: int | None,
     domain: tuple[float, float] | None,
     single: bool,
@@ -73,7 +77,7 @@ def main(
     if name == _LINE or spaced is not None:
         if write:
             raise click.ClickException("--write takes heads with numbers of their own only")
-        found = _line(keys, domain, step, single) if spaced is None else _in_powers(name, spaced, single)
+        found = _line(keys, domain, step, single) if spaced is None else _in_powers(name, spaced, single, step, based)
         click.echo(json.dumps(found))
         return
     f = _function(name)
@@ -103,13 +107,13 @@ def _line(keys: int | None, domain: tuple[float, float] | None, step: float | No
     return lines.entry(keys, max(abs(end) for end in domain) * step, step, single=single)
 
 
-def _in_powers(name: str, keys: int, single: bool) -> dict[str, object]:
+def _in_powers(name: str, keys: int, single: bool, step: float | None, based: bool) -> dict[str, object]:
     if name not in _PREFIX and name != "gelu_tanh":
         raise click.ClickException(f"{name} is not y Phi(y) with Phi(-y) = 1 - Phi(y)")
     if keys % 2 == 0:
         raise click.ClickException("--powers takes an odd number of keys")
-    made, error = powers.fit(name, keys, single=single)
-    numbers = {"step": made.step, "numerator": made.numerator, "denominator": made.denominator}
+    made, error = powers.fit(name, keys, single=single, step=step, based=based)
+    numbers = {"step": made.step, "parts": made.parts, "shifts": made.shifts, "base": made.base}
     return {"name": f"{_PREFIX.get(name, name)}_{keys}", "activation": name, "max_error": error} | numbers
 
 

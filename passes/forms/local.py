@@ -134,19 +134,20 @@ class _Emitter:
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor, output: str) -> None:
         """Heads with equally spaced keys, times `own`."""
-        value = own
-        if self._conversion.program.line is None:
-            value = clipped(self._fragment, own, powers.ends, "self_value", self._b.dtype, self._b.opset)
         inputs: dict[str, Tensor] = {
             "query": query,
-            "value": value,
-            "step": self._b.numbers("step", powers.step),
-            "numerator": self._b.numbers("numerator", powers.numerator),
-            "denominator": self._b.numbers("denominator", powers.denominator),
+            "value": own,
+            "parts": self._b.numbers("parts", powers.parts),
+            "shifts": self._b.numbers("shifts", powers.shifts),
         }
+        spelling = PowersOf(len(powers.parts), powers.step != 1.0, powers.base != 0.0, self._double)
+        if spelling.stepped:
+            inputs["step"] = self._b.numbers("step", powers.step)
+        if spelling.based:
+            inputs["base"] = self._b.numbers("base", powers.base)
         unscaled = powers.factor == 1.0
         made = output if unscaled else self._fragment.qualified("unscaled")
-        result = self._attend("", PowersOf(len(powers.denominator), self._double), inputs, made)
+        result = self._attend("", spelling, inputs, made)
         if not unscaled:
             self._fragment.node("Mul", [result, self._b.numbers("factor", powers.factor)], "scaled", output=output)
 

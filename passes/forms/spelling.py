@@ -29,7 +29,6 @@ from numpy.typing import DTypeLike
 
 from passes.match.marks import DOMAIN
 from passes.programs.line import HIGHEST, LOWEST
-from passes.programs.powers import REACH
 from passes.programs.softmax import LARGEST_QUERY
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
@@ -66,10 +65,10 @@ _DOC_LINE = (
     "scalar; rates, weights: of the mirrored pairs, the pair of 0 and 1 first."
 )
 _DOC_POWERS = (
-    "Softmax attention of each neuron's heads over the same {k} keys, with logits j * step * query + log(w_j): their "
-    "shares are powers of one exponential r. With z = r + 1/r, P monic with the further coefficients `denominator` and "
-    "R with the coefficients `numerator`, the total weight is z P(z) + 2 R(z) and the weight of value r P(z) + R(z); "
-    "both are divided by P(z). query, value: [..., heads]; step: a scalar; coefficients: highest power first."
+    "Softmax attention of each neuron's heads over the same {k} keys, with logits j * {step}query + log(w_j): their "
+    "shares are powers of one exponential r. With z = r + 1/r and h = {base}parts[0] / (z + shifts[0] + parts[1] / "
+    "(z + shifts[1] + ...)), the total weight over that of value is 1 + (1/r + h) / (r + h). query, value: "
+    "[..., heads]; parts, shifts: [{m}]{scalars}."
 )
 _DOC_SHARED = (
     "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
@@ -219,53 +218,61 @@ class PowersOf:
     """Heads with equally spaced keys (`passes.programs.powers`).
 
     Attributes:
-        degree: degree of the two polynomials.
+        levels: of the continued fraction.
+        stepped: whether the step differs from 1.
+        based: whether the fraction has a base.
         double: whether the arithmetic is float64 (else float32).
     """
 
-    degree: int
+    levels: int
+    stepped: bool = True
+    based: bool = True
     double: bool = False
 
     @property
     def name(self) -> str:
         """Name of the model-local function."""
-        return f"NeuronPowers_{2 * self.degree + 3}" + ("_double" if self.double else "")
+        options = (("_step", self.stepped), ("_base", self.based), ("_double", self.double))
+        return f"NeuronPowers_{2 * self.levels + 3}" + "".join(name for name, given in options if given)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Formal inputs of the function."""
-        return ("query", "value", "step", "numerator", "denominator")
+        return ("query", "value", "parts", "shifts", *(["step"] * self.stepped), *(["base"] * self.based))
 
     @property
     def doc(self) -> str:
         """The function's doc string."""
-        return _DOC_POWERS.format(k=2 * self.degree + 3)
+        return _DOC_POWERS.format(
+            k=2 * self.levels + 3,
+            m=self.levels,
+            step="step * " if self.stepped else "",
+            base="base + " if self.based else "",
+            scalars="".join(f"; {name}: a scalar" for name in self.inputs[4:]),
+        )
 
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes to `fragment`; `output` is the full name of the result."""
-        node, dtype = fragment.node, np.float64 if self.double else np.float32
-        score = node("Mul", [inputs["query"], inputs["step"]], "score")
-        share = node("Exp", [clipped(fragment, score, (-REACH, REACH), "logit", dtype, opset)], "share")
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:  # noqa: ARG002
+        """Add the nodes to `fragment`, which are the same at every opset; `output` is the full name of the result."""
+        node = fragment.node
+        # Nothing is clipped: where the exponential or its inverse is infinite, the weight of value is 1 or 0.
+        logit = node("Mul", [inputs["query"], inputs["step"]], "logit") if self.stepped else inputs["query"]
+        share = node("Exp", [logit], "share")
         inverse = node("Reciprocal", [share], "inverse_share")
         z = node("Add", [share, inverse], "z")
-        highest = _row(fragment, inputs, "numerator", 0)
-        top = self._horner(fragment, inputs, "numerator", node("Mul", [z, highest], "numerator_0z"), z)
-        bottom = self._horner(fragment, inputs, "denominator", z, z)
-        shared = node("Div", [top, bottom], "shared_weight")
+        level = node("Add", [z, _row(fragment, inputs, "shifts", self.levels - 1)], f"level_{self.levels}")
+        for j in range(self.levels - 2, -1, -1):
+            shifted = node("Add", [z, _row(fragment, inputs, "shifts", j)], f"shifted_{j + 1}")
+            part = node("Div", [_row(fragment, inputs, "parts", j + 1), level], f"part_{j + 2}")
+            level = node("Add", [shifted, part], f"level_{j + 1}")
+        shared = node("Div", [_row(fragment, inputs, "parts", 0), level], "shared_weight")
+        if self.based:
+            shared = node("Add", [shared, inputs["base"]], "shared_weight_with_base")
         own, other = (
             node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
         )
-        mean = node("Div", [own, node("Add", [own, other], "total_weight")], "mean")
-        node("Mul", [inputs["value"], mean], "output", output=output)
-
-    def _horner(self, fragment: Fragment, inputs: dict[str, Tensor], name: str, partial: Tensor, z: Tensor) -> Tensor:
-        """The rest of Horner's rule, from the leading term's product with z."""
-        rows = range(1, self.degree + 1) if name == "numerator" else range(self.degree)
-        for j in rows:
-            partial = fragment.node("Add", [partial, _row(fragment, inputs, name, j)], f"{name}_sum_{j}")
-            if j != rows[-1]:
-                partial = fragment.node("Mul", [partial, z], f"{name}_{j}z")
-        return partial
+        relative = node("Div", [other, own], "relative_weight")
+        one = fragment.constant("one", np.ones((), dtype=np.float64 if self.double else np.float32))
+        node("Div", [inputs["value"], node("Add", [one, relative], "total_weight")], "output", output=output)
 
 
 @cache

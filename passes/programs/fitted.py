@@ -76,7 +76,7 @@ def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program],
 
 
 _NEARLY = 1.15
-"""Programs in powers of one exponential may have this much more error than asked for: the next closer one costs six
+"""Programs in powers of one exponential may have this much more error than asked for: the next closer one costs three
 more operations."""
 
 
@@ -117,7 +117,7 @@ def _file() -> dict[str, Any]:
 
 
 def _in_powers(entry: dict[str, Any]) -> Program:
-    powers = Powers(entry["step"], tuple(entry["numerator"]), tuple(entry["denominator"]))
+    powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["base"])
     return Program(
         name=entry["name"],
         heads=powers.heads,

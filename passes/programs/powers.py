@@ -6,8 +6,13 @@ with Phi(-y) = 1 - Phi(y), such as GELU, the weights are symmetric and polynomia
     Phi(y) = (r P(z) + R(z)) / (z P(z) + 2 R(z)) = (r + h) / (r + 1/r + 2 h),   h = R(z) / P(z)
 
 with P monic. Expanded in powers of r, the denominator's coefficients are the weights w_j, all positive, and those of
-the numerator are the weights times the multiples of y. The second spelling has 8 operations besides those of P and R,
-keeps its digits where Phi is small, and nothing overflows for |c y| <= `REACH`, where Phi is 0 or 1.
+the numerator are the weights times the multiples of y. In the graph h is a continued fraction,
+
+    h = base + b_1 / (z + s_1 + b_2 / (z + s_2 + ... + b_m / (z + s_m)))
+
+with parts b and shifts s, and Phi is 1 / (1 + (1/r + h) / (r + h)). That takes fewer operations than the polynomials,
+keeps its digits where Phi is small, and no operation is without a result: where r or 1/r is infinite, h is `base` and
+Phi is 0 or 1; where a level of the fraction is 0, the one before it is infinite, and the one before that is right.
 """
 
 from __future__ import annotations
@@ -21,9 +26,8 @@ from numpy.typing import DTypeLike
 from passes.programs.head import Head, heads_over
 from passes.programs.softmax import UNIT, Array
 
-REACH = 20.0
-"""|c y| is clipped to this. Phi is within 1e-9 of 0 or 1 there, and z^4 is a finite float32 number."""
-
+_FAR = 40.0
+"""Beyond this |c y|, Phi is 0 or 1 in float64, and so is the bound on its rounding."""
 
 SENSITIVITY = 0.55
 """An upper bound on |x^2 dPhi/dx|, x = c y, for every entry of the table; the tests prove it."""
@@ -35,60 +39,72 @@ class Powers:
 
     Attributes:
         step: c.
-        numerator: coefficients of R, highest power first; as many as P has, with its leading 1.
-        denominator: coefficients of P after its leading 1, highest power first.
+        parts: b_1 ... b_m, m at least 1.
+        shifts: s_1 ... s_m.
+        base: h far from 0.
         factor: factor of Phi.
     """
 
     step: float
-    numerator: tuple[float, ...]
-    denominator: tuple[float, ...]
+    parts: tuple[float, ...]
+    shifts: tuple[float, ...]
+    base: float = 0.0
     factor: float = 1.0
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """Bounds of y as a self value: beyond, on the side where Phi is 0, y times Phi would not be."""
-        end = REACH / self.step
-        return (-end, math.inf) if self.step > 0.0 else (-math.inf, -end)
-
-    def own(self, y: Array) -> Array:
-        """The self value of y Phi(y)."""
-        return np.clip(y, *self.ends)
+    def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """P and R: coefficients of degrees m to 0, P with its leading 1."""
+        p, q = np.poly1d([1.0, self.shifts[-1]]), np.poly1d([1.0])
+        for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
+            p, q = np.poly1d([1.0, shift]) * p + part * q, p
+        r = np.polyadd(self.base * p.coeffs, self.parts[0] * q.coeffs)
+        return tuple(p.coeffs.tolist()), tuple(r.tolist())
 
     def mean(self, y: Array) -> Array:
         """`factor` Phi(y) in float64, with the operations of form `local`."""
-        own, other, _ = self._parts(y)
-        return np.asarray(self.factor * (own / (own + other)))
+        with np.errstate(over="ignore", divide="ignore"):
+            r = np.exp(self.step * y)
+            inverse = 1.0 / r
+            z = r + inverse
+            level = z + self.shifts[-1]
+            for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
+                level = (z + shift) + part / level
+            h = self.parts[0] / level + self.base
+            return np.asarray(self.factor / (1.0 + (inverse + h) / (r + h)))
 
     def float64_rounding(self, y: Array) -> Array:
         """A bound on the absolute rounding error of `mean` in float64."""
-        own, other, h = self._parts(y)
-        x = self._logit(y)
+        with np.errstate(over="ignore"):
+            x = np.clip(self.step * y, -_FAR, _FAR)
         r = np.exp(x)
-        z = r + 1.0 / r
-        # One product makes x, and the exponential multiplies its rounding by x; a polynomial has two operations and
-        # one factor z per degree, and R has coefficients of both signs.
-        relative = 4.0 * np.abs(x) + 12.0
-        degree = len(self.denominator)
-        p = np.polyval([1.0, *self.denominator], z)
-        sizes = np.polyval(np.abs(self.numerator), z) / p
-        off = sizes * 2.0 * (degree * (relative + 3.0) + 2.0) + np.abs(h)
-        total = own + other
-        share = (relative * (r + 1.0 / r) + 2.0 * off) / total + 4.0
-        here = (relative * r + off) / total + (own / total) * share + 2.0 * np.abs(own / total)
-        return np.asarray(abs(self.factor) * UNIT * here)
-
-    def _parts(self, y: Array) -> tuple[Array, Array, Array]:
-        """R + h, 1/r + h, and h."""
-        r = np.exp(self._logit(y))
         inverse = 1.0 / r
         z = r + inverse
-        h = np.polyval(self.numerator, z) / np.polyval([1.0, *self.denominator], z)
-        return np.asarray(r + h), np.asarray(inverse + h), np.asarray(h)
+        # One product makes x, and the exponential multiplies its rounding by x.
+        relative = 4.0 * np.abs(x) + 12.0
+        # Level k is D_k / D_(k+1), with D_k of `_denominators`, and h depends on it by b_1 ... b_k D_(k+1)^2 / D_1^2.
+        # Written so, nothing is infinite where a level is 0.
+        levels = [*self._denominators(z), np.zeros_like(z)]
+        off, product = np.zeros_like(z), 1.0
+        for k, (part, shift) in enumerate(zip(self.parts, self.shifts, strict=True)):
+            here, after, further = levels[k : k + 3]
+            following = self.parts[k + 1] if k + 1 < len(self.parts) else 0.0
+            product *= abs(part)
+            made = (relative * z + np.abs(z + shift)) * np.abs(after) + 2.0 * np.abs(following * further) + np.abs(here)
+            off = off + product * np.abs(after) * made
+        off = 2.0 * off / levels[0] ** 2
+        h = self.base + self.parts[0] * levels[1] / levels[0]
+        off = off + 2.0 * (np.abs(h) + abs(self.base))
+        own, other = r + h, inverse + h
+        moved = np.abs(other) * (relative * r + off) + np.abs(own) * (relative * inverse + off)
+        total = own + other
+        return np.asarray(abs(self.factor) * UNIT * (2.0 * moved / total**2 + 6.0 * np.abs(own / total)))
 
-    def _logit(self, y: Array) -> Array:
-        with np.errstate(over="ignore"):  # c y may be infinite for the largest y
-            return np.clip(self.step * y, -REACH, REACH)
+    def _denominators(self, z: Array) -> list[Array]:
+        """D_1 ... D_(m+1) at z: D_(m+1) = 1, D_k = (z + s_k) D_(k+1) + b_(k+1) D_(k+2); h = base + b_1 D_2 / D_1."""
+        found = [z + self.shifts[-1], np.ones_like(z)]
+        for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
+            found.insert(0, (z + shift) * found[0] + part * found[1])
+        return found
 
     def scaled(self, inner: float, outer: float) -> Powers:
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
@@ -100,8 +116,12 @@ class Powers:
         def narrow(number: float) -> float:
             return float(np.asarray(number, dtype=dtype))
 
-        numerator, denominator = (tuple(map(narrow, row)) for row in (self.numerator, self.denominator))
-        return Powers(narrow(self.step), numerator, denominator, narrow(self.factor))
+        parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
+        return Powers(narrow(self.step), parts, shifts, narrow(self.base), narrow(self.factor))
+
+    def same_shares(self, other: Powers) -> bool:
+        """Whether the two differ in step and factor alone, so that `change` bounds their distance."""
+        return (self.parts, self.shifts, self.base) == (other.parts, other.shifts, other.base)
 
     def change(self, other: Powers) -> float:
         """A bound on |f' - f| / max(1, |f|), for f = y `factor` Phi(y) and f' with another step and factor."""
@@ -112,8 +132,8 @@ class Powers:
     @property
     def heads(self) -> tuple[Head, ...]:
         """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
-        p = _expanded((1.0, *self.denominator))
-        shared = np.pad(_expanded(self.numerator), 1)
+        p, r = map(_expanded, self.polynomials)
+        shared = np.pad(r, 1)
         # Index n + j belongs to r^j; a product with r or 1/r shifts by one.
         own, other = np.pad(p, (2, 0)) + shared, np.pad(p, (0, 2)) + shared
         weights = own + other

@@ -91,8 +91,7 @@ class Program:
         source = y if z is None else z
         if self.line is not None:
             return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
-        own = source if self.powers is None else self.powers.own(source)
-        return np.asarray(own * multiple + constant)
+        return np.asarray(source * multiple + constant)
 
     def _mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
@@ -124,7 +123,7 @@ class Program:
             multiple, constant = self._mean(query)
             inner = np.abs(multiple) * self.line.float64_rounding(query) + self._rounding(query, own)
             return np.asarray(np.abs(source) * (inner + 4.0 * UNIT * np.abs(own * multiple + constant)))
-        return self._rounding(query, source if self.powers is None else self.powers.own(source))
+        return self._rounding(query, source)
 
     def _rounding(self, query: Array, source: Array) -> Array:
         """The rounding of the heads, the linear term and the constant with self values that read `source`."""
@@ -207,7 +206,7 @@ _ENOUGH = 1e-12
 def _change(program: Program, other: Program) -> float:
     """A bound on |other - program| / max(1, |program|), for a program and the same with rounded coefficients."""
     one, two = program.powers, other.powers
-    if one is None or two is None or (one.numerator, one.denominator) != (two.numerator, two.denominator):
+    if one is None or two is None or not one.same_shares(two):
         return largest_change(program, other, enough=_ENOUGH)
     return one.change(two) + abs(other.constant - program.constant)
 

@@ -25,6 +25,7 @@ from benchmarks.program_figures import (
 )
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.fitted import lines
+from passes.programs.powers import Powers
 from passes.programs.program import Program
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
@@ -97,7 +98,7 @@ def test_drawings(name: str) -> None:
 
 @draws
 @pytest.mark.parametrize(
-    ("path", "made", "curves"), [(programs_page.LINE, line_figure, 4 + 3), (programs_page.POWERS, powers_figure, 5 + 5)]
+    ("path", "made", "curves"), [(programs_page.LINE, line_figure, 4 + 3), (programs_page.POWERS, powers_figure, 5 + 6)]
 )
 def test_drawings_of_errors(path: Path, made: Callable[[], str], curves: int) -> None:
     texts = path.read_text(encoding="utf-8"), made()
@@ -119,8 +120,9 @@ def test_the_line_in_float32_is_what_the_nodes_compute() -> None:
 
 
 def test_powers_in_print() -> None:
-    assert programs_page._polynomial((1.0, -2.5, 3.0)) == "z^2 − 2.5 z + 3"
-    assert programs_page._polynomial((-0.5, 1.0)) == "−0.5 z + 1"
+    one, two = Powers(1.0, (-0.5, 3.0), (2.0, -4.0)), Powers(1.0, (7.0,), (2.0,), -0.25)
+    assert programs_page._fraction(one) == "−0.5 / (z + 2 + 3 / (z − 4))"
+    assert programs_page._fraction(two) == "−0.25 + 7 / (z + 2)"
 
 
 def test_no_drawing_is_left_over() -> None:

@@ -100,8 +100,13 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "passes/programs/program.py",
-        "if not one is None or two is None or (one.numerator, one.denominator) != (two.numerator, two.denominator):",
+        "if not one is None or two is None or not one.same_shares(two):",
         "two bounds on the same change; the one that is evaluated on cells holds for all programs",
+    ),
+    (
+        "passes/programs/program.py",
+        "if not one is None or two is None or (one.numerator, one.denominator) != (two.numerator, two.denominator):",
+        "the same line before it had a method of its own",
     ),
     (
         "passes/neurons/bounds.py",

@@ -112,8 +112,9 @@ def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> Non
     config = entry.config("tiny")
     d_ff = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config.get("n_embd", 0)
     for row in report_of(committed.file, folder).converted:
-        # GELU's keys are equally spaced, and each but the last is a head's own.
-        assert row.heads == d_ff * (10 if entry.activation.startswith("gelu") else 1)
+        # GELU's keys are equally spaced, and each but the last two is a head's own.
+        keys = {"gelu": 11, "gelu_tanh": 13}
+        assert row.heads == d_ff * (keys.get(entry.activation, 3) - 2)
         assert row.activation == entry.activation
         assert row.name != "mlp"  # named after its module
 

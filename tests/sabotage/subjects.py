@@ -170,6 +170,8 @@ def _rare_word() -> onnx.ModelProto:
 SMALL: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "silu": lambda: mlp(SILU),
     "gelu": lambda: mlp(ERF_GELU),
+    "wide-gelu": lambda: mlp(ERF_GELU.replace("1.4142135623730951", "2.0")),
+    "narrow-gelu": lambda: mlp(ERF_GELU.replace("1.4142135623730951", "1.0")),
     "relu": lambda: mlp("h = Relu(y)"),
     "relu6": lambda: mlp("h = Clip(y, $0.0, $6.0)"),
     "tanh": lambda: mlp("h = Tanh(y)"),

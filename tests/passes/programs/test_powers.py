@@ -11,8 +11,9 @@ import pytest
 
 from passes.certificates.certify import certify
 from passes.programs.fitted import in_powers, power_programs
-from passes.programs.powers import REACH, SENSITIVITY, Powers
+from passes.programs.powers import SENSITIVITY, Powers
 from passes.programs.program import Program
+from passes.programs.softmax import Array
 from tests.attention import neurons
 from tests.passes.programs.balls import arb, arb_series, errors, precision, upper
 from tests.passes.programs.test_programs import FITTED_TRUTHS
@@ -32,11 +33,11 @@ def share(powers: Powers, x: Number) -> Number:
     """Phi at x = c y, from the coefficients as the docstring of `Powers` has them."""
     r, inverse = x.exp(), (-x).exp()
     z = r + inverse
-    p, q = 0 * z + 1, 0 * z
-    for coefficient in powers.denominator:
-        p = p * z + arb(coefficient)
-    for coefficient in powers.numerator:
-        q = q * z + arb(coefficient)
+    # A quotient p / q, level by level from the last.
+    p, q = z + arb(powers.shifts[-1]), 0 * z + 1
+    for part, shift in zip(reversed(powers.parts[1:]), reversed(powers.shifts[:-1]), strict=True):
+        p, q = (z + arb(shift)) * p + arb(part) * q, p
+    q = arb(powers.base) * p + arb(powers.parts[0]) * q
     return (r * p + q) / (z * p + 2 * q)
 
 
@@ -49,8 +50,8 @@ def test_certificate(activation: str, program: Program) -> None:
 @EACH
 def test_certificate_of_a_wrong_coefficient_fails(activation: str, program: Program) -> None:
     powers = powers_of(program)
-    first, *rest = powers.denominator
-    wrong = replace(powers, denominator=(first * (1.0 + 1e3 * program.max_error), *rest))
+    first, *rest = powers.shifts
+    wrong = replace(powers, shifts=(first * (1.0 + 1e3 * program.max_error), *rest))
     assert certify(replace(program, heads=wrong.heads, powers=wrong), activation).bound > program.max_error
 
 
@@ -66,19 +67,19 @@ def test_program_is_within_its_certificate(activation: str, program: Program) ->
 def test_powers_are_heads(activation: str, program: Program) -> None:
     """One softmax over equally spaced keys, written out head by head."""
     powers = powers_of(program)
-    y = np.linspace(-0.9 * REACH / powers.step, 0.9 * REACH / powers.step, 4001)
+    y = np.linspace(-18.0 / powers.step, 18.0 / powers.step, 4001)
     np.testing.assert_allclose(neurons(program, y, y), program.evaluate(y), rtol=1e-12, atol=1e-11)
     keys = {tuple(sorted([head.beta, *(t.slope for t in head.bias_tokens)])) for head in program.heads}
     (slopes,) = keys
     np.testing.assert_allclose(np.diff(slopes), powers.step, rtol=1e-12)
-    assert len(slopes) == 2 * len(powers.denominator) + 3
-    assert len(program.heads) == len(slopes) - 1
+    assert len(slopes) == 2 * len(powers.parts) + 3
+    assert len(program.heads) == len(slopes) - (1 if powers.base else 2)
 
 
 @EACH
 def test_sensitivity(activation: str, program: Program) -> None:
-    """x^2 dPhi/dx on cells of -20 <= x <= 0, beyond which Phi is constant; on the other side it is the same."""
-    edges = np.concatenate([np.arange(0.0, 5.0, 1.0 / 128.0), np.arange(5.0, REACH + 0.01, 1.0 / 16.0)])
+    """x^2 dPhi/dx on cells of -40 <= x <= 0; on the other side it is the same, and beyond x^2 / r falls further."""
+    edges = np.concatenate([np.arange(0.0, 5.0, 1.0 / 128.0), np.arange(5.0, 40.01, 1.0 / 16.0)])
     with precision(200):
         for near, far in pairwise(edges):
             x = arb(-float(near + far) / 2.0, float(far - near) / 2.0)
@@ -95,20 +96,31 @@ def test_change_from_rounding(activation: str, program: Program, inner: float) -
     # Rounding of the two evaluations in float64 comes on top: a step may happen to be all but a float32 number.
     assert np.max(np.abs(after - before) / np.maximum(1.0, np.abs(before))) <= rounded.coefficient_error + 1e-15
     assert rounded.coefficient_error <= 2e-7 * max(1.0, 1.0 / abs(inner))
-    assert powers_of(rounded).numerator == powers_of(program).numerator
+    assert powers_of(rounded).same_shares(powers_of(program))
+
+
+def poles(powers: Powers) -> Array:
+    """Where a level of the continued fraction is 0 to rounding, so that the one before is infinite; and beside it."""
+    found = []
+    for first in range(1, len(powers.shifts)):
+        p, _ = Powers(1.0, (1.0, *powers.parts[first + 1 :]), powers.shifts[first:]).polynomials
+        found += [root.real for root in np.roots(p) if abs(root.imag) < 1e-9 and root.real > 2.0]
+    y = np.arccosh(np.array(found) / 2.0) / powers.step
+    return np.concatenate([y, -y, np.nextafter(y, 0.0), y * (1.0 + 1e-12), y * (1.0 - 1e-9)])
 
 
 @EACH
 def test_float64_rounding(activation: str, program: Program) -> None:
     powers = powers_of(program)
     rng = np.random.default_rng(0)
-    y = np.concatenate([rng.normal(0.0, 3.0, 80), rng.uniform(-30.0, 30.0, 80), [0.0, 1e-300, 5.0, -5.0]])
-    with precision(300):
-        end = REACH / powers.step
-        exact = [share(powers, arb(float(value)) * arb(powers.step)) for value in np.clip(y, -end, end)]
+    y = np.concatenate(
+        [rng.normal(0.0, 3.0, 80), rng.uniform(-30.0, 30.0, 80), [0.0, 1e-300, 5.0, -5.0], poles(powers)]
+    )
+    y = np.concatenate([y, [-300.0, 300.0, -900.0, 900.0]])
+    with precision(3000):
+        exact = [share(powers, arb(float(value)) * arb(powers.step)) for value in y]
         found = errors(powers.mean(y), exact)
-    # Beyond the reach, c y is clipped and not y; there Phi is 0 or 1 to within its reach.
-    assert np.all(found <= powers.float64_rounding(y) + 2e-9 * (np.abs(powers.step * y) >= REACH))
+    assert np.all(found <= powers.float64_rounding(y))
 
 
 def test_tolerance_selects_the_number_of_keys() -> None:
@@ -124,43 +136,44 @@ def test_tolerance_selects_the_number_of_keys() -> None:
 def test_nothing_finite_gives_nan(activation: str, program: Program, value: float) -> None:
     y = np.array([value])
     assert np.isfinite(program.evaluate(y)).all()
-    # The float64 evaluation of what is 0 far out on the left stays there.
-    assert value >= 0.0 or abs(program.evaluate(y)[0]) <= 1e-8
-
-
-@pytest.mark.parametrize(
-    ("step", "ends"), [(2.0, (-REACH / 2.0, np.inf)), (0.5, (-REACH / 0.5, np.inf)), (-4.0, (-np.inf, REACH / 4.0))]
-)
-def test_self_values_are_clipped_where_phi_is_0(step: float, ends: tuple[float, float]) -> None:
-    powers = Powers(step, (1.0, 0.0), (1.0,))
-    assert powers.ends == ends
-    y = np.array([-1e9, -100.0, -1.0, 0.0, 1.0, 100.0, 1e9])
-    np.testing.assert_array_equal(powers.own(y), np.minimum(np.maximum(y, ends[0]), ends[1]))
+    assert value >= 0.0 or program.evaluate(y)[0] == pytest.approx(0.0, abs=1e-300)
+    assert value <= 0.0 or program.evaluate(y)[0] == pytest.approx(value if value > 1.0 else value / 2.0)
+    assert np.isfinite(program.float64_rounding(y)).all()
 
 
 def test_scaling_and_rounding_of_each_coefficient() -> None:
-    powers = Powers(0.1, (0.3, -0.7), (1.1,), 0.9)
+    powers = Powers(0.1, (0.3, -0.7), (1.1, 2.3), 0.7, 0.9)
     scaled = powers.scaled(inner=-3.0, outer=0.5)
-    assert scaled == Powers(0.1 * -3.0, (0.3, -0.7), (1.1,), 0.9 * -3.0 * 0.5)
+    assert scaled == Powers(0.1 * -3.0, (0.3, -0.7), (1.1, 2.3), 0.7, 0.9 * -3.0 * 0.5)
     y = np.linspace(-3.0, 3.0, 7)
     np.testing.assert_allclose(0.5 * (-3.0 * y) * powers.mean(-3.0 * y), y * scaled.mean(y), rtol=1e-14)
     rounded = powers.rounded(np.float16)
-    narrow = [float(np.float16(number)) for number in (0.1, 0.3, -0.7, 1.1, 0.9)]
-    assert rounded == Powers(narrow[0], (narrow[1], narrow[2]), (narrow[3],), narrow[4])
+    step, *rows, base, factor = [float(np.float16(number)) for number in (0.1, 0.3, -0.7, 1.1, 2.3, 0.7, 0.9)]
+    assert rounded == Powers(step, (rows[0], rows[1]), (rows[2], rows[3]), base, factor)
 
 
 def test_the_mean_is_that_of_the_formula() -> None:
-    """Powers of r = e^(c y) written out: (r P + Q) / (z P + 2 Q), with z = r + 1/r, times the factor."""
-    powers = Powers(0.5, (2.0, 3.0), (5.0,), 1.5)
+    """Powers of r = e^(c y) written out: (r P + R) / (z P + 2 R), with z = r + 1/r, times the factor."""
+    powers = Powers(0.5, (2.0, 3.0), (5.0, 7.0), 0.25, 1.5)
+    # 1/4 + 2 / (z + 5 + 3 / (z + 7))
+    assert powers.polynomials == ((1.0, 12.0, 38.0), (0.25, 5.0, 23.5))
     for y in (-3.0, -0.25, 0.0, 1.0, 4.0):
         r = np.exp(0.5 * y)
         z = r + 1.0 / r
-        p, q = z + 5.0, 2.0 * z + 3.0
+        p, q = z**2 + 12.0 * z + 38.0, 0.25 * z**2 + 5.0 * z + 23.5
         np.testing.assert_allclose(powers.mean(np.array(y)), 1.5 * (r * p + q) / (z * p + 2.0 * q), rtol=1e-14)
 
 
+def test_only_step_and_factor_keep_the_shares() -> None:
+    powers = Powers(0.5, (2.0, 3.0), (5.0, 7.0), 0.25, 1.5)
+    assert powers.same_shares(replace(powers, step=1.0, factor=-1.0))
+    assert not powers.same_shares(replace(powers, parts=(2.0, 3.5)))
+    assert not powers.same_shares(replace(powers, shifts=(5.0, 7.5)))
+    assert not powers.same_shares(replace(powers, base=0.5))
+
+
 def test_a_change_grows_with_the_step_and_with_the_factor() -> None:
-    powers = Powers(2.0, (1.0, 0.0), (1.0,), 3.0)
+    powers = Powers(2.0, (1.0,), (1.0,), factor=3.0)
     assert powers.change(powers) == 0.0
     by_factor = powers.change(replace(powers, factor=3.03))
     assert by_factor == pytest.approx(0.01, rel=2e-6)

@@ -155,7 +155,7 @@ def test_a_coefficient_of_a_fitted_program(tmp_path: Path) -> None:
     assert rewritten is not None
     good = validate(model, rewritten, taps=True, bisect=True)
     assert (good.exit_status, good.faults, good.first_exceeding) == (ExitStatus.CONVERTED, (), None)
-    values = weight(rewritten, "mlp/heads/numerator")
+    values = weight(rewritten, "mlp/heads/shifts")
     array = numpy_helper.to_array(values).copy()
     array[np.abs(array).argmax()] *= 1 + 1e-3
     values.CopyFrom(numpy_helper.from_array(array, values.name))
@@ -163,7 +163,7 @@ def test_a_coefficient_of_a_fitted_program(tmp_path: Path) -> None:
     assert bad.exit_status is ExitStatus.VALIDATION_FAILED
     (fault,) = bad.faults
     assert (fault.block, fault.part) == ("mlp", "the heads")
-    assert "mlp/heads/numerator" in fault.causes[0]
+    assert "mlp/heads/shifts" in fault.causes[0]
 
 
 def test_two_planted_differences_are_both_named(pair: Pair, tmp_path: Path) -> None:

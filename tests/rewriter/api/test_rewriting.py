@@ -268,18 +268,18 @@ PLANTED: tuple[tuple[str, str, Spoil], ...] = (
     ("elu-part", "h = Elu(y)", nudge("bias_part", 0)),
     ("clip-part", "h = Clip(y, $0.0, $6.0)", nudge("bias_part", 1)),
     ("clip-offset", "h = Clip(y, $0.0, $6.0)", bend("bias_offset", 1)),
-    ("gelu-step", ERF_GELU, nudge("step")),
-    *((f"gelu-numerator-{j}", ERF_GELU, bend("numerator", j)) for j in range(5)),
-    *((f"gelu-denominator-{j}", ERF_GELU, bend("denominator", j)) for j in range(4)),
+    ("gelu-step", ERF_GELU.replace("1.4142135623730951", "2.0"), nudge("step")),
+    *((f"gelu-part-{j}", ERF_GELU, bend("parts", j)) for j in range(4)),
+    *((f"gelu-shift-{j}", ERF_GELU, bend("shifts", j)) for j in range(4)),
     ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
     ("silu-query-is-the-key", SILU, rewire("attention", 0, "mlp/heads/key")),
-    ("gelu-polynomials-swapped", ERF_GELU, rewire("attention", 4, "mlp/heads/numerator")),
+    ("gelu-shifts-are-the-parts", ERF_GELU, rewire("attention", 3, "mlp/heads/parts")),
 )
 
 
 SOME = (
-    *("gelu-step", "gelu-numerator-2", "gelu-denominator-0", "silu-value-is-the-key", "clip-part", "clip-offset"),
-    "gelu-polynomials-swapped",
+    *("gelu-step", "gelu-part-2", "gelu-shift-0", "silu-value-is-the-key", "clip-part", "clip-offset"),
+    "gelu-shifts-are-the-parts",
 )
 
 

@@ -438,7 +438,7 @@ def test_console_script(room: Path) -> None:
         command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "error"}, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert last_line(done.stdout).startswith("PASSED  1 block, 80 attention heads")
+    assert last_line(done.stdout).startswith("PASSED  1 block, 72 attention heads")
     assert names(room) == {"model.onnx", "out.onnx"}
 
 

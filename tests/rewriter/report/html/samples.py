@@ -39,7 +39,7 @@ def failed() -> Report:
     def planted(unit: Unit) -> onnx.ModelProto:
         model = made(unit)
         for tensor in model.graph.initializer:
-            if tensor.name.endswith("numerator"):
+            if tensor.name.endswith("/parts"):
                 values = numpy_helper.to_array(tensor).copy()
                 values[2] *= 1.01
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
