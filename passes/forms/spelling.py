@@ -29,6 +29,7 @@ from numpy.typing import DTypeLike
 
 from passes.match.marks import DOMAIN
 from passes.programs.line import HIGHEST, LOWEST
+from passes.programs.powers import REACH
 from passes.programs.softmax import LARGEST_QUERY
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
@@ -67,7 +68,7 @@ _DOC_LINE = (
 _DOC_POWERS = (
     "Softmax attention of each neuron's heads over the same {k} keys, with logits j * {step}query + log(w_j): their "
     "shares are powers of one exponential r. With z = r + 1/r and h = {base}parts[0] / (z + shifts[0] + parts[1] / "
-    "(z + shifts[1] + ...)), the total weight over that of value is 1 + (1/r + h) / (r + h). query, value: "
+    "(z + shifts[1] + ...)), the weight of value is r + h and the total weight r + 1/r + 2 h. query, value: "
     "[..., heads]; parts, shifts: [{m}]{scalars}."
 )
 _DOC_SHARED = (
@@ -251,12 +252,12 @@ class PowersOf:
             scalars="".join(f"; {name}: a scalar" for name in self.inputs[4:]),
         )
 
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:  # noqa: ARG002
-        """Add the nodes to `fragment`, which are the same at every opset; `output` is the full name of the result."""
-        node = fragment.node
-        # Nothing is clipped: where the exponential or its inverse is infinite, the weight of value is 1 or 0.
-        logit = node("Mul", [inputs["query"], inputs["step"]], "logit") if self.stepped else inputs["query"]
-        share = node("Exp", [logit], "share")
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes to `fragment`; `output` is the full name of the result."""
+        node, dtype = fragment.node, np.float64 if self.double else np.float32
+        logit = node("Mul", [inputs["query"], inputs["step"]], "score") if self.stepped else inputs["query"]
+        # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
+        share = node("Exp", [clipped(fragment, logit, (-np.inf, REACH), "logit", dtype, opset)], "share")
         inverse = node("Reciprocal", [share], "inverse_share")
         z = node("Add", [share, inverse], "z")
         level = node("Add", [z, _row(fragment, inputs, "shifts", self.levels - 1)], f"level_{self.levels}")
@@ -270,9 +271,8 @@ class PowersOf:
         own, other = (
             node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
         )
-        relative = node("Div", [other, own], "relative_weight")
-        one = fragment.constant("one", np.ones((), dtype=np.float64 if self.double else np.float32))
-        node("Div", [inputs["value"], node("Add", [one, relative], "total_weight")], "output", output=output)
+        mean = node("Div", [own, node("Add", [own, other], "total_weight")], "mean")
+        node("Mul", [inputs["value"], mean], "output", output=output)
 
 
 @cache

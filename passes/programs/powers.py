@@ -10,9 +10,9 @@ the numerator are the weights times the multiples of y. In the graph h is a cont
 
     h = base + b_1 / (z + s_1 + b_2 / (z + s_2 + ... + b_m / (z + s_m)))
 
-with parts b and shifts s, and Phi is 1 / (1 + (1/r + h) / (r + h)). That takes fewer operations than the polynomials,
-keeps its digits where Phi is small, and no operation is without a result: where r or 1/r is infinite, h is `base` and
-Phi is 0 or 1; where a level of the fraction is 0, the one before it is infinite, and the one before that is right.
+with parts b and shifts s. That takes fewer operations than the polynomials, keeps its digits where Phi is small, and no
+operation is without a result, since r is at most e^`REACH`: where 1/r is infinite, h is `base` and Phi is 0; where a
+level of the fraction is 0, the one before it is infinite, and the one before that is right.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from numpy.typing import DTypeLike
 
 from passes.programs.head import Head, heads_over
 from passes.programs.softmax import UNIT, Array
+
+REACH = 80.0
+"""c y is at most this: e^80 is a finite float32 number, and Phi is 1 long before."""
 
 _FAR = 40.0
 """Beyond this |c y|, Phi is 0 or 1 in float64, and so is the bound on its rounding."""
@@ -63,14 +66,16 @@ class Powers:
     def mean(self, y: Array) -> Array:
         """`factor` Phi(y) in float64, with the operations of form `local`."""
         with np.errstate(over="ignore", divide="ignore"):
-            r = np.exp(self.step * y)
+            # Nothing is clipped on the other side: 1/r may be infinite.
+            r = np.exp(np.minimum(self.step * y, REACH))
             inverse = 1.0 / r
             z = r + inverse
             level = z + self.shifts[-1]
             for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
                 level = (z + shift) + part / level
             h = self.parts[0] / level + self.base
-            return np.asarray(self.factor / (1.0 + (inverse + h) / (r + h)))
+            own = r + h
+            return np.asarray(self.factor * (own / (own + (inverse + h))))
 
     def float64_rounding(self, y: Array) -> Array:
         """A bound on the absolute rounding error of `mean` in float64."""
