@@ -137,19 +137,19 @@ def _powers(powers: Powers, heads: tuple[Head, ...]) -> list[str]:
     for number, ((slope, offset), multiple) in enumerate(sorted(keys.items()), start=1):
         rows.append(f"| {number} | {_affine(slope, offset)} | {_affine(multiple, 0.0)} |")
     logit = "y" if powers.step == 1.0 else f"({_coefficient(powers.step)} y)"
-    how = f"With r = e^{logit} and z = r + 1/r, h = {_fraction(powers)}."
+    how = f"With r = e^{logit} and z = r + 1/r, h = {_sum_of_fractions(powers)}."
     return [f"{len(heads)} heads over the same keys, one for each key with a value. {how}", "", *rows]
 
 
-def _fraction(powers: Powers) -> str:
-    """The continued fraction h."""
-    text = ""
-    for part, shift in reversed(list(zip(powers.parts, powers.shifts, strict=True))):
-        below = f"z{_term(shift)}{text}"
-        text = _term(part) + f" / ({below})"
-    if powers.base:
-        return _coefficient(powers.base) + text
-    return text.removeprefix(" + ").replace(f" {_MINUS} ", _MINUS, 1)
+def _sum_of_fractions(powers: Powers) -> str:
+    """The h of the powers."""
+    text = _term(powers.base) if powers.base else ""
+    for fraction in powers.fractions:
+        below = ""
+        for part, shift in reversed(fraction):
+            below = f"{_term(part)} / (z{_term(shift)}{below})"
+        text += below
+    return (_MINUS if text.startswith(f" {_MINUS}") else "") + text[3:]
 
 
 def _term(number: float) -> str:

@@ -24,7 +24,7 @@ from passes.whole.read import read_whole
 from rewriter.graph.surgeon import Fragment
 from rewriter.graph.view import GraphView, subgraphs
 
-_MOST_KEYS, _MOST_SHARED, _MOST_PAIRS, _MOST_LEVELS = 12, 6, 12, 12
+_MOST_KEYS, _MOST_SHARED, _MOST_PAIRS, _MOST_LEVELS = 12, 6, 12, 7
 """The largest spellings that are looked for; those of the table have fewer."""
 
 _OPSET = 17
@@ -118,8 +118,10 @@ def _exponentials() -> Sequences:
         spellings += [(Heads(keys, number, steep=steep), f"sum of exponentials over {keys} keys") for number in own]
     for pairs, middle in product(range(1, _MOST_PAIRS + 1), (False, True)):
         spellings.append((LineOf(pairs, middle), f"a line as softmax over {2 * pairs + 2 + middle} keys"))
-    for levels, *options in product(range(1, _MOST_LEVELS + 1), (False, True), (False, True)):
-        spellings.append((PowersOf(levels, *options), f"softmax over {2 * levels + 3} keys from one exponential"))
+    for pairs, singles, *options in product(range(4), range(_MOST_LEVELS + 1), (False, True), (False, True)):
+        if 0 < singles + 2 * pairs <= _MOST_LEVELS:
+            of = PowersOf(singles, pairs, *options)
+            spellings.append((of, f"softmax over {of.keys} keys from one exponential"))
     return {_emitted(each): what for each, what in spellings}
 
 

@@ -140,7 +140,8 @@ class _Emitter:
             "parts": self._b.numbers("parts", powers.parts),
             "shifts": self._b.numbers("shifts", powers.shifts),
         }
-        spelling = PowersOf(len(powers.parts), powers.step != 1.0, powers.base != 0.0, self._double)
+        singles = len(powers.parts) - 2 * powers.pairs
+        spelling = PowersOf(singles, powers.pairs, powers.step != 1.0, powers.base != 0.0, self._double)
         if spelling.stepped:
             inputs["step"] = self._b.numbers("step", powers.step)
         if spelling.based:

@@ -67,9 +67,8 @@ _DOC_LINE = (
 )
 _DOC_POWERS = (
     "Softmax attention of each neuron's heads over the same {k} keys, with logits j * {step}query + log(w_j): their "
-    "shares are powers of one exponential r. With z = r + 1/r and h = {base}parts[0] / (z + shifts[0] + parts[1] / "
-    "(z + shifts[1] + ...)), the weight of value is r + h and the total weight r + 1/r + 2 h. query, value: "
-    "[..., heads]; parts, shifts: [{m}]{scalars}."
+    "shares are powers of one exponential r. With z = r + 1/r and h = {h}, the weight of value is r + h and the total "
+    "weight r + 1/r + 2 h. query, value: [..., heads]; parts, shifts: [{m}]{scalars}."
 )
 _DOC_SHARED = (
     "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
@@ -219,22 +218,30 @@ class PowersOf:
     """Heads with equally spaced keys (`passes.programs.powers`).
 
     Attributes:
-        levels: of the continued fraction.
+        singles: number of fractions of one level.
+        pairs: number of fractions of two levels.
         stepped: whether the step differs from 1.
-        based: whether the fraction has a base.
+        based: whether there is a base.
         double: whether the arithmetic is float64 (else float32).
     """
 
-    levels: int
+    singles: int
+    pairs: int
     stepped: bool = True
     based: bool = True
     double: bool = False
 
     @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return 2 * (self.singles + 2 * self.pairs) + 3
+
+    @property
     def name(self) -> str:
         """Name of the model-local function."""
         options = (("_step", self.stepped), ("_base", self.based), ("_double", self.double))
-        return f"NeuronPowers_{2 * self.levels + 3}" + "".join(name for name, given in options if given)
+        paired = f"_{self.pairs}" if self.pairs else ""
+        return f"NeuronPowers_{self.keys}{paired}" + "".join(name for name, given in options if given)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -244,11 +251,16 @@ class PowersOf:
     @property
     def doc(self) -> str:
         """The function's doc string."""
+        terms = [f"parts[{j}] / (z + shifts[{j}])" for j in range(self.singles)]
+        terms += [
+            f"parts[{j}] / (z + shifts[{j}] + parts[{j + 1}] / (z + shifts[{j + 1}]))"
+            for j in range(self.singles, self.singles + 2 * self.pairs, 2)
+        ]
         return _DOC_POWERS.format(
-            k=2 * self.levels + 3,
-            m=self.levels,
+            k=self.keys,
+            m=self.singles + 2 * self.pairs,
             step="step * " if self.stepped else "",
-            base="base + " if self.based else "",
+            h=" + ".join([*["base"] * self.based, *terms]),
             scalars="".join(f"; {name}: a scalar" for name in self.inputs[4:]),
         )
 
@@ -260,14 +272,20 @@ class PowersOf:
         share = node("Exp", [clipped(fragment, logit, (-np.inf, REACH), "logit", dtype, opset)], "share")
         inverse = node("Reciprocal", [share], "inverse_share")
         z = node("Add", [share, inverse], "z")
-        level = node("Add", [z, _row(fragment, inputs, "shifts", self.levels - 1)], f"level_{self.levels}")
-        for j in range(self.levels - 2, -1, -1):
-            shifted = node("Add", [z, _row(fragment, inputs, "shifts", j)], f"shifted_{j + 1}")
-            part = node("Div", [_row(fragment, inputs, "parts", j + 1), level], f"part_{j + 2}")
-            level = node("Add", [shifted, part], f"level_{j + 1}")
-        shared = node("Div", [_row(fragment, inputs, "parts", 0), level], "shared_weight")
-        if self.based:
-            shared = node("Add", [shared, inputs["base"]], "shared_weight_with_base")
+
+        def fraction(j: int, above: Tensor) -> Variable:
+            return node("Div", [_row(fragment, inputs, "parts", j), above], f"fraction_{j}")
+
+        def level(j: int) -> Variable:
+            return node("Add", [z, _row(fragment, inputs, "shifts", j)], f"level_{j}")
+
+        terms: list[Tensor] = [inputs["base"]] if self.based else []
+        terms += [fraction(j, level(j)) for j in range(self.singles)]
+        for j in range(self.singles, self.singles + 2 * self.pairs, 2):
+            terms.append(fraction(j, node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
+        shared = terms[0]
+        for j, term in enumerate(terms[1:], start=1):
+            shared = node("Add", [shared, term], f"shared_weight_{j}")
         own, other = (
             node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
         )

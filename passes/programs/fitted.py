@@ -117,7 +117,7 @@ def _file() -> dict[str, Any]:
 
 
 def _in_powers(entry: dict[str, Any]) -> Program:
-    powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["base"])
+    powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["pairs"], entry["base"])
     return Program(
         name=entry["name"],
         heads=powers.heads,

@@ -6,13 +6,13 @@ with Phi(-y) = 1 - Phi(y), such as GELU, the weights are symmetric and polynomia
     Phi(y) = (r P(z) + R(z)) / (z P(z) + 2 R(z)) = (r + h) / (r + 1/r + 2 h),   h = R(z) / P(z)
 
 with P monic. Expanded in powers of r, the denominator's coefficients are the weights w_j, all positive, and those of
-the numerator are the weights times the multiples of y. In the graph h is a continued fraction,
+the numerator are the weights times the multiples of y. In the graph h is a sum of fractions,
 
-    h = base + b_1 / (z + s_1 + b_2 / (z + s_2 + ... + b_m / (z + s_m)))
+    h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
 
-with parts b and shifts s. That takes fewer operations than the polynomials, keeps its digits where Phi is small, and no
-operation is without a result, since r is at most e^`REACH`: where 1/r is infinite, h is `base` and Phi is 0; where a
-level of the fraction is 0, the one before it is infinite, and the one before that is right.
+one of the first kind for every real root of P and one of the second for every pair of others. That takes fewer
+operations than the polynomials, and nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is
+infinite, h is `base` and Phi is 0.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Powers:
 
     Attributes:
         step: c.
-        parts: b_1 ... b_m, m at least 1.
-        shifts: s_1 ... s_m.
+        parts: the b.
+        shifts: the s, as many.
+        pairs: how many fractions of two levels there are; theirs are the last parts and shifts.
         base: h far from 0.
         factor: factor of Phi.
     """
@@ -51,17 +52,31 @@ class Powers:
     step: float
     parts: tuple[float, ...]
     shifts: tuple[float, ...]
+    pairs: int = 0
     base: float = 0.0
     factor: float = 1.0
 
     @property
+    def fractions(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Each fraction as (b, s) of its levels, one or two."""
+        levels = tuple(zip(self.parts, self.shifts, strict=True))
+        single = len(levels) - 2 * self.pairs
+        paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
+        return (*((level,) for level in levels[:single]), *paired)
+
+    @property
     def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """P and R: coefficients of degrees m to 0, P with its leading 1."""
-        p, q = np.poly1d([1.0, self.shifts[-1]]), np.poly1d([1.0])
-        for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
-            p, q = np.poly1d([1.0, shift]) * p + part * q, p
-        r = np.polyadd(self.base * p.coeffs, self.parts[0] * q.coeffs)
-        return tuple(p.coeffs.tolist()), tuple(r.tolist())
+        """P and R: coefficients of the same degrees, highest power first; P has a leading 1."""
+        p: Array = np.ones(1)
+        r: Array = np.array([self.base])
+        for fraction in self.fractions:
+            bottom: Array = np.ones(1)
+            top: Array = np.zeros(1)
+            for part, shift in reversed(fraction):
+                bottom, top = np.asarray(np.polyadd(np.polymul([1.0, shift], bottom), top)), part * bottom
+            r = np.asarray(np.polyadd(np.polymul(r, bottom), np.polymul(p, top)))
+            p = np.asarray(np.polymul(p, bottom))
+        return tuple(p.tolist()), tuple(np.pad(r, (len(p) - len(r), 0)).tolist())
 
     def mean(self, y: Array) -> Array:
         """`factor` Phi(y) in float64, with the operations of form `local`."""
@@ -70,10 +85,12 @@ class Powers:
             r = np.exp(np.minimum(self.step * y, REACH))
             inverse = 1.0 / r
             z = r + inverse
-            level = z + self.shifts[-1]
-            for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
-                level = (z + shift) + part / level
-            h = self.parts[0] / level + self.base
+            h = np.asarray(self.base)
+            for fraction in self.fractions:
+                below: Array = np.zeros(())
+                for part, shift in reversed(fraction):
+                    below = part / (z + shift + below)
+                h = h + below
             own = r + h
             return np.asarray(self.factor * (own / (own + (inverse + h))))
 
@@ -86,30 +103,20 @@ class Powers:
         z = r + inverse
         # One product makes x, and the exponential multiplies its rounding by x.
         relative = 4.0 * np.abs(x) + 12.0
-        # Level k is D_k / D_(k+1), with D_k of `_denominators`, and h depends on it by b_1 ... b_k D_(k+1)^2 / D_1^2.
-        # Written so, nothing is infinite where a level is 0.
-        levels = [*self._denominators(z), np.zeros_like(z)]
-        off, product = np.zeros_like(z), 1.0
-        for k, (part, shift) in enumerate(zip(self.parts, self.shifts, strict=True)):
-            here, after, further = levels[k : k + 3]
-            following = self.parts[k + 1] if k + 1 < len(self.parts) else 0.0
-            product *= abs(part)
-            made = (relative * z + np.abs(z + shift)) * np.abs(after) + 2.0 * np.abs(following * further) + np.abs(here)
-            off = off + product * np.abs(after) * made
-        off = 2.0 * off / levels[0] ** 2
-        h = self.base + self.parts[0] * levels[1] / levels[0]
-        off = off + 2.0 * (np.abs(h) + abs(self.base))
+        h, size, off = np.full_like(z, self.base), np.full_like(z, abs(self.base)), np.zeros_like(z)
+        for fraction in self.fractions:
+            below, below_off = np.zeros_like(z), np.zeros_like(z)
+            for part, shift in reversed(fraction):
+                level = z + shift + below
+                level_off = relative * z + np.abs(z + shift) + below_off + np.abs(level)
+                below = part / level
+                below_off = np.abs(below) * (level_off / np.abs(level) + 1.0)
+            h, size, off = h + below, size + np.abs(below), off + below_off
+        off = 2.0 * (off + (len(self.fractions) + 2.0) * size)
         own, other = r + h, inverse + h
         moved = np.abs(other) * (relative * r + off) + np.abs(own) * (relative * inverse + off)
         total = own + other
         return np.asarray(abs(self.factor) * UNIT * (2.0 * moved / total**2 + 6.0 * np.abs(own / total)))
-
-    def _denominators(self, z: Array) -> list[Array]:
-        """D_1 ... D_(m+1) at z: D_(m+1) = 1, D_k = (z + s_k) D_(k+1) + b_(k+1) D_(k+2); h = base + b_1 D_2 / D_1."""
-        found = [z + self.shifts[-1], np.ones_like(z)]
-        for part, shift in zip(self.parts[:0:-1], self.shifts[-2::-1], strict=True):
-            found.insert(0, (z + shift) * found[0] + part * found[1])
-        return found
 
     def scaled(self, inner: float, outer: float) -> Powers:
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
@@ -122,11 +129,11 @@ class Powers:
             return float(np.asarray(number, dtype=dtype))
 
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
-        return Powers(narrow(self.step), parts, shifts, narrow(self.base), narrow(self.factor))
+        return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
 
     def same_shares(self, other: Powers) -> bool:
         """Whether the two differ in step and factor alone, so that `change` bounds their distance."""
-        return (self.parts, self.shifts, self.base) == (other.parts, other.shifts, other.base)
+        return replace(self, step=other.step, factor=other.factor) == other
 
     def change(self, other: Powers) -> float:
         """A bound on |f' - f| / max(1, |f|), for f = y `factor` Phi(y) and f' with another step and factor."""

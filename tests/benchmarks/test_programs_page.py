@@ -120,9 +120,9 @@ def test_the_line_in_float32_is_what_the_nodes_compute() -> None:
 
 
 def test_powers_in_print() -> None:
-    one, two = Powers(1.0, (-0.5, 3.0), (2.0, -4.0)), Powers(1.0, (7.0,), (2.0,), -0.25)
-    assert programs_page._fraction(one) == "−0.5 / (z + 2 + 3 / (z − 4))"
-    assert programs_page._fraction(two) == "−0.25 + 7 / (z + 2)"
+    one, two = Powers(1.0, (9.0, -0.5, 3.0), (1.0, 2.0, -1.5), 1), Powers(1.0, (-7.0, 1.0), (2.0, 3.0), base=-0.25)
+    assert programs_page._sum_of_fractions(one) == "9 / (z + 1) − 0.5 / (z + 2 + 3 / (z − 1.5))"
+    assert programs_page._sum_of_fractions(two) == "−0.25 − 7 / (z + 2) + 1 / (z + 3)"
 
 
 def test_no_drawing_is_left_over() -> None:

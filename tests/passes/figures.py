@@ -90,7 +90,7 @@ def of_lines() -> Figures:
 
 
 def of_powers() -> Figures:
-    powers = Powers(0.7, (2.0, -0.5), (5.0, 0.5), 1.0, 1.5)
+    powers = Powers(0.7, (3.0, 2.0, -0.5), (4.0, 5.0, 0.5), 1, 1.0, 1.5)
     (_, program), *_ = power_programs()
     assert program.powers is not None
     return {

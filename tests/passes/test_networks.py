@@ -22,7 +22,7 @@ LONGEST = 40
 BOUND = 1e-12
 DIFFERENCES = 9e-9
 """What gates of float32 models are off by in forms that compute them as small differences (docs/numerics.md)."""
-RATIO = 1.5
+RATIO = 1.4
 """The largest error ratio in float32."""
 
 NETWORK = "network"
@@ -74,8 +74,8 @@ def check_float64_against_the_original(model: onnx.ModelProto, form: str) -> Non
 
 
 def float32_ratio(model: onnx.ModelProto, form: str) -> float:
-    """The largest error ratio over three cases of two sequences."""
-    cases = [feeds(model, seed, 2, LONGEST // 2 - 5 * seed) for seed in range(3)]
+    """The largest error ratio of an output over twelve cases of two sequences: over three, it is a matter of luck."""
+    cases = [feeds(model, seed, 2, LONGEST // 2 - 5 * (seed % 3)) for seed in range(12)]
     return error_ratio(model, apply(planned(model, form)), cases, [True, False])
 
 
