@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 
 import ml_dtypes
 import numpy as np
@@ -54,18 +53,14 @@ def test_points_gather_on_both_sides_of_a_crossing(crossing: float) -> None:
         (SILU, []),  # the original gives NaN at -inf as well
         ("h = LeakyRelu<alpha = 0.1>(y)", []),
         ("h = Relu(y)", ["nan instead of 0 at -inf"]),
-        # What float32 leaves of 0 there differs between processors with AVX2 and with AVX-512.
-        (ERF_GELU, [r"-\d\.\d+e-13 instead of nan at -inf"]),
+        (ERF_GELU, []),
     ],
 )
 def test_infinite_pre_activations_are_reported_and_do_not_fail(text: str, found: list[str]) -> None:
     report = rewrite(mlp(text))
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.validation is not None
-    reported = report.validation.blocks[0].infinite
-    assert len(reported) == len(found)
-    for line, expected in zip(reported, found, strict=True):
-        assert re.fullmatch(expected, line), line
+    assert list(report.validation.blocks[0].infinite) == found
 
 
 NAN = np.nan
