@@ -4,7 +4,7 @@
     python -m benchmarks.fit gelu --keys 8 --values 3 --write # for gates: three values other than zero
     python -m benchmarks.fit softsign --domain -16 16         # as many heads and keys as the tolerance needs
     python -m benchmarks.fit numpy:arctan --domain -8 8       # any function of an array
-    python -m benchmarks.fit gelu --powers 13 --step 1 --no-base --float32   # equally spaced: powers of one exponential
+    python -m benchmarks.fit gelu_tanh --powers 13 --step 1 --no-base --float32   # equally spaced: one exponential
     python -m benchmarks.fit line --keys 13 --domain -512 512 --step 0.125 --float32   # the line g as attention
 
 NAME is a curve of `passes.certificates.curves`, whose error is proved, or `module:function`, whose error is measured.
@@ -113,6 +113,8 @@ def _in_powers(name: str, keys: int, single: bool, step: float | None, based: bo
     if keys % 2 == 0:
         raise click.ClickException("--powers takes an odd number of keys")
     made, error = powers.fit(name, keys, single=single, step=step, based=based)
+    if not math.isfinite(error):
+        raise click.ClickException("every fit found divides by a number near 0; try another --step, or leave it out")
     numbers = {"step": made.step, "parts": made.parts, "shifts": made.shifts, "pairs": made.pairs, "base": made.base}
     return {"name": f"{_PREFIX.get(name, name)}_{keys}", "activation": name, "max_error": error} | numbers
 

@@ -95,13 +95,8 @@ class _Fit:
         """The largest error; infinite where something that is divided by is not positive."""
         powers = self.powers(x)
         z = 2.0 * np.cosh(powers.step * np.append(0.0, self.y))
-        for fraction in powers.fractions:
-            below = np.zeros(())
-            for part, shift in reversed(fraction):
-                level = z + shift + below
-                if np.min(level) <= _LEAST:
-                    return np.inf
-                below = part / level
+        if any(np.min(level) <= _LEAST for levels in powers.levels(z) for level in levels):
+            return np.inf
         found = float(np.max(np.abs(self.errors(x))))
         return found if np.isfinite(found) else np.inf
 

@@ -18,6 +18,7 @@ infinite, h is `base` and Phi is 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,13 +87,20 @@ class Powers:
             inverse = 1.0 / r
             z = r + inverse
             h = np.asarray(self.base)
-            for fraction in self.fractions:
-                below: Array = np.zeros(())
-                for part, shift in reversed(fraction):
-                    below = part / (z + shift + below)
-                h = h + below
+            for fraction, levels in zip(self.fractions, self.levels(z), strict=True):
+                h = h + fraction[0][0] / levels[-1]
             own = r + h
             return np.asarray(self.factor * (own / (own + (inverse + h))))
+
+    def levels(self, z: Array) -> Iterator[list[Array]]:
+        """For each fraction, what its parts are divided by at z, the last level first."""
+        for fraction in self.fractions:
+            found: list[Array] = []
+            below: Array = np.zeros(())
+            for part, shift in reversed(fraction):
+                found.append(np.asarray(z + shift + below))
+                below = part / found[-1]
+            yield found
 
     def float64_rounding(self, y: Array) -> Array:
         """A bound on the absolute rounding error of `mean` in float64."""

@@ -51,6 +51,7 @@ def test_powers_over_five_keys_are_as_close_as_those_of_the_table() -> None:
         (("gelu", "--powers", "6"), "odd"),
         (("softplus", "--powers", "5"), "not y Phi"),
         (("gelu", "--powers", "5", "--write"), "--write"),
+        (("gelu", "--powers", "13", "--step", "1", "--no-base"), "divides by a number near 0"),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
