@@ -7,6 +7,7 @@ LayerNormalization their standard deviation is that of the weights times sqrt(wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,24 @@ def _hard_swish(b: _Builder, y: str) -> str:
     return b.node("Div", [b.node("Mul", [y, clipped], "act/Mul"), b.scalar(6.0)], "act/Div")
 
 
+def _gelu_new(b: _Builder, y: str) -> str:
+    """GPT-2's GELU: 0.5 y (1 + tanh(sqrt(2 / pi) (y + 0.044715 y^3)))."""
+    cube = b.node("Pow", [y, b.scalar(3.0)], "act/Pow")
+    inner = b.node("Add", [y, b.node("Mul", [cube, b.scalar(0.044715)], "act/Mul")], "act/Add")
+    tanh = b.node("Tanh", [b.node("Mul", [inner, b.scalar((2.0 / math.pi) ** 0.5)], "act/Mul_1")], "act/Tanh")
+    half = b.node("Mul", [y, b.scalar(0.5)], "act/Mul_2")
+    return b.node("Mul", [half, b.node("Add", [tanh, b.scalar(1.0)], "act/Add_1")], "act/Mul_3")
+
+
+def _gelu_bloom(b: _Builder, y: str) -> str:
+    """Bloom's GELU: 0.5 y (1 + tanh(0.79788456 y (1 + 0.044715 y y)))."""
+    square = b.node("Mul", [b.node("Mul", [y, b.scalar(0.044715)], "act/Mul"), y], "act/Mul_1")
+    scaled = b.node("Mul", [y, b.scalar(0.79788456)], "act/Mul_2")
+    inner = b.node("Mul", [scaled, b.node("Add", [square, b.scalar(1.0)], "act/Add")], "act/Mul_3")
+    total = b.node("Add", [b.node("Tanh", [inner], "act/Tanh"), b.scalar(1.0)], "act/Add_1")
+    return b.node("Mul", [b.node("Mul", [y, b.scalar(0.5)], "act/Mul_4"), total], "act/Mul_5")
+
+
 def _gelu_between_casts(b: _Builder, y: str) -> str:
     """GELU in float32, as exports of float16 models have it."""
     inner, b.elem_type, b.dtype = (b.elem_type, b.dtype), _FLOAT, np.dtype(np.float32)
@@ -147,6 +166,8 @@ UNFUSED: dict[str, Callable[[_Builder, str], str]] = {
     "relu6": _relu6,
     "hard_swish": _hard_swish,
     "gelu_between_casts": _gelu_between_casts,
+    "gelu_new": _gelu_new,
+    "gelu_bloom": _gelu_bloom,
 }
 """Further ones, which onnxruntime does not fuse into one operator."""
 

@@ -53,11 +53,18 @@ SUBJECTS: tuple[Subject, ...] = (
             ("swiglu", "SwiGLU with separate gate and up projections"),
         )
     ),
-    Subject(
-        "gelu_between_casts",
-        "4 layers as in GPT-2 small, float16 with GELU in float32 between casts",
-        replace(_SHORT, activation="gelu_between_casts"),
-        halves=(True,),
-        group="unfused",
+    *(
+        Subject(
+            name,
+            f"4 layers as in GPT-2 small, float16 {about}",
+            replace(_SHORT, activation=name),
+            halves=(True,),
+            group="unfused",
+        )
+        for name, about in (
+            ("gelu_between_casts", "with GELU in float32 between casts"),
+            ("gelu_new", "with GPT-2's GELU, tanh spelled out with Pow"),
+            ("gelu_bloom", "with Bloom's GELU, tanh spelled out with products"),
+        )
     ),
 )
