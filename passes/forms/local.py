@@ -71,6 +71,12 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     return _Emitter(view, conversion).run()
 
 
+def _one_a_side(keys: Sequence[Key]) -> bool:
+    """Whether bias tokens compete only with self: clipped logits do not tell which of two is larger."""
+    slopes = [key.slope for key in keys]
+    return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
+
+
 _STEEP = 8.0
 """A head with a steeper key has weights below the smallest normal float32 where trained models have pre-activations."""
 
@@ -187,14 +193,13 @@ class _Emitter:
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
         """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
-        keys = sorted(
-            (Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens), key=lambda key: key.slope
-        )
+        tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
+        keys = [Key.of(token.slope, token.offset, token.value, plain.factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
         zero_bias = plain.zero_bias
         steep = abs(plain.beta) > _STEEP if zero_bias else offsets
         # In float64 a self value may be too large for a clipped logit to take all its weight.
-        centred = offsets and not self._double and plain.alpha == plain.beta == 0.0
+        centred = offsets and not self._double and plain.alpha == plain.beta == 0.0 and _one_a_side(keys)
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         spelling = Heads(len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, double=self._double)
         # A line is bounded already, and a constant value reads nothing.

@@ -11,8 +11,9 @@
 A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
 e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
 The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
-logit is 0 and others are steep, it is logits relative to self that are clipped instead (`centred`). No exponential of a
-steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times as long for denormal results.
+logit is 0 and each side has at most one bias token, which is steep, it is logits relative to self that are clipped
+(`centred`). No exponential of a steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times
+as long for denormal results.
 Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
 """
 
@@ -106,7 +107,7 @@ class Heads:
         own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
         steep: whether logits have offsets, or the only slope is steep.
-        centred: whether the self logit is 0, in a steep head.
+        centred: whether the self logit is 0, in a steep head whose bias tokens never compete with each other.
         double: whether the arithmetic is float64 (else float32).
     """
 

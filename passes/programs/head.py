@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.softmax import FACTORED, UNIT, Array, Keys
+from passes.programs.softmax import FACTORED, FACTORED_BESIDE_STEEP, UNIT, Array, Keys
 
 __all__ = ["FACTORED", "Array", "BiasToken", "Head", "heads_over"]
 
@@ -94,6 +94,12 @@ class Head:
         """Whether there is a single bias token, with key and value zero, as in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
+    @property
+    def factored(self) -> float:
+        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
+        steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
+        return FACTORED_BESIDE_STEEP if steep else FACTORED
+
     def shifted(self, slope: float, offset: float) -> Head:
         """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
@@ -111,7 +117,7 @@ class Head:
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
         If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
-        stores, for an offset of at most `FACTORED`, the factor e^offset of the bias token's weight and its product with
+        stores, for an offset of at most `factored`, the factor e^offset of the bias token's weight and its product with
         the value, and these two are rounded. All logits are shifted so that the self logit has no offset. The factor c
         is applied after the softmax (`unscaled`).
         """
@@ -125,7 +131,7 @@ class Head:
             return float(np.asarray(number, dtype=dtype))
 
         def token_of(token: BiasToken) -> BiasToken:
-            if abs(token.offset) > FACTORED or not factored:
+            if abs(token.offset) > self.factored or not factored:
                 return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
             weight = narrow(math.exp(token.offset))
             value = narrow(weight * token.value) / weight

@@ -34,6 +34,11 @@ The rounding error of a logit is proportional to its magnitude, so an offset in 
 offsets e^b could leave the range of float32; they belong to steep keys, whose weights are 0 or 1.
 """
 
+FACTORED_BESIDE_STEEP = 20.0
+"""The same for a head that has larger offsets, too. The exponentials of such a head are at least e^-87 in graphs
+(`passes.forms.spelling`), and times a factor e^60 that is no longer nothing.
+"""
+
 LARGEST_QUERY = 2.0**500
 """Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
 

@@ -140,5 +140,12 @@ def test_the_subjects() -> None:
     known = [each for each in SUBJECTS if each.group == "known"]
     assert {each.shape.activation for each in known} == {"gelu", "silu", "swiglu", "geglu"}
     assert all(each.tokens == (16, 128, 512) and each.halves == (False, True) for each in known)
-    assert {each.shape.activation for each in SUBJECTS} >= {"mish", "relu6", "hard_swish", "gelu_between_casts", "gelu_new", "gelu_bloom"}
+    assert {each.shape.activation for each in SUBJECTS} >= {
+        "mish",
+        "relu6",
+        "hard_swish",
+        "gelu_between_casts",
+        "gelu_new",
+        "gelu_bloom",
+    }
     assert all(each.quick().shape.layers == 2 for each in SUBJECTS)

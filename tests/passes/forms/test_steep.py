@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import lines
+from passes.programs.head import BiasToken, Head
+from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
+from tests.oracle import evaluate
 from tests.textmodels import text_model
 
 Array = NDArray[Any]
@@ -35,15 +39,20 @@ FAR = np.array([6.0, 40.0, 300.0, 1e4, 1e9, 1e18, 1e25, 1e30, 1e35, 3e38])
 POINTS = np.concatenate([np.linspace(-8.0, 8.0, 4001), -FAR, FAR]).astype(np.float32)
 
 
-def heads(body: str) -> onnx.ModelProto:
-    """A block whose linear operators are the identity, with its heads written out and the result between them shown."""
+def model_of(body: str) -> onnx.ModelProto:
+    """A block whose linear operators are the identity, with the result between them shown."""
     model = text_model(
         f"y = MatMul(x, E) {body} out = MatMul(h, E)",
         inputs="float[n, 1] x",
         outputs="float[n, 1] out, float[n, 1] h",
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1), dtype=np.float32), "E"))
-    plan = make_plan(model, Options(inline=True))
+    return model
+
+
+def heads(body: str) -> onnx.ModelProto:
+    """The same with its heads written out."""
+    plan = make_plan(model_of(body), Options(inline=True))
     assert [left.miss.reason for left in plan.left] == []
     return apply(plan)
 
@@ -73,6 +82,18 @@ def test_no_exponential_is_denormal(name: str) -> None:
 def test_a_head_that_is_not_steep_is_not_clipped() -> None:
     model = heads("s = Sigmoid(y) h = Mul(y, s)")
     assert "Clip" not in {node.op_type for node in model.graph.node}
+
+
+def test_clipped_exponentials_are_nothing_beside_factors() -> None:
+    """A head with a steep key and a large offset: e^-87, where its exponentials end, times e^58 would be seen."""
+    tokens = (BiasToken(-40.0, 70.0, 3.0), BiasToken(0.0, 58.0, -20.0), BiasToken(4.0, -15.0, 5.0))
+    program = Program("made", (Head(beta=0.0, c=0.0, d=1.0, bias_tokens=tokens),)).rounded(np.float32)
+    plan = make_plan(model_of("h = Relu(y)"), Options(inline=True))
+    (conversion,) = plan.conversions
+    model = apply(replace(plan, conversions=(replace(conversion, program=program, written=None),)))
+    y = np.linspace(-30.0, 30.0, 601)
+    found = np.asarray(evaluate(model, {"x": y[:, None]})["h"])[:, 0]
+    assert np.abs(found - program.evaluate(y)).max() <= 1e-13
 
 
 @pytest.mark.parametrize(
