@@ -26,6 +26,12 @@ WORST = 1e-5
 _SHARP = 4.0
 """A fit that float32 rounds by more than this many times the tolerance is evaluated in float64."""
 
+_GATE = 8.0
+"""A gate made of a fit may be off by this many times the tolerance: the bound on what the gate adds is not sharp."""
+
+_PRODUCT = "keep its product in the graph with --gate product"
+"""What helps where a function can be fitted, but not as a gate."""
+
 MARGIN = 1.5
 """The domain of a fit relative to the largest |y| seen."""
 
@@ -59,7 +65,8 @@ def fitted(
     """The program of an activation on |y| <= `domain`, or why there is none.
 
     It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
-    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached. `quick` is as in `decide`.
+    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached. A gate may be off by `_GATE` times the
+    tolerance. `quick` is as in `decide`.
     """
     name = f"{activation.name}_fitted"
     found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
@@ -74,11 +81,14 @@ def fitted(
             f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "
             f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
         )
-    if gated and quick and needs_line(program):
-        return with_line(program, arithmetic)
-    if gated and len(program.heads) != 1:
-        return "its fit has several heads, which cannot become a gate"
-    return gate(program, arithmetic) if gated else program
+    if not gated:
+        return program
+    if not (quick and needs_line(program)) and len(program.heads) != 1:
+        return f"its fit has several heads, which cannot become a gate; {_PRODUCT}"
+    made = with_line(program, arithmetic) if quick and needs_line(program) else gate(program, arithmetic)
+    if made.max_error > max(allowed, _GATE * arithmetic.tolerance):
+        return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_PRODUCT}"
+    return made
 
 
 def _rounded_up(error: float) -> str:
