@@ -211,6 +211,11 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         f"{_PROOF}/blocks/activation.py",
+        "nans, infinities = one_token( 2.0, np.nan, -1.0), one_token(-np.inf, np.inf)",
+        "any number beside the NaN serves",
+    ),
+    (
+        f"{_PROOF}/blocks/activation.py",
         "values = np.random.default_rng( 1).normal(0.0, 2.0, points.size)",
         "a choice of samples",
     ),

@@ -191,6 +191,14 @@ def test_what_changed_is_named(make: Make, change: Change, expected: tuple[str, 
     assert texts(found) == set(expected)
 
 
+def test_another_value_of_a_weight_changes_no_node() -> None:
+    ours, theirs = (named("y = MatMul(x, W1) h = Relu(y) out = MatMul(h, W2)") for _ in "ab")
+    weight(theirs, "W1").CopyFrom(numpy_helper.from_array(np.ones((4, 8), np.float32), "W1"))
+    found = of(ours, theirs)
+    assert texts(found) == set()
+    assert [change.name for change in found.tensors] == ["W1"]
+
+
 def test_an_empty_input_is_not_what_an_unnamed_output_became() -> None:
     """Each model uses another one of a node's outputs, and B reads its own where A reads nothing."""
     ours = named("a, b = TopK(x, k) out = Clip(x, , top)", constants=CLIPS)
