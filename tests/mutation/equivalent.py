@@ -95,6 +95,11 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "passes/programs/gates.py",
+        "steps = np.concatenate([steps, np.geomspace(reach, min(domain, LARGEST_QUERY), 401)])",
+        "a choice of cells: the bound holds on any",
+    ),
+    (
+        "passes/programs/gates.py",
         "t = -far / 3.0, -near / 4.0 * (1.0 - 0.4 * far)",
         "makes a proved bound larger, which stays a bound",
     ),

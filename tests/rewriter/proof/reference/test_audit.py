@@ -300,6 +300,9 @@ def test_sequences(pretend: Callable[[str, Form], None]) -> None:
     found = audit(model, None, {"x": X})
     assert found is not None
     assert found.op_type == "SequenceAt"
+    pretend("SequenceConstruct", lambda _, *tensors: list(tensors[:1]))
+    found = audit(model, None, {"x": X})
+    assert found == Disagreement("SequenceConstruct 's'", "SequenceConstruct", "s", np.inf, 0.0, False)
 
 
 def test_without_a_reference() -> None:
