@@ -91,7 +91,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
         "tests/passes/forms",
     ),
     "rewriter/compare/files/*.py": ("tests/rewriter/compare/files",),
-    "rewriter/files/*.py": ("tests/rewriter/files", "tests/rewriter/adapters/test_ir_pass.py"),
+    "rewriter/files/*.py": ("tests/rewriter/files", "tests/rewriter/api/test_rewriting.py"),
     "rewriter/graph/*.py": ("tests/rewriter/graph", "tests/passes/match tests/rewriter/api/test_rewriting.py"),
 }
 """Glob to tests, quick ones first; the first glob that fits counts."""
