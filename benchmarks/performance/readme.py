@@ -15,6 +15,7 @@ _TOKENS = 128
 _NAMES = {
     "gpt2-silu": "GPT-2 small, SiLU",
     "gpt2-gelu": "GPT-2 small, GELU",
+    "gelu_new": "GPT-2 small, GELU by tanh",
     "llama-swiglu": "Llama 3.2 1B, SwiGLU",
     "gemma-geglu": "Gemma 2B, GEGLU",
     "mish": "GPT-2 small, Mish",
