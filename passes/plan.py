@@ -291,8 +291,8 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
         if conversion.by_reference:
             reasons.setdefault(conversion.by_reference, []).append(conversion.block.name)
     return [
-        f"form {conversions[0].form} keeps the linear operators of {len(names)} blocks as projections by reference, "
-        f"since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        f"form {conversions[0].form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
+        f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
         for reason, names in reasons.items()
     ]
 

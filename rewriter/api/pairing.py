@@ -36,6 +36,7 @@ from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import Wanted, Way
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison, FaultRow
+from rewriter.text import counted
 
 _MOST_FAULTS = 8
 """Faulty parts that are narrowed down; more would take long and add little."""
@@ -150,7 +151,7 @@ class Pair:
         for names, why in ((whole, "they replace whole blocks"), (renamed, "another tool renamed their ends")):
             if names:
                 notes.append(
-                    f"the heads of {len(names)} blocks could not be tested alone: {why} "
+                    f"the heads of {counted(len(names), 'block')} could not be tested alone: {why} "
                     f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
                 )
         judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]

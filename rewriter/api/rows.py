@@ -28,6 +28,7 @@ from rewriter.graph.view import operator_of
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
+from rewriter.text import counted
 
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
@@ -63,13 +64,13 @@ def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
     notes = []
     if beyond:
         notes.append(
-            f"the weights let pre-activations of {len(beyond)} blocks grow beyond the domain of their programs: "
+            f"the weights let pre-activations of {counted(len(beyond), 'block')} grow beyond the program's domain: "
             f"{_first_of(beyond)}; the proof checks only the inputs that it runs"
         )
     if unbounded:
         notes.append(
-            f"the weights do not bound the pre-activations of {len(unbounded)} blocks whose programs have a "
-            f"bounded domain ({_first_of(unbounded)}); the proof checks only the inputs that it runs"
+            f"the weights do not bound the pre-activations of {counted(len(unbounded), 'block')}, and the program's "
+            f"domain is bounded ({_first_of(unbounded)}); the proof checks only the inputs that it runs"
         )
     return tuple(notes)
 

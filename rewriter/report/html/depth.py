@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rewriter.report.html import numbers, svg
 from rewriter.report.html.words import short
+from rewriter.text import counted
 
 _SMALLEST_DECADES = 2
 _CAP = 5.0
@@ -131,7 +132,7 @@ def _description(marks: Sequence[Mark]) -> str:
     old = [mark.original for mark in marks if mark.original is not None]
     new = [mark.rewritten for mark in marks if mark.rewritten is not None]
     failed = [short(mark.name) for mark in marks if mark.failed]
-    text = f"{len(marks)} blocks. Original: {span(old)}. Rewritten: {span(new)}."
+    text = f"{counted(len(marks), 'block')}. Original: {span(old)}. Rewritten: {span(new)}."
     if not failed:
         return text
     named = ", ".join(failed[:_NAMED])

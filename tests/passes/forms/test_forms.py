@@ -277,7 +277,7 @@ OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
 def test_operators_that_stay(form: str, options: dict[str, Any], reason: str) -> None:
     model = mlp(SILU, **options)
     plan = planned(model, form)
-    assert f"form {form} keeps the linear operators of 1 blocks as projections by reference" in plan.notes[0]
+    assert f"form {form} keeps the linear operators of 1 block as projections by reference" in plan.notes[0]
     assert reason in plan.notes[0]
     accurate(model, plan, optimised=[False])
 
