@@ -37,6 +37,7 @@ class Subject:
 _GPT2 = Shape()
 _LLAMA = Shape(layers=4, width=2048, hidden=8192, heads=32, vocabulary=32000)
 _GEMMA = Shape(layers=2, width=2048, hidden=16384, heads=8, vocabulary=32000)
+_BOTH, _HALF = (False, True), (True,)
 _SHORT = replace(_GPT2, layers=4, vocabulary=2048)
 
 SUBJECTS: tuple[Subject, ...] = (
@@ -45,26 +46,21 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("llama-swiglu", "widths of Llama 3.2 1B, 4 of its 16 layers, SwiGLU", replace(_LLAMA, activation="swiglu")),
     Subject("gemma-geglu", "widths of Gemma 2B, 2 of its 18 layers, GEGLU", replace(_GEMMA, activation="geglu")),
     *(
-        Subject(name, f"4 layers as in GPT-2 small, {about}", replace(_SHORT, activation=name), group="unfused")
-        for name, about in (
-            ("mish", "Mish spelled out"),
-            ("relu6", "ReLU6 as Relu and Min"),
-            ("hard_swish", "hard swish as Add, Clip, Mul, Div"),
-            ("swiglu", "SwiGLU with separate gate and up projections"),
-        )
-    ),
-    *(
         Subject(
             name,
-            f"4 layers as in GPT-2 small, float16 {about}",
+            f"4 layers as in GPT-2 small, {about}",
             replace(_SHORT, activation=name),
-            halves=(True,),
+            halves=halves,
             group="unfused",
         )
-        for name, about in (
-            ("gelu_between_casts", "with GELU in float32 between casts"),
-            ("gelu_new", "with GPT-2's GELU, tanh spelled out with Pow"),
-            ("gelu_bloom", "with Bloom's GELU, tanh spelled out with products"),
+        for name, about, halves in (
+            ("mish", "Mish spelled out", _BOTH),
+            ("relu6", "ReLU6 as Relu and Min", _BOTH),
+            ("hard_swish", "hard swish as Add, Clip, Mul, Div", _BOTH),
+            ("swiglu", "SwiGLU with separate gate and up projections", _BOTH),
+            ("gelu_between_casts", "float16 with GELU in float32 between casts", _HALF),
+            ("gelu_new", "float16 with GPT-2's GELU, tanh spelled out with Pow", _HALF),
+            ("gelu_bloom", "float16 with Bloom's GELU, tanh spelled out with products", _HALF),
         )
     ),
 )

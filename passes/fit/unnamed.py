@@ -83,9 +83,10 @@ def fitted(
         )
     if not gated:
         return program
-    if not (quick and needs_line(program)) and len(program.heads) != 1:
+    lined = quick and needs_line(program)
+    if not lined and len(program.heads) != 1:
         return f"its fit has several heads, which cannot become a gate; {_PRODUCT}"
-    made = with_line(program, arithmetic) if quick and needs_line(program) else gate(program, arithmetic)
+    made = with_line(program, arithmetic) if lined else gate(program, arithmetic)
     if made.max_error > max(allowed, _GATE * arithmetic.tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_PRODUCT}"
     return made

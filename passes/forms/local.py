@@ -194,7 +194,7 @@ class _Emitter:
         """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
-        keys = [Key.of(token.slope, token.offset, token.value, plain.factored) for token in tokens]
+        keys = [Key.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
         zero_bias = plain.zero_bias
         steep = abs(plain.beta) > _STEEP if zero_bias else offsets

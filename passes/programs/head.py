@@ -95,7 +95,7 @@ class Head:
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     @property
-    def factored(self) -> float:
+    def largest_factored(self) -> float:
         """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
         return FACTORED_BESIDE_STEEP if steep else FACTORED
@@ -117,9 +117,9 @@ class Head:
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
         If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
-        stores, for an offset of at most `factored`, the factor e^offset of the bias token's weight and its product with
-        the value, and these two are rounded. All logits are shifted so that the self logit has no offset. The factor c
-        is applied after the softmax (`unscaled`).
+        stores, for an offset of at most `largest_factored`, the factor e^offset of the bias token's weight and its
+        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset.
+        The factor c is applied after the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = float(np.asarray(self.c, dtype=dtype))
@@ -131,7 +131,7 @@ class Head:
             return float(np.asarray(number, dtype=dtype))
 
         def token_of(token: BiasToken) -> BiasToken:
-            if abs(token.offset) > self.factored or not factored:
+            if abs(token.offset) > self.largest_factored or not factored:
                 return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
             weight = narrow(math.exp(token.offset))
             value = narrow(weight * token.value) / weight

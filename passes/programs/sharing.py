@@ -31,9 +31,9 @@ class Key:
     part: float
 
     @classmethod
-    def of(cls, slope: float, offset: float, value: float, factored: float = FACTORED) -> Key:
-        """A key with its logit's offset factored out of the exponential, unless it is larger than `factored`."""
-        if abs(offset) > factored:
+    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> Key:
+        """A key with its logit's offset factored out of the exponential, unless it is above `largest`."""
+        if abs(offset) > largest:
             return cls(slope, offset, 1.0, value)
         weight = math.exp(offset)
         return cls(slope, 0.0, weight, weight * value)
