@@ -165,7 +165,7 @@ def _measured(
         lowered=wide(named, "the lowered original") if exact and named is not old else None,
         merged=wide(between, "the original with fewer neurons") if exact and between is not None else None,
     )
-    why = cache(partial(doubt, original, before.cases))
+    why = cache(partial(doubt, original, before))
     providers: dict[str, ProviderProof] = {}
     for number, name in enumerate(settings.providers):
         to_verdict(f"end to end on {name}", number, len(settings.providers))

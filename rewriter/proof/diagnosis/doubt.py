@@ -8,11 +8,12 @@ and the evaluation is right. Only in the last case can the evaluation serve as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import open_session
@@ -21,8 +22,8 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.pass_rule import Channels
 from rewriter.proof.reference.audit import audit, in_pieces
 from rewriter.proof.reference.decisions import decided_by_rounding
-from rewriter.proof.reference.float64 import open_reference
 from rewriter.proof.reference.widen import NoReference
+from rewriter.proof.run.whole import ModelRuns, Way
 from rewriter.proof.settings import LARGE
 from rewriter.text import quoted
 
@@ -45,15 +46,25 @@ class Doubt:
     wrong: bool = False
 
 
-def doubt(model: LoadedModel, cases: Sequence[Case]) -> Doubt:
-    """Look for the operator that explains the distance, each on the operands of the model's own run."""
+_PLAIN = Way("cpu", optimise=False)
+"""How operators run by themselves."""
+
+
+def doubt(model: LoadedModel, runs: ModelRuns) -> Doubt:
+    """Look for the operator that explains the distance, each on the operands of the model's own run.
+
+    Args:
+        model: the original.
+        runs: its runs and its float64 evaluation.
+    """
     if model.size > LARGE:
         return Doubt(
             False,
             "the float64 evaluation differs by more than rounding explains; the model is too large to find out where",
         )
     # The smallest case first: it is the quickest, and one finding is enough.
-    for case in sorted(cases, key=lambda case: sum(value.size for value in case.feeds.values())):
+    for place in sorted(range(len(runs.cases)), key=lambda place: _size(runs.cases[place])):
+        case = runs.cases[place]
         try:
             wrong = audit(model.proto, model.base_dir, case.feeds)
             if wrong is not None:
@@ -64,7 +75,7 @@ def doubt(model: LoadedModel, cases: Sequence[Case]) -> Doubt:
                     wrong=True,
                 )
             decided = decided_by_rounding(model.proto, model.base_dir, case.feeds)
-            other = None if decided is not None else _other_function(model, case)
+            other = None if decided is not None else _other_function(model, runs, place)
         except (NoReference, ValidationError) as error:
             return Doubt(
                 False,
@@ -77,11 +88,22 @@ def doubt(model: LoadedModel, cases: Sequence[Case]) -> Doubt:
     return Doubt(True, "every operator agrees with float64 on its own operands, so the model amplifies rounding")
 
 
-def _other_function(model: LoadedModel, case: Case) -> str | None:
+def _size(case: Case) -> int:
+    """The number of entries of its inputs."""
+    return sum(value.size for value in case.feeds.values())
+
+
+def _other_function(model: LoadedModel, runs: ModelRuns, place: int) -> str | None:
     """What is said where the model as a whole is not what its operators are, one by one."""
-    whole = open_session(model.proto, optimise=False, base_dir=model.base_dir).run(case.feeds)
+    if runs.truth is None:
+        return None
+    case, truth = runs.cases[place], runs.truth[place]
+    whole: Mapping[str, Array] = (
+        runs.ways[_PLAIN].results[place]
+        if _PLAIN in runs.ways
+        else open_session(model.proto, optimise=False, base_dir=model.base_dir).run(case.feeds)
+    )
     apart = in_pieces(model.proto, model.base_dir, case.feeds)
-    truth = open_reference(model.proto, model.base_dir).run(case.feeds)
     for name, right in truth.items():
         if not is_float(whole[name].dtype):
             continue

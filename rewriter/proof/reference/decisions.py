@@ -8,6 +8,7 @@ result is meaningless if `rewriter.proof.reference.audit` finds an operator that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rewriter.arrays import Array
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.reference.engine import Values, Ways, float64_ways, plain_ways, plan
+from rewriter.proof.reference.engine import Values, Ways, float64_ways, needed, plain_ways, plan
 from rewriter.proof.reference.operators.table import Operator
 from rewriter.proof.reference.scope import Key, Node, Scope, read_model, twins
 from rewriter.proof.reference.widen import widened
@@ -92,8 +93,15 @@ def _decisions(scope: Scope, ways: Ways, feeds: Mapping[str, Array]) -> list[tup
             whole = node.proto.op_type in _WHOLE
             found.append((node, [array for array in made if whole or not is_float(array.dtype)]))
 
-    plan(scope, ways).run(feeds, {}, watch)
+    # Nothing has to be computed that no such operator depends on, which in most networks is nearly everything.
+    decide = tuple(name for node in needed(scope) if _decides(node) for name in node.gives)
+    plan(replace(scope, outputs=decide), ways).run(feeds, {}, watch)
     return found
+
+
+def _decides(node: Node) -> bool:
+    """Whether a node is a discontinuous operator or has one in its bodies."""
+    return discontinuous(node) or any(_decides(inner) for body in node.bodies.values() for inner in body.nodes)
 
 
 def _differ(made: Array, exact: Array) -> bool:

@@ -155,7 +155,7 @@ class Program:
 
 def plan(scope: Scope, ways: Ways) -> Program:
     """Plan how a scope is computed. Raises NoReference if no way computes an operator."""
-    nodes = _needed(scope)
+    nodes = needed(scope)
     readers: dict[str, int] = {name: index for index, node in enumerate(nodes) for name in node.reads}
     readers.update(dict.fromkeys(scope.outputs, len(nodes)))
     steps: list[Step] = []
@@ -174,8 +174,8 @@ def plan(scope: Scope, ways: Ways) -> Program:
     return Program(scope, tuple(steps), tuple(_dead(steps, scope)), ways.wide)
 
 
-def _needed(scope: Scope) -> list[Node]:
-    """The operators that the outputs depend on. A dead operator without a float64 form does not matter."""
+def needed(scope: Scope) -> list[Node]:
+    """The operators that the outputs of a scope depend on. A dead operator without a float64 form does not matter."""
     wanted, kept = set(scope.outputs), []
     for node in reversed(scope.nodes):
         if wanted.intersection(node.gives):

@@ -13,8 +13,9 @@ from onnx import helper, numpy_helper, parser
 
 from rewriter.ort.sessions import open_session
 from rewriter.proof.reference import engine
-from rewriter.proof.reference.audit import Disagreement, _equal, _may_overflow, _worst, audit
+from rewriter.proof.reference.audit import Disagreement, _Auditor, _equal, _may_overflow, _worst, audit
 from rewriter.proof.reference.decisions import DISCONTINUOUS, _differ, decided_by_rounding, discontinuous
+from rewriter.proof.reference.engine import Values
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.reference.kernels import double_kernel
 from rewriter.proof.reference.operators.table import NUMPY_OPERATORS
@@ -130,6 +131,19 @@ def test_a_wrong_operator_is_named(name: str, pretend: Callable[[str, Form], Non
     assert found.discontinuous is (kind == "Less")
     infinite = name in {"shape", "more-rows", "nan", "infinite", "integers", "booleans"}
     assert np.isinf(found.error) == infinite
+
+
+def test_what_computes_one_operator_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[str]] = []
+    look = _Auditor.look
+
+    def spy(auditor: _Auditor, node: Node, values: Values) -> None:
+        look(auditor, node, values)
+        seen.append({each.gives[0] for each in auditor.programs})
+
+    monkeypatch.setattr(_Auditor, "look", spy)
+    assert audit(parse("a = Exp(x) b = Tanh(a) c = Neg(b) y = ReduceL2<axes = [2]>(c)"), None, {"x": X}) is None
+    assert seen == [{"a"}, {"b"}, {"c"}, {"y"}]
 
 
 def test_the_first_is_named(pretend: Callable[[str, Form], None]) -> None:
@@ -354,6 +368,16 @@ def test_the_first_decision_is_named() -> None:
                   signature=WHOLE)  # fmt: skip
     model.graph.node[4].input[1] = "l"
     assert decided_by_rounding(model, None, {"x": POWERS}) == "Floor 'f'"
+
+
+@pytest.mark.parametrize(("end", "computed"), [("y = Exp(n)", 1), ("e = Exp(n) g = Floor(e) y = Neg(g)", 2)])
+def test_only_what_decisions_depend_on_is_computed(
+    end: str, computed: int, pretend: Callable[[str, Form], None]
+) -> None:
+    seen: list[Array] = []
+    pretend("Exp", lambda _, x: seen.append(x) or np.exp(x))  # type: ignore[func-returns-value]
+    assert decided_by_rounding(parse(f"a = Exp(x) f = Floor(a) n = Neg(f) {end}"), None, {"x": X}) is None
+    assert len(seen) == computed
 
 
 def test_a_decision_inside_a_loop() -> None:
