@@ -1,13 +1,10 @@
-"""Find the constant tensors of a graph, and the values of the small ones.
+"""The values of the small constants of a graph (`GraphView.constants`).
 
-A tensor is constant when it depends only on initializers and Constant nodes, so a Transpose or DequantizeLinear that
-is applied to a weight at run time makes a constant too. Values are computed on demand and only for small inline
-tensors: weights are never read.
+They are computed on demand and only for small inline tensors: weights are never read.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -16,13 +13,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, integer_of, subgraphs
+from rewriter.graph.view import GraphView, integer_of
 
 _SMALL = 1024
 """Maximum number of elements of a constant whose values are read."""
 
-# Their outputs differ from run to run, whatever their operands are.
-_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _RESHAPING = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"}
 _TYPES: dict[int, type[np.generic]] = {
     onnx.TensorProto.FLOAT: np.float32,
@@ -40,26 +35,8 @@ class Constants:
         self._view = view
         self._values: dict[tuple[str, bool], NDArray[np.generic] | None] = {}
 
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """All constant tensors, found in one pass over the topologically ordered nodes."""
-        constant = set(self._view.initializers)
-        for node in self._view.nodes:
-            # A body may capture anything, so a control-flow node is never counted as constant.
-            if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
-                continue
-            named = [name for name in node.input if name]
-            # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
-            is_source = node.op_type == "Constant" and self._view.is_onnx(node)
-            if node.op_type == "CastLike" and self._view.is_onnx(node):
-                named = named[:1]  # of the other operand only the type counts, which is the same in every run
-            if is_source or (named and all(name in constant for name in named)):
-                constant.update(node.output)
-        constant.discard("")
-        return frozenset(constant)
-
     def __contains__(self, tensor: str) -> bool:
-        return tensor in self.names
+        return tensor in self._view.constants
 
     def scalar(self, tensor: str) -> float | None:
         """The value of a constant with exactly one element; None for anything else.
@@ -88,7 +65,7 @@ class Constants:
 
     def _known(self, tensor: str, *, wide: bool) -> NDArray[np.generic] | None:
         # The caller may replace the default of an overridable input at run time.
-        if tensor not in self.names or tensor in self._view.overridable:
+        if tensor not in self._view.constants or tensor in self._view.overridable:
             return None
         key = tensor, wide
         if key not in self._values:

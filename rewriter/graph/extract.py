@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import onnx
 
-from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names
 
 ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
@@ -35,14 +34,13 @@ class Cut:
 
 def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
     """Find the nodes between `inputs` and `outputs`: those that depend on an input, and the constants they need."""
-    constants = Constants(view)
     above = ancestors(view, frozenset(inputs), outputs)
     depends = set(inputs)
     inside: list[int] = []
     # Indices are in topological order, so the producers of an operand have been classified before its consumers.
     for index in sorted(above):
         names = reads(view.nodes[index])
-        constant = all(name in constants for name in view.nodes[index].output if name)
+        constant = all(name in view.constants for name in view.nodes[index].output if name)
         if constant or any(name in depends for name in names):
             inside.append(index)
             depends.update(() if constant else view.nodes[index].output)
@@ -52,7 +50,7 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
         name: None
         for index in kept
         for name in reads(view.nodes[index])
-        if name not in depends and name not in constants
+        if name not in depends and name not in view.constants
     }
     return Cut((*inputs, *further), tuple(outputs), tuple(kept))
 

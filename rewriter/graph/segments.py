@@ -13,7 +13,6 @@ from math import prod
 
 import onnx
 
-from rewriter.graph.constants import Constants
 from rewriter.graph.extract import Cut, ancestors, reads
 from rewriter.graph.view import GraphView
 
@@ -52,24 +51,23 @@ class _Constants:
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
-        self._constants = Constants(view)
         self._roots: dict[str, frozenset[str]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._constants
+        return name in self._view.constants
 
     def is_constant(self, node: onnx.NodeProto) -> bool:
-        return all(name in self._constants for name in node.output if name)
+        return all(name in self._view.constants for name in node.output if name)
 
     def makers(self, names: Iterable[str]) -> list[int]:
         """The nodes that compute these constants, in graph order."""
-        return sorted(ancestors(self._view, frozenset(), [name for name in names if name in self._constants]))
+        return sorted(ancestors(self._view, frozenset(), [name for name in names if name in self._view.constants]))
 
     def roots(self, node: onnx.NodeProto) -> frozenset[str]:
         """The initializers that a node reads, directly or through constants."""
         found: set[str] = set()
         for name in reads(node):
-            if name in self._constants:
+            if name in self._view.constants:
                 found |= self._behind(name)
         return frozenset(found)
 

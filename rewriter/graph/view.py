@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import onnx
@@ -17,6 +18,9 @@ from rewriter.graph.types import TensorType, declared_types, infer_types, inferr
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
+
+_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+"""Operators whose outputs differ from run to run, whatever their operands are."""
 
 Other = TypeVar("Other")
 
@@ -60,6 +64,27 @@ class GraphView:
     types: Mapping[str, TensorType]
     opsets: Mapping[str, int]
     path: Path = ()
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """The tensors that depend on initializers and Constant nodes alone.
+
+        A Transpose or DequantizeLinear that is applied to a weight at run time makes a constant too.
+        """
+        constant = set(self.initializers)
+        for node in self.nodes:  # in topological order, so one pass finds them all
+            # A body may capture anything, so a control-flow node is never counted as constant.
+            if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
+                continue
+            named = [name for name in node.input if name]
+            # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
+            is_source = node.op_type == "Constant" and self.is_onnx(node)
+            if node.op_type == "CastLike" and self.is_onnx(node):
+                named = named[:1]  # of the other operand only the type counts, which is the same in every run
+            if is_source or (named and all(name in constant for name in named)):
+                constant.update(node.output)
+        constant.discard("")
+        return frozenset(constant)
 
     def made_by(self, tensor: str) -> onnx.NodeProto | None:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""

@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.files.walk import iter_nodes
-from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import GraphView, all_views, graph_at
 from rewriter.proof.claims import Claim
@@ -159,9 +158,8 @@ def _points(view: GraphView, claims: Mapping[str, Claim], ends: Sequence[str]) -
 def _read(view: GraphView) -> list[str]:
     """The operands of mixing operators that nodes compute."""
     # Weights are the same in both models and would double in size; inputs receive their noise in numpy (`moved`).
-    constants = Constants(view)
     names = dict.fromkeys(name for node in view.nodes if _mixes(view, node) for name in node.input)
-    return [name for name in names if name in view.producer and name not in constants]
+    return [name for name in names if name in view.producer and name not in view.constants]
 
 
 def _mixes(view: GraphView, node: onnx.NodeProto) -> bool:
