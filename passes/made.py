@@ -18,7 +18,7 @@ import onnx
 
 from passes.forms.attention import ATTENTION_OPSET, Pattern, function_of, whole_of
 from passes.forms.compact.attention import Neighbourhood, chunked, nodes_of
-from passes.forms.spelling import Heads, LineOf, PowersOf, Spelling
+from passes.forms.spelling import Heads, LineOf, PowersOf, ProgressionOf, Spelling
 from passes.match.marks import DOMAIN, made_for
 from passes.whole.read import read_whole
 from rewriter.graph.surgeon import Fragment
@@ -111,11 +111,13 @@ def _exponentials() -> Sequences:
         (Heads(2, zero_bias=True, steep=steep), f"fused softmax over {_keys(1)}") for steep in (False, True)
     ]
     for keys, steep in product(range(2, _MOST_KEYS + 1), (False, True)):
-        spellings.append((Heads(keys, steep=steep), f"sum of exponentials over {_keys(keys - 1)}"))
-        if steep:
-            spellings.append((Heads(keys, steep=True, centred=True), f"sum of exponentials over {_keys(keys - 1)}"))
+        what = f"sum of exponentials over {_keys(keys - 1)}"
+        for silent, centred in product(Heads.silences(keys - 1), (False, True) if steep else (False,)):
+            spellings.append((Heads(keys, steep=steep, centred=centred, silent=silent), what))
         own = range(1, keys + 1) if keys <= _MOST_SHARED else ()
         spellings += [(Heads(keys, number, steep=steep), f"sum of exponentials over {keys} keys") for number in own]
+    for keys, *options in product(range(2, _MOST_SHARED + 1), (False, True), (False, True), (False, True)):
+        spellings.append((ProgressionOf(keys, *options), f"softmax over {keys} keys from one exponential"))
     for pairs, middle in product(range(1, _MOST_PAIRS + 1), (False, True)):
         spellings.append((LineOf(pairs, middle), f"a line as softmax over {2 * pairs + 2 + middle} keys"))
     for pairs, singles, *options in product(range(4), range(_MOST_LEVELS + 1), (False, True), (False, True)):

@@ -210,18 +210,19 @@ def _local(sizes: _Sizes) -> _Shape:
     )
 
 
-_FEW = 7
-"""Tensors alive at one time in a line or in heads whose shares are powers: the pre-activation and six others."""
+_PROGRESSION, _FEW = 4, 7
+"""Tensors alive at one time in heads over a progression, and in a line or in heads whose shares are powers."""
 
 
 def _live_tensors(group: sharing.Group) -> int:
     """The number of tensors [batch, N, d_ff] alive at one time in form `local`, including the pre-activation.
 
     For the short spelling they are query, logit and weight. Otherwise there is a weight for every key, a weighted value
-    for every key unless all values are multiples of one, and a few tensors computed from the pre-activation.
+    for every key unless all values are multiples of one, and a few tensors computed from the pre-activation. Keys in
+    arithmetic progression share an exponential.
     """
     if group.keys is not None:
-        return len(group.keys) + 4
+        return _PROGRESSION if sharing.progression_of(group.keys, np.float32) else len(group.keys) + 4
     (head,) = group.heads
     return 3 if head.zero_bias else 2 * len(head.bias_tokens) + 5
 

@@ -22,14 +22,24 @@ from numpy.typing import DTypeLike
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, metadata_of
 from passes.forms.compact.form import emit_compact, prepare_softmax
-from passes.forms.spelling import LARGEST_PART, LARGEST_SINGLE, Heads, LineOf, PowersOf, Spelling, clipped, function_of
+from passes.forms.spelling import (
+    LARGEST_PART,
+    LARGEST_SINGLE,
+    Heads,
+    LineOf,
+    PowersOf,
+    ProgressionOf,
+    Spelling,
+    clipped,
+    function_of,
+)
 from passes.match.linear import Miss
 from passes.match.marks import DOMAIN
 from passes.programs.head import Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
-from passes.programs.sharing import Group, Key, groups_of
+from passes.programs.sharing import Group, Key, Progression, groups_of, progression_of
 from passes.programs.softmax import FACTORED
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
@@ -201,7 +211,11 @@ class _Emitter:
         # In float64 a self value may be too large for a clipped logit to take all its weight.
         centred = offsets and not self._double and plain.alpha == plain.beta == 0.0 and _one_a_side(keys)
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
-        spelling = Heads(len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, double=self._double)
+        ends = () if zero_bias else dict.fromkeys((0, len(keys) - 1))
+        silent = tuple(j for j in ends if keys[j].part == 0.0)
+        spelling = Heads(
+            len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, silent=silent, double=self._double
+        )
         # A line is bounded already, and a constant value reads nothing.
         bounded = self._conversion.program.line is not None or plain.c == 0.0
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
@@ -212,7 +226,8 @@ class _Emitter:
         if not centred:
             inputs["key"] = self._key(prefix, plain, query)
         if not zero_bias:
-            inputs |= self._arrays(prefix, keys, ("bias_key", "bias_weight", "bias_part", "bias_offset"), steep=offsets)
+            arrays = ("bias_key", "bias_weight", "bias_part", "bias_offset")
+            inputs |= self._arrays(prefix, keys, arrays, spelling.inputs)
         return self._attend(prefix, spelling, inputs, output)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
@@ -232,21 +247,41 @@ class _Emitter:
         self, prefix: str, keys: tuple[Key, ...], own: int, query: Tensor, source: Tensor, output: str
     ) -> Variable:
         """Heads over the same keys, all values multiples of the source."""
+        progression = progression_of(keys, self._b.dtype)
+        if progression is not None:
+            return self._progression(prefix, progression, query, source, output)
         steep = any(key.offset != 0.0 for key in keys)
         spelling = Heads(len(keys), own=own, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {"query": query, "value": source}
-        inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), steep=steep)
+        inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), spelling.inputs)
+        return self._attend(prefix, spelling, inputs, output)
+
+    def _progression(
+        self, prefix: str, progression: Progression, query: Tensor, source: Tensor, output: str
+    ) -> Variable:
+        """The same, where the keys are an arithmetic progression."""
+        step, part = progression.step, progression.part
+        count = len(progression.weights) + 1
+        spelling = ProgressionOf(count, step != 1.0, abs(step) > _STEEP, part != 0.0, self._double)
+        inputs: dict[str, Tensor] = {
+            "query": query,
+            "value": source,
+            "weights": self._b.numbers(f"{prefix}weights", progression.weights),
+        }
+        for name, number in (("step", step), ("part", part)):
+            if name in spelling.inputs:
+                inputs[name] = self._b.numbers(f"{prefix}{name}", number)
         return self._attend(prefix, spelling, inputs, output)
 
     def _arrays(
-        self, prefix: str, keys: Sequence[Key], names: tuple[str, str, str, str], *, steep: bool
+        self, prefix: str, keys: Sequence[Key], names: tuple[str, str, str, str], wanted: Sequence[str]
     ) -> dict[str, Constant]:
-        """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
+        """The `wanted` coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)
         return {
             name: self._b.numbers(f"{prefix}{name}", [getattr(key, column) for key in keys])
             for name, column in columns
-            if steep or column != "offset"
+            if name in wanted
         }
 
     def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> Variable:

@@ -5,7 +5,8 @@
     `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
     `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
                          `value`: the multiples are averaged first. A linear term is a multiple at every key.
-    `NeuronPowers_k`     the same, where all shares of the k keys are powers of one exponential.
+    `NeuronProgression_k` the same, where the shares of the k keys are successive powers of one exponential.
+    `NeuronPowers_k`     the same for symmetric keys, from partial fractions.
     `NeuronLine_n`       the line g as attention over n keys, from which gates are made.
 
 A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
@@ -50,15 +51,13 @@ _DOC_ONE = (
 )
 _DOC_MANY = (
     "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
-    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / "
-    "bias_weight[j]), keys in ascending order; the largest logit is subtracted first. query, value: [..., heads]; "
-    "bias_key, bias_weight, bias_part: [{m}]."
+    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), keys in "
+    "ascending order; the largest logit is subtracted first. query, value: [..., heads]; {arrays}: [{m}]."
 )
 _DOC_CENTRED = (
     "Softmax attention of each neuron's head over {k} keys: the token itself (logit 0, value `value`) and {m} constant "
-    "bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value bias_part[j] / bias_weight[j]), whose "
-    "logits are clipped where all weight is on one side. query, value: [..., heads]; bias_key, bias_weight, bias_part: "
-    "[{m}]."
+    "bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), whose logits are clipped "
+    "where all weight is on one side. query, value: [..., heads]; {arrays}: [{m}]."
 )
 _DOC_LINE = (
     "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
@@ -70,6 +69,11 @@ _DOC_POWERS = (
     "Softmax attention of each neuron's heads over the same {k} keys, with logits j * {step}query + log(w_j): their "
     "shares are powers of one exponential r. With z = r + 1/r and h = {h}, the weight of value is r + h and the total "
     "weight r + 1/r + 2 h. query, value: [..., heads]; parts, shifts: [{m}]{scalars}."
+)
+_DOC_PROGRESSION = (
+    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits j * {step}query + "
+    "log(weights[j]), j = 0 ... {last}: their shares are powers of one exponential, and the last weight is 1. The "
+    "first key has the value {first}, the others have value. query, value: [..., heads]; weights: [{last}]{scalars}."
 )
 _DOC_SHARED = (
     "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
@@ -108,6 +112,7 @@ class Heads:
         zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
         steep: whether logits have offsets, or the only slope is steep.
         centred: whether the self logit is 0, in a steep head whose bias tokens never compete with each other.
+        silent: those of the first and the last bias token whose value is 0, by number; they only take weight.
         double: whether the arithmetic is float64 (else float32).
     """
 
@@ -116,6 +121,7 @@ class Heads:
     zero_bias: bool = False
     steep: bool = False
     centred: bool = False
+    silent: tuple[int, ...] = ()
     double: bool = False
 
     @property
@@ -126,7 +132,8 @@ class Heads:
         else:
             name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
         steep = ("_centred" if self.centred else "_steep") if self.steep else ""
-        return name + steep + ("_double" if self.double else "")
+        silent = "".join(f"_{j}" for j in self.silent)
+        return name + steep + (f"_silent{silent}" if silent else "") + ("_double" if self.double else "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -137,7 +144,13 @@ class Heads:
             return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
         offset = ["bias_offset"] if self.steep else []
         own = () if self.centred else ("key",)
-        return ("query", *own, "value", "bias_key", "bias_weight", "bias_part", *offset)
+        part = [] if len(self.silent) == self.keys - 1 else ["bias_part"]
+        return ("query", *own, "value", "bias_key", "bias_weight", *part, *offset)
+
+    @staticmethod
+    def silences(tokens: int) -> list[tuple[int, ...]]:
+        """What `silent` may be for a number of bias tokens."""
+        return list(dict.fromkeys([(), (0,), (tokens - 1,), tuple(dict.fromkeys((0, tokens - 1)))]))
 
     @property
     def dtype(self) -> DTypeLike:
@@ -152,7 +165,15 @@ class Heads:
         if self.own:
             return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
         text = _DOC_CENTRED if self.centred else _DOC_MANY
-        return text.format(k=self.keys, m=self.keys - 1, offset=" + bias_offset[j]" if self.steep else "")
+        others = "0 for " + " and ".join(f"j = {j}" for j in self.silent)
+        parts = "bias_part[j] / bias_weight[j]" if "bias_part" in self.inputs else ""
+        return text.format(
+            k=self.keys,
+            m=self.keys - 1,
+            offset=" + bias_offset[j]" if self.steep else "",
+            parts=", ".join(filter(None, [parts, others if self.silent else ""])),
+            arrays=", ".join(name for name in ("bias_key", "bias_weight", "bias_part") if name in self.inputs),
+        )
 
     def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
         """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
@@ -294,6 +315,68 @@ class PowersOf:
         node("Mul", [inputs["value"], mean], "output", output=output)
 
 
+@dataclass(frozen=True)
+class ProgressionOf:
+    """Heads over keys in arithmetic progression (`passes.programs.sharing.Progression`).
+
+    Attributes:
+        keys: number of keys.
+        stepped: whether the step differs from 1.
+        steep: whether the step is steep.
+        valued: whether the first key has a value other than 0.
+        double: whether the arithmetic is float64 (else float32).
+    """
+
+    keys: int
+    stepped: bool = True
+    steep: bool = False
+    valued: bool = False
+    double: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the model-local function."""
+        options = (
+            ("_step", self.stepped),
+            ("_steep", self.steep),
+            ("_valued", self.valued),
+            ("_double", self.double),
+        )
+        return f"NeuronProgression_{self.keys}" + "".join(name for name, given in options if given)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal inputs of the function."""
+        return ("query", "value", "weights", *(["step"] * self.stepped), *(["part"] * self.valued))
+
+    @property
+    def doc(self) -> str:
+        """The function's doc string."""
+        return _DOC_PROGRESSION.format(
+            n=self.keys - 1 + self.valued,
+            k=self.keys,
+            last=self.keys - 1,
+            step="step * " if self.stepped else "",
+            first="part / weights[0] * value" if self.valued else "0",
+            scalars="".join(f"; {name}: a scalar" for name in self.inputs[3:]),
+        )
+
+    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+        """Add the nodes to `fragment`; `output` is the full name of the result."""
+        node, dtype = fragment.node, np.float64 if self.double else np.float32
+        logit = node("Mul", [inputs["query"], inputs["step"]], "score") if self.stepped else inputs["query"]
+        # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
+        ends = _lowest(dtype) if self.steep else -np.inf, REACH / (self.keys - 1)
+        share = node("Exp", [clipped(fragment, logit, ends, "logit", dtype, opset)], "share")
+        others = share
+        for j in reversed(range(1, self.keys - 1)):
+            inner = node("Add", [others, _row(fragment, inputs, "weights", j)], f"weights_from_{j}")
+            others = node("Mul", [inner, share], f"shares_from_{j}")
+        total = node("Add", [others, _row(fragment, inputs, "weights", 0)], "total_weight")
+        weighted = node("Add", [others, inputs["part"]], "weighted_sum") if self.valued else others
+        node("Mul", [inputs["value"], node("Div", [weighted, total], "mean")], "output", output=output)
+
+
 @cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
@@ -333,7 +416,7 @@ def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], o
             shifted = _normal(fragment, shifted, name, spelling.dtype, opset)
         shares.append(fragment.node("Exp", [shifted], f"{name}_share"))
     own = fragment.node("Mul", [shares[0], inputs["value"]], "self_part")
-    _emit_mean(fragment, inputs, (shares[0], own), shares[1:], output)
+    _emit_mean(fragment, inputs, (shares[0], own), shares[1:], output, spelling.silent)
 
 
 def _emit_centred(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
@@ -345,17 +428,23 @@ def _emit_centred(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor]
         ends = _lowest(spelling.dtype), _HIGHEST_LOGIT
         near = clipped(fragment, logit, ends, f"bias_{j}_clipped", spelling.dtype, opset)
         shares.append(fragment.node("Exp", [near], f"bias_{j}_share"))
-    _emit_mean(fragment, inputs, (one, inputs["value"]), shares, output)
+    _emit_mean(fragment, inputs, (one, inputs["value"]), shares, output, spelling.silent)
 
 
 def _emit_mean(
-    fragment: Fragment, inputs: dict[str, Tensor], own: tuple[Tensor, Tensor], shares: Sequence[Tensor], output: str
+    fragment: Fragment,
+    inputs: dict[str, Tensor],
+    own: tuple[Tensor, Tensor],
+    shares: Sequence[Tensor],
+    output: str,
+    silent: Sequence[int],
 ) -> None:
     """The mean of the values, from (weight, part) of self and the exponentials of the bias tokens."""
     weights, parts = [own[0]], [own[1]]
     for j, share in enumerate(shares):
         weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"bias_{j}_weight"))
-        parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"bias_{j}_part"))
+        if j not in silent:
+            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"bias_{j}_part"))
     total = _sum(fragment, weights, "total_weight")
     weighted = _sum(fragment, parts, "weighted_sum")
     fragment.node("Div", [weighted, total], "output", output=output)

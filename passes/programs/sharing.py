@@ -1,13 +1,18 @@
 """Grouping the heads of a program that attend to the same keys.
 
 The heads of a gate all have the same set of keys, and differ in which of them is their own. Their softmax is computed
-once, and their sum is a weighted mean of multiples of the value.
+once, and their sum is a weighted mean of multiples of the value. Where the slopes of the keys are an arithmetic
+progression, all shares are powers of one exponential.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 from passes.programs.head import Head
 from passes.programs.program import Program
@@ -52,6 +57,42 @@ class Group:
     heads: tuple[Head, ...]
     keys: tuple[Key, ...] | None = None
     own: int = 0
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
+
+    Attributes:
+        step: the difference of neighbouring slopes.
+        weights: the w but for the last, which is 1.
+        part: the first weight times its multiple.
+    """
+
+    step: float
+    weights: tuple[float, ...]
+    part: float
+
+
+def progression_of(keys: Sequence[Key], dtype: DTypeLike) -> Progression | None:
+    """Shared keys as a progression, with exactly the numbers of a type that they have; None where they are none.
+
+    That is so for Mish, leaky ReLU and tanh gates.
+    """
+
+    def narrow(number: float) -> float:
+        return float(np.asarray(number, dtype=dtype))
+
+    ascending = sorted(keys, key=lambda key: key.slope)
+    for ordered in (ascending, ascending[::-1]):
+        slopes = [narrow(key.slope) for key in ordered]
+        weights = [narrow(key.weight) for key in ordered]
+        parts = [narrow(key.part) for key in ordered]
+        step = slopes[1] - slopes[0]
+        even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
+        if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
+            return Progression(step, tuple(weights[:-1]), parts[0])
+    return None
 
 
 def groups_of(program: Program) -> tuple[tuple[Group, ...], float]:

@@ -29,6 +29,8 @@ class Counts:
         sublayers: blocks that are replaced as a whole, linear operators included.
         sublayer_products: their part of `block_products`.
         sublayer_scores: entries of the patterns of their heads, over the inputs on which blocks are proved.
+        slots: bias tokens of all heads in blocks of the forms with positions, which are proved position by position.
+        stages: sublayers of blocks that become several.
         by_blocks: whether one block or segment of a model is loaded at a time.
     """
 
@@ -51,6 +53,8 @@ class Counts:
     sublayers: int
     sublayer_products: int
     sublayer_scores: int
+    slots: int
+    stages: int
     by_blocks: bool
 
     @property

@@ -24,7 +24,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     PREPARING: (ONE, "nodes", "bytes", "blocks"),
     BLOCKS: (
         *("blocks", "block_bytes", "block_products", "points_scores"),
-        *("sublayers", "sublayer_products", "sublayer_scores"),
+        *("sublayers", "sublayer_products", "sublayer_scores", "slots", "stages"),
     ),
     WHOLE: (ONE, "nodes", "bytes", "products", "elements", "scores"),
 }
@@ -32,7 +32,7 @@ TERMS: dict[str, tuple[str, ...]] = {
 
 MEMORY = (
     *(ONE, "nodes", "case_elements", "largest_scores", "largest_points_scores"),
-    *("whole_bytes", "segment_bytes", "read_bytes"),
+    *("whole_bytes", "segment_bytes", "read_bytes", "slots", "stages"),
 )
 """The counts on which memory depends."""
 

@@ -31,6 +31,8 @@ _PRODUCTS = (
     *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"),
 )
 _STRING = onnx.TensorProto.STRING
+_POSITIONED, _STAGES = ("maskless", "staged"), 3
+"""The forms whose bias tokens have positions, and the number of sublayers that form `staged` makes of a block."""
 _POINTS = 50_000
 """Adversarial points of a block, about (`rewriter.proof.blocks.adversarial_points`)."""
 
@@ -85,6 +87,10 @@ def counts_for(source: LoadedModel, plan: Plan, settings: Settings) -> Counts:
         sublayers=sum(1 for each in blocks if each.heads_tensor),
         sublayer_products=sum(products for each, products, _ in first if each.heads_tensor),
         sublayer_scores=sum(scores for each, _, scores in first if each.heads_tensor),
+        slots=sum(
+            each.program.bias_tokens * len(each.program.attention) for each in blocks if each.form in _POSITIONED
+        ),
+        stages=sum(_STAGES for each in blocks if each.form == "staged"),
         by_blocks=settings.by_blocks(source.size),
     )
 

@@ -31,7 +31,7 @@ TEXTS = {
     "mish": MISH,
     "glu": GLU,
 }
-LOCAL_LIVE = {"silu": 3, "relu": 3, "gelu": 7, "mish": 7, "leaky-relu": 6, "glu": 3}
+LOCAL_LIVE = {"silu": 3, "relu": 3, "gelu": 7, "mish": 4, "leaky-relu": 4, "glu": 3}
 """Number of tensors [N, d_ff] alive at once in form `local`, counted by hand."""
 
 

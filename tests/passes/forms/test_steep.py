@@ -28,6 +28,9 @@ FLOAT = ARITHMETIC[onnx.TensorProto.FLOAT]
 ACTIVATIONS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "relu": ("h = Relu(y)", lambda y: np.maximum(y, 0.0)),
     "leaky_relu": ("h = LeakyRelu<alpha = 0.1>(y)", lambda y: np.where(y > 0.0, y, 0.1 * y)),
+    "leaky_relu_down": ("h = LeakyRelu<alpha = -0.3>(y)", lambda y: np.where(y > 0.0, y, -0.3 * y)),
+    "least": ("n = Neg(y) a = LeakyRelu<alpha = 0.1>(n) h = Neg(a)", lambda y: np.where(y > 0.0, 0.1 * y, y)),
+    "mish": ("p = Softplus(y) t = Tanh(p) h = Mul(y, t)", lambda y: y * np.tanh(np.logaddexp(0.0, y))),
     "relu6": ("h = Clip(y, $0.0, $6.0)", lambda y: np.clip(y, 0.0, 6.0)),
     "half_open": ("h = Min(y, $2.0)", lambda y: np.minimum(y, 2.0)),
     "elu": ("h = Elu(y)", lambda y: np.where(y > 0.0, y, np.expm1(np.minimum(y, 0.0)))),
@@ -66,7 +69,7 @@ def test_far_values_are_right(name: str, optimised: bool) -> None:
     assert np.all(np.abs(found - wanted) <= 1e-6 * np.maximum(1.0, np.abs(wanted)))
 
 
-@pytest.mark.parametrize("name", ["relu", "relu6", "half_open", "hard_swish"])
+@pytest.mark.parametrize("name", ["relu", "relu6", "half_open", "hard_swish", "leaky_relu", "least"])
 def test_no_exponential_is_denormal(name: str) -> None:
     near = POINTS[np.abs(POINTS) <= 100.0]
     model = heads(ACTIVATIONS[name][0])
@@ -77,6 +80,22 @@ def test_no_exponential_is_denormal(name: str) -> None:
     results = open_session(model, optimise=False).run({"x": near[:, None]})
     for tensor in exponentials:
         assert results[tensor].min() >= np.finfo(np.float32).tiny, tensor
+
+
+NODES = {
+    "relu6": 16,  # as written; onnxruntime removes three that add 0 or multiply by 1
+    "leaky_relu": 7,
+    "least": 7,
+    "mish": 7,
+    "leaky_relu_down": 16,
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_number_of_nodes(name: str) -> None:
+    """A CPU takes about as long for one as for another, so they are the cost."""
+    model = heads(ACTIVATIONS[name][0])
+    assert sum(node.op_type not in ("Gather", "MatMul") for node in model.graph.node) == NODES[name]
 
 
 def test_a_head_that_is_not_steep_is_not_clipped() -> None:

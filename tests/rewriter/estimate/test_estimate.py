@@ -53,6 +53,12 @@ def test_counts_of_a_sublayer() -> None:
     assert found.points_scores == 0
 
 
+@pytest.mark.parametrize(("form", "slots", "stages"), [("masked", 0, 0), ("maskless", 1, 0), ("staged", 1, 3)])
+def test_counts_of_the_forms_with_positions(form: str, slots: int, stages: int) -> None:
+    found = counts(form)
+    assert (found.slots, found.stages) == (slots, stages)
+
+
 def test_what_the_proof_leaves_out_counts_for_nothing() -> None:
     three = as_given([CASES[0], {"x": np.zeros((4, 9, 4), np.float32)}, CASES[1]])
     full, quick, by_blocks = counts(inputs=three), counts(inputs=three, quick=True), counts(proof="blocks")
