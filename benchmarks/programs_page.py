@@ -39,7 +39,7 @@ def table() -> str:
     for entry in ACTIVATIONS:
         one = portraits().get(entry.name)
         if one is None:
-            rows.append(f"| {entry.name} | none yet | | | | | |")
+            rows.append(f"| {entry.name} | fitted while planning | | | | | |")
             continue
         name = f"[{entry.name}](#{entry.name})"
         cost = costs(one.program, one.fewest)
@@ -58,7 +58,8 @@ def gates() -> str:
         program = gate_program(entry)
         fewest = entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
         if program is None or fewest is None:
-            rows.append(f"| {entry.name} | none yet | | | | |")
+            other = "none yet" if entry.program is not None else "fitted while planning"
+            rows.append(f"| {entry.name} | {other} | | | | |")
             continue
         cost = costs(program, fewest)
         domain = "any" if math.isinf(program.domain) else f"{program.domain:.0f}"

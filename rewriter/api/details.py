@@ -83,6 +83,7 @@ def _drawing(group: Sequence[Conversion]) -> Drawing:
         count=len(program.attention),
         tokens=program.bias_tokens,
         heads=_drawn_heads(program, near, "y" if ones is None else "u"),
+        measured=program.measured,
     )
 
 

@@ -149,6 +149,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         heads=conversion.heads,
         bias_tokens=program.bias_tokens,
         max_error=conversion.max_error,
+        measured=program.measured,
     )
 
 

@@ -63,6 +63,7 @@ class Drawing:
         example: the first of them.
         exact: whether program and activation are equal in exact arithmetic.
         certified: certified maximum error, relative to max(1, |f|).
+        measured: whether that was measured on a dense grid instead.
         points: pre-activations y, ascending.
         target: the activation at `points`.
         values: the program at `points`.
@@ -87,6 +88,7 @@ class Drawing:
     count: int
     tokens: int
     heads: tuple[DrawnHead, ...]
+    measured: bool = False
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> It
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         *(f"| {' | '.join(map(_cell, _row(name, each)))} |" for name, each in models.items()),
         "",
-        "- *certified error*: bound on the distance of a neuron's heads from its activation f, over max(1, |f|).",
+        "- *certified error*: bound on the distance of a neuron's heads from its activation f, over max(1, |f|); for",
+        "  heads that were fitted to this model, the largest distance on a dense grid (*measured*).",
         "- *off by at most*: the largest difference from the original's outputs, on the inputs of the proof. *top-1*:",
         "  the share of rows with the same largest entry.",
         "- *error ratio*: the error against a float64 evaluation of the original, over the original's own; up to",
@@ -133,6 +134,7 @@ def _row(name: str, report: Report) -> Sequence[str]:
     error = max(row.max_error or 0.0 for row in rows)
     heads = f"{sum(row.heads or 0 for row in rows):,}"
     sure = "exact" if all(row.exact for row in rows) else f"{error:.1e}"
+    sure += " (measured)" if any(row.measured for row in rows) else ""
     if validation is None:
         return (name, str(len(rows)), activations, heads, sure, "", "", "NOT PROVED")
     outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]

@@ -44,6 +44,8 @@ class BlockRow:
         bias_tokens: number of bias tokens that a head attends to.
         max_error: certified bound on the program's error over max(1, |f|), in exact arithmetic with coefficients
             rounded to the type in which the heads compute.
+        measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
+            model.
         reason: why it was left.
         node: the node to which the reason refers.
     """
@@ -58,6 +60,7 @@ class BlockRow:
     heads: int | None = None
     bias_tokens: int | None = None
     max_error: float | None = None
+    measured: bool | None = None
     reason: str | None = None
     node: str | None = None
 

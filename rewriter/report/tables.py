@@ -26,7 +26,9 @@ def converted_table(rows: Sequence[BlockRow], proofs: Sequence[BlockProof] = ())
 
 
 def _converted(row: BlockRow, number: int | None, proof: BlockProof | None) -> Row:
-    certified = Cell(0.0, "exact") if row.exact and not row.max_error else row.max_error
+    certified: Cell | float | None = Cell(0.0, "exact") if row.exact and not row.max_error else row.max_error
+    if row.measured:
+        certified = Cell(row.max_error, f"{row.max_error:.1e} (measured)")
     cells = (row.name, number, operators(row), row.activation, row.program, row.heads, row.bias_tokens, certified)
     if proof is None:
         return (*cells, None, None, None)

@@ -81,10 +81,11 @@ def error_figure(identity: str, drawing: Drawing) -> svg.Svg:
     )
     places = [(x(point), y(value)) for point, value in zip(drawing.near, drawing.error.values, strict=True)]
     peak = max(abs(value) for value in drawing.error.values)
+    known = "the largest on a dense grid" if drawing.measured else "the certificate"
     return svg.figure(
         identity,
         f"Error of {short(drawing.program)} over y",
-        f"At most {numbers.small(peak)} at the drawn points; the certificate is {numbers.small(drawing.certified)}.",
+        f"At most {numbers.small(peak)} at the drawn points; {known} is {numbers.small(drawing.certified)}.",
         band,
         svg.vertical_axis(y, ticks),
         _pre_activation(x, drawing.near),

@@ -208,7 +208,7 @@ def _program(number: int, drawing: Drawing) -> ProgramSection:
 
 
 def _error_plot(number: int, drawing: Drawing) -> Plot:
-    peak = max(abs(value) for value in drawing.error.values)
+    peak, bound = max(abs(value) for value in drawing.error.values), numbers.small(drawing.certified)
     if drawing.certified == 0.0 and peak < _SHAREABLE:
         return Plot(
             "Error",
@@ -216,8 +216,9 @@ def _error_plot(number: int, drawing: Drawing) -> Plot:
             f"{numbers.small(peak)}, which is the rounding of float64.",
             None,
         )
-    caption = f"Heads minus activation, over max(1, |f|). Certified: {numbers.small(drawing.certified)} everywhere."
-    legend = (Key("error", "error"), Key("certified", "certified"))
+    known = f"measured on a dense grid: at most {bound}" if drawing.measured else f"certified: {bound} everywhere"
+    caption = f"Heads minus activation, over max(1, |f|); {known}."
+    legend = (Key("error", "error"), Key("certified", "measured" if drawing.measured else "certified"))
     return Plot("Error", caption, error_figure(f"error-{number}", drawing), legend)
 
 

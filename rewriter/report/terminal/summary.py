@@ -51,7 +51,8 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
         if ratios:
             cases = counted(len(validation.cases), "input")
             ratio = f"{max(ratios):.2f} times the original's own error against float64"
-            yield "accuracy", f"{ratio} on {cases}; up to {FACTOR:g} may be"
+            more = "" if all(row.exact for row in report.converted) else ", beside what certified errors add"
+            yield "accuracy", f"{ratio} on {cases}; up to {FACTOR:g} is allowed{more}"
     if report.after is not None:
         before, after = report.before, report.after
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
@@ -96,7 +97,8 @@ def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
         each = "" if len(group) == 1 else f"{len(group)} blocks, each "
         count = "heads" if heads is None else f"{counted(heads, 'head')} over {counted(tokens or 0, 'bias token')}"
         name = "" if program == activation else f" by {program}"
-        sure = "exact" if group[0].exact else f"certified to {written(error, 'error')}"
+        known = "measured to be within" if group[0].measured else "certified to"
+        sure = "exact" if group[0].exact else f"{known} {written(error, 'error')}"
         yield f"{folded(row.name for row in group)}: {each}{activation}{name} as {count}, {sure}"
 
 

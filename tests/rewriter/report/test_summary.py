@@ -12,11 +12,14 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import run
+from rewriter.report.folder import certificate
 from rewriter.report.folding import folded
+from rewriter.report.html.page import render
+from rewriter.report.tables import converted_table
 from rewriter.report.terminal.summary import summary
 from tests.committed import FOLDER
 from tests.conftest import slow
-from tests.textmodels import SILU, mlp
+from tests.textmodels import ERF_GELU, SILU, mlp
 
 
 @pytest.mark.parametrize(
@@ -120,3 +123,25 @@ def test_no_blanks_at_line_ends_in_a_pipe(tmp_path: Path, capsys: pytest.Capture
         out = capsys.readouterr().out
         assert out.splitlines() == [line.rstrip() for line in out.splitlines()]
         assert ("Operators" in out) == bool(further)
+
+
+SOURCES = {
+    "fitted": ("h = Softsign(y)", "measured to be within", "beside what certified errors add"),
+    "certified": (ERF_GELU, "certified to", "beside what certified errors add"),
+    "exact": (SILU, "exact", ""),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_where_an_error_is_known_from(kind: str) -> None:
+    """A fit at run time has no proof; summary, tables, JSON and page say so, and nothing else is called measured."""
+    body, known, more = SOURCES[kind]
+    report = rewrite(mlp(body), accuracy=1e-3 if kind == "fitted" else None, details=True, validate=True)
+    lines = " ".join(" ".join(summary(report, 80)).split())
+    assert known in lines
+    assert ("up to 4 is allowed, " + more if more else "up to 4 is allowed graph") in lines
+    (row,) = report.blocks
+    assert row.measured is (kind == "fitted")
+    assert ("(measured)" in str(converted_table(report.blocks))) is (kind == "fitted")
+    assert ("measured on a dense grid" in render(report)) is (kind == "fitted")
+    assert ("(measured)" in certificate({"out.onnx": report}, {})) is (kind == "fitted")
