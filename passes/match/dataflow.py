@@ -249,7 +249,8 @@ class _Analysis:
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
             return
-        wide = [name for name in names if name in self._constants and not self._is_scalar(name, data[0])]
+        constant = [name for name in names if name in self._constants]
+        wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         if wide and not self._is_biased_sum(node, data, wide):
             self._per_channel(index, node, data, wide)
             return
@@ -282,6 +283,14 @@ class _Analysis:
         data_rank = self._view.type_of(data).rank
         # Exporters write scalars with shape [] or [1], which are safe for data of unknown rank.
         return rank <= (1 if data_rank is None else max(data_rank, 0))
+
+    def _is_bias(self, node: onnx.NodeProto, name: str, data: list[str]) -> bool:
+        """Whether a constant of shape [1] is the bias of a linear operator with one output, not part of a function."""
+        fact = self._flow.facts.get(data[0])
+        if node.op_type != "Add" or len(data) != 1 or fact is None or fact.source is None:
+            return False
+        single = [operator.out_features for operator in fact.source.operators] == [1]
+        return single and self._constants.shape(name) == (1,) and len(self._view.consumers.get(data[0], ())) == 1
 
     def _per_channel(self, index: int, node: onnx.NodeProto, data: list[str], wide: list[str]) -> None:
         affine = node.op_type in ("Add", "Sub", "Mul", "Sum") or (node.op_type == "Div" and node.input[0] == data[0])
@@ -336,6 +345,7 @@ class _Analysis:
             else:
                 self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
             return
+        facts = self._shifted_values(data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not self._is_affine(node, data)
         if not nonlinear and len(leaves) > 1:
@@ -355,6 +365,36 @@ class _Analysis:
         self._flow.facts[output] = Fact(leaves, nonlinear=nonlinear, axis=facts[0].axis)
         # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
         self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _shifted_values(self, data: list[str], facts: list[Fact]) -> list[Fact]:
+        """Facts of the operands of a node, where b + 1 beside a function of another projection is a leaf, like b.
+
+        h(a) (b + 1) is then a gate whose value has another bias; 2 b stays a function of b, so that the gate is 2 h.
+        """
+        if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
+            return facts
+        found = list(facts)
+        for place, (name, fact, other) in enumerate(zip(data, facts, reversed(facts), strict=True)):
+            source = self._affine_source(fact)
+            if fact.source is None and source is not None and fact.leaves[0] not in other.leaves:
+                steps = self._steps(name, fact.leaves[0])
+                if any(self._view.nodes[step].op_type in _SUMS for step in steps):
+                    found[place] = Fact(
+                        (name,), source=replace(source, trailing=(*source.trailing, *steps)), axis=fact.axis
+                    )
+                    self._flow.facts[name] = found[place]
+        return found
+
+    def _steps(self, tensor: str, leaf: str) -> list[int]:
+        """The nodes between a leaf and an affine function of it, in order."""
+        steps: list[int] = []
+        pending = [tensor]
+        while pending:
+            name = pending.pop()
+            if name != leaf and name in self._flow.facts and self._view.producer[name] not in steps:
+                steps.append(self._view.producer[name])
+                pending += self._view.nodes[steps[-1]].input
+        return sorted(steps)
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:
         if node.op_type in _SUMS or node.op_type in _TRANSPARENT:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import rewrite
+from rewriter import ExitStatus, rewrite
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
 from tests.textmodels import (
@@ -114,6 +114,68 @@ def test_gated_activation(text: str, label: str) -> None:
     assert block.identified.label == label
     assert (block.gate, block.value) == ("y", "u")
     assert {operator.weight for operator in block.first} == {"W1", "V1"}
+
+
+@pytest.mark.parametrize("order", ["Mul(g, v)", "Mul(v, g)"], ids=["value-right", "value-left"])
+@pytest.mark.parametrize(
+    ("shift", "label", "value"),
+    [
+        ("v = Add(u, $1.0)", "silu(gate) * value", "v"),
+        ("v = Sub($1.0, u)", "silu(gate) * value", "v"),
+        ("w = Mul(u, $2.0) v = Add(w, $1.0)", "silu(gate) * value", "v"),
+        ("w = Add(u, $1.0) v = Mul(w, $2.0)", "silu(gate) * value", "v"),
+        ("v = Mul(u, $2.0)", "silu(beta=1, factor=2)(gate) * value", "u"),
+    ],
+    ids=["added", "subtracted", "scaled-first", "added-first", "scaled"],
+)
+def test_a_constant_added_to_the_value_of_a_gate_is_its_bias(shift: str, label: str, value: str, order: str) -> None:
+    gate = "y = MatMul(x, W1) u = MatMul(x, V1)"
+    model = mlp(f"s = Sigmoid(y) g = Mul(y, s) {shift} h = {order}", first=gate)
+    block = only_block(model)
+    assert block.identified.label == label
+    assert (block.gate, block.value) == ("y", value)
+    assert {operator.weight for operator in block.first} == {"W1", "V1"}
+    assert rewrite(model).exit_status is ExitStatus.CONVERTED
+
+
+def test_a_constant_added_to_the_same_projection_is_part_of_the_function() -> None:
+    """Hard swish, whose y + 3 is no bias, a SiLU with a detour, and a gate that is a function of y + 1."""
+    detour = only_block(mlp("a = Add(y, $1.0) b = Sub(a, $1.0) s = Sigmoid(y) h = Mul(b, s)"))
+    assert (detour.identified.label, detour.value) == ("silu", "y")
+    assert only_block(mlp("a = Add(y, $3.0) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)")).value == "y"
+    block = only_block(mlp("a = Add(y, $1.0) s = Relu(a) h = Mul(s, u)", first="y = MatMul(x, W1) u = MatMul(x, V1)"))
+    assert (block.gate, block.value) == ("y", "u")
+    assert block.identified.label.startswith("clip(slope=1, offset=1,")
+
+
+ONE = {"W1": values("W1")[:, :1], "W2": values("W2")[:1], "b1": np.array([0.7]), "three": np.array([3.0])}
+"""A layer of one neuron: its bias has the shape of a scalar."""
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        (SILU, "silu"),
+        (ERF_GELU, "gelu"),
+        ("h = Relu(y)", "relu"),
+        ("a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)", "hard_swish"),
+    ],
+)
+@pytest.mark.parametrize("first", [FIRST, FIRST.replace("first, b1", "b1, first"), "y = Gemm(x, W1, b1)"])
+def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
+    inputs, outputs = ("float[tokens, 4] x", "float[tokens, 4] out") if "Gemm" in first else (None, None)
+    shapes = {"inputs": inputs, "outputs": outputs} if inputs and outputs else {}
+    model = mlp(text, first=first, second="out = MatMul(h, W2)", constants=ONE, **shapes)
+    block = only_block(model)
+    assert (block.identified.label, block.gate) == (label, "y")
+    assert rewrite(model).exit_status is ExitStatus.CONVERTED
+
+
+def test_a_constant_behind_a_single_neuron_without_a_bias() -> None:
+    """y + 3, where y is read by something else too, is part of the function."""
+    text = "a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)"
+    model = mlp(text, first="y = MatMul(x, W1)", second="out = MatMul(h, W2)", constants=ONE)
+    assert only_block(model).identified.label == "hard_swish"
 
 
 @pytest.mark.parametrize("activation", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
