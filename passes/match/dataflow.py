@@ -22,7 +22,7 @@ from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, integers_of, label
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, integer_of, integers_of, label
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,8 @@ class _Analysis:
             self._elementwise(index, node)
         elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS | _QUANTISING:
             self._shape_only(index, node)
+        elif self._view.is_onnx(node) and node.op_type == "BatchNormalization" and self._is_per_channel(node):
+            self._follow(node.output[0], node.input[0], self._flow.facts[node.input[0]], index, 1 - self._rank_of(node))
         else:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
 
@@ -189,8 +191,9 @@ class _Analysis:
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
         # Columns with a stride, as where gate and value are interleaved, cannot be stated as `start:stop`.
-        if node.op_type == "Slice" and not self._contiguous(node):
-            self._flow.near_misses.setdefault(data, Miss("the projection is sliced with a stride", label(node)))
+        if node.op_type == "Slice" and not self._contiguous(node, fact.axis):
+            if fact.axis is not None:  # where it is lost, the stride may be one of tokens
+                self._flow.near_misses.setdefault(data, Miss("the projection is sliced with a stride", label(node)))
             return
         axis = self._axis_after(node, fact.axis)
         for output in outputs:
@@ -214,11 +217,18 @@ class _Analysis:
             return None
         return -1
 
-    def _contiguous(self, node: onnx.NodeProto) -> bool:
+    def _contiguous(self, node: onnx.NodeProto, channels: int | None) -> bool:
+        """Whether a Slice takes neighbouring channels; tokens may be left out."""
         if len(node.input) < 5 or not node.input[4]:
             return True
         steps = self._constants.value(node.input[4])
-        return steps is not None and bool((steps == 1).all())
+        if steps is None or (steps == 1).all():
+            return steps is not None
+        axes, rank = self._constants.value(node.input[3]) if node.input[3] else None, self._rank_of(node)
+        if axes is None or channels is None or not rank:
+            return False
+        strided = axes.reshape(-1)[steps.reshape(-1) != 1]
+        return channels not in [int(axis) - rank * int(axis >= 0) for axis in strided]
 
     def _follow(self, output: str, data: str, fact: Fact, index: int, axis: int | None) -> None:
         """Record that `output` is an affine or shape-only image of `data`.
@@ -237,6 +247,21 @@ class _Analysis:
         if fact.source is not None:
             return fact.source
         return self._flow.source_of(fact.leaves[0]) if len(fact.leaves) == 1 and not fact.nonlinear else None
+
+    def _is_per_channel(self, node: onnx.NodeProto) -> bool:
+        """Whether a BatchNormalization is one factor and one summand for each channel of a leaf, as in inference."""
+        fact = self._flow.facts.get(node.input[0])
+        return (
+            fact is not None
+            and fact.axis == 1 - self._rank_of(node)
+            and integer_of(node, "training_mode", 0) == 0
+            and not any(node.output[1:])
+            and all(name in self._constants for name in node.input[1:])
+        )
+
+    def _rank_of(self, node: onnx.NodeProto) -> int:
+        """The rank of a node's data; 0 where it is not known."""
+        return self._view.type_of(node.input[0]).rank or 0
 
     # -- elementwise operators -----------------------------------------------------------------------------
 

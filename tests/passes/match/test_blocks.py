@@ -148,6 +148,78 @@ def test_a_constant_added_to_the_same_projection_is_part_of_the_function() -> No
     assert block.identified.label.startswith("clip(slope=1, offset=1,")
 
 
+NORMALISED = {
+    name: np.abs(values("b1")) * factor + 0.3
+    for name, factor in zip(("ns", "nt", "nm", "nv"), (1, 2, 0.5, 1), strict=True)
+}
+"""Scale, shift, mean and variance of 8 channels."""
+ROWS = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
+
+
+NORMALISE = "ns, nt, nm, nv"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options"),
+    [
+        (f"p = Gemm(x, W1, b1) y = BatchNormalization(p, {NORMALISE})", "out = MatMul(h, W2)", ROWS),
+        (
+            f"p = MatMul(x, W1) f = Flatten<axis = 2>(p) q = BatchNormalization(f, {NORMALISE}) "  # noqa: ISC004
+            "n = Shape(p) y = Reshape(q, n)",
+            "out = MatMul(h, W2)",
+            {},
+        ),
+        (
+            f"p = MatMul(x, W1) q = Transpose<perm = [0, 2, 1]>(p) r = BatchNormalization(q, {NORMALISE}) "  # noqa: ISC004
+            "y = Transpose<perm = [0, 2, 1]>(r)",
+            "out = MatMul(h, W2)",
+            {},
+        ),
+        ("y = MatMul(x, W1)", f"k = BatchNormalization(h, {NORMALISE}) out = MatMul(k, W2)", ROWS),
+    ],
+    ids=["rows", "flattened", "transposed", "behind"],
+)
+def test_normalisation_of_channels_is_affine(first: str, second: str, options: dict[str, Any]) -> None:
+    model = mlp(SILU, first=first, second=second, constants=NORMALISED, **options)
+    block = only_block(model)
+    assert (block.identified.label, block.gate) == ("silu", "y")
+    assert rewrite(model).exit_status is ExitStatus.CONVERTED
+
+
+@pytest.mark.parametrize(
+    ("normalised", "options"),
+    [
+        ("BatchNormalization(p, ns, nt, nm, nv)", {"inputs": "float[batch, 8, 4] x"}),
+        ("BatchNormalization<training_mode = 1>(p, ns, nt, nm, nv)", ROWS),
+        ("BatchNormalization(p, ns, nt, nm, w)", {"inputs": "float[tokens, 4] x, float[8] w"}),
+        ("BatchNormalization(p, ns, nt, nm, nv)", {**ROWS, "opset": 13, "more": ", m1, v1, m2, v2"}),
+    ],
+    ids=["tokens", "training", "variance-given", "training-by-outputs"],
+)
+def test_normalisation_of_anything_else_is_not(normalised: str, options: dict[str, Any]) -> None:
+    """Of tokens; by the numbers of this batch; with a variance that is an input."""
+    given = dict(options)
+    first = f"p = MatMul(x, W1) y{given.pop('more', '')} = {normalised}"
+    found = findings(mlp(SILU, first=first, constants=NORMALISED, **given))
+    assert (found.blocks, found.left) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("axes", "steps", "listed"),
+    [([-1], [2], True), ([2], [2], True), ([1], [2], False), ([-2], [2], False), ([1, 2], [2, 1], False)],
+)
+def test_a_stride_of_channels_is_listed_and_one_of_tokens_is_none(
+    axes: list[int], steps: list[int], listed: bool
+) -> None:
+    given = (("start", [0] * len(axes)), ("end", [8] * len(axes)), ("axis", axes), ("step", steps))
+    bounds = {name: np.array(numbers) for name, numbers in given}
+    constants = {name: onnx.numpy_helper.from_array(array, name) for name, array in bounds.items()}
+    first = "p = MatMul(x, W1) y = Slice(p, start, end, axis, step)"
+    found = findings(mlp(SILU, first=first, second="out = MatMul(h, W2)", constants=constants))
+    assert [left.miss.reason for left in found.left] == ["the projection is sliced with a stride"] * listed
+    assert len(found.blocks) == (not listed)
+
+
 ONE = {"W1": values("W1")[:, :1], "W2": values("W2")[:1], "b1": np.array([0.7]), "three": np.array([3.0])}
 """A layer of one neuron: its bias has the shape of a scalar."""
 
