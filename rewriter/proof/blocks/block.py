@@ -138,6 +138,9 @@ def block_item(
     before, after, between = (
         Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
     )
+    # Heads belong to the neurons that merging left, so they are measured by the original with the merged weights. That
+    # this computes what the original does is proved of the block as a whole (`_reweighted`).
+    measure = reweighted or original
     heads: Regions | Heads | str
     # Checked before cutting: a part that reads more than the original's cannot be fed the original's values, and a leak
     # from elsewhere in the model is a fault however close its numbers come.
@@ -146,12 +149,14 @@ def block_item(
         foreign = _foreign(original, rewritten, claim, claim.inputs, (claim.output,))
     if foreign is not None:
         heads = f"{claim.name}: its heads read {quoted(foreign)}, which the original's block does not"
+    elif reweighted is not None and not _same_activation(original, reweighted, claim):
+        heads = f"{claim.name}: merging its neurons changes the activation itself; this is a bug, please report it"
     elif claim.heads:
-        heads = heads_of(original, rewritten, claim, inputs)
+        heads = heads_of(measure, rewritten, claim, inputs)
     else:
         heads = regions_of(original, rewritten, claim)
     other = None if reweighted is None else Side.of(reweighted.part(claim, names, claim.block_outputs))
-    shown = exposed_of(original, rewritten, claim, names) if claim.exposed and foreign is None else None
+    shown = exposed_of(measure, rewritten, claim, names) if claim.exposed and foreign is None else None
     return BlockItem(claim, heads, before, after, between, tuple(inputs), tuple(ways), other, shown)
 
 
@@ -161,6 +166,14 @@ def _foreign(
     """A tensor that the rewritten part reads and the original's does not, if there is one."""
     ours, theirs = (cut(side.views[claim.path], inputs, outputs).inputs for side in (original, rewritten))
     return next((name for name in theirs if name not in ours), None)
+
+
+def _same_activation(original: Side, reweighted: Side, claim: Claim) -> bool:
+    """Whether the region's nodes and constants are the same in both, bit for bit: only weights around it may differ."""
+    graphs = (side.part(claim, claim.inputs, (claim.output,)).proto.graph for side in (original, reweighted))
+    # As bytes: NaN, which a constant may hold, is equal to nothing.
+    ours, theirs = ([part.SerializeToString(deterministic=True) for part in (*g.node, *g.initializer)] for g in graphs)
+    return ours == theirs
 
 
 def prove_block(item: BlockItem) -> BlockProof:

@@ -10,15 +10,18 @@ import onnx
 import pytest
 
 import passes.plan
+import rewriter.api.rewriting
 from passes.neurons.merge import Merged, Record, merge
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.cli import run
 from rewriter.graph.view import all_views
+from rewriter.pipeline import Unit
+from tests.conftest import slow
 from tests.errors import apart, error_ratio
 from tests.oracle import evaluate, tensors
-from tests.textmodels import FIRST, SECOND, SILU, Array, mlp, tensor, text_model, values
+from tests.textmodels import ERF_GELU, FIRST, SECOND, SILU, Array, mlp, tensor, text_model, values
 
 RELU = "h = Relu(y)"
 GATED_FIRST = "g1 = MatMul(x, W1) y = Add(g1, b1) u1 = MatMul(x, V1) u = Add(u1, c1)"
@@ -560,3 +563,128 @@ def test_a_wrong_merge_fails_the_proof(spoiled: str, tmp_path: Path, monkeypatch
 
 def test_a_block_that_was_not_examined_lost_nothing() -> None:
     assert Record("mlp", 8, 8, reason="its weights are not plain").removed == 0
+
+
+# -- blocks that are replaced as a whole -----------------------------------------------------------------------------
+
+
+def planted(activation: str, **options: Any) -> onnx.ModelProto:
+    """A model that loses three of its neurons: a dead one, a constant one, and one that equals another."""
+    given = weights(**like(2), W2={0: 0.0})
+    given["W1"][:, 7], given["b1"][7] = 0.0, 1.5
+    return mlp(activation, constants=given, **options)
+
+
+WHOLE_BLOCKS: dict[str, dict[str, Any]] = {
+    "masked": {"form": "masked"},
+    "compact": {"form": "compact"},
+    "maskless": {"form": "maskless", "max_tokens": 70},
+    "staged": {"form": "staged", "max_tokens": 70},
+    "whole": {"form": "whole", "max_tokens": 70},
+    "network": {"form": "masked", "bias_token": "network"},
+}
+SHOWN: dict[str, dict[str, Any]] = {
+    "masked": {"form": "masked", "expose": "q,scores,pattern,z"},
+    "compact": {"form": "compact", "expose": "q,scores,pattern,z"},
+    "local": {"spelling": "softmax", "expose": "q,scores,pattern,z"},
+}
+FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"relu, {name}": (RELU, options) for name, options in WHOLE_BLOCKS.items()},
+    **{f"gelu, {name}": (ERF_GELU, options) for name, options in WHOLE_BLOCKS.items()},
+    **{f"exposed, {name}": (ERF_GELU, options) for name, options in SHOWN.items()},
+}
+
+
+QUICK = (*(name for name in FURTHER if name.startswith("relu")), "gelu, masked", "gelu, compact", "exposed, local")
+
+
+@pytest.mark.parametrize(
+    ("activation", "options"),
+    [pytest.param(*case, id=name, marks=() if name in QUICK else slow) for name, case in FURTHER.items()],
+)
+def test_heads_of_merged_neurons_are_proved_in_every_form(activation: str, options: dict[str, Any]) -> None:
+    model = planted(activation)
+    report = rewrite(model, merge=True, **options)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert [row.heads for row in report.converted] == [5]
+    assert report.validation is not None
+    (block,) = report.validation.blocks
+    assert block.exact_error is not None
+    assert report.rewritten is not None
+    x = np.random.default_rng(1).normal(0.0, 1.0, (2, 9, 4)).astype(np.float32)
+    old, new = (evaluate(each, {"x": x})["out"] for each in (model, report.rewritten))
+    assert np.abs(new - old).max() <= 2e-6 * np.abs(old).max()
+
+
+def failures_of(report: Report) -> str:
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.rewritten is None
+    assert report.validation is not None
+    return "\n".join(report.validation.failures)
+
+
+def one_percent(model: onnx.ModelProto, name: str) -> None:
+    """Change the first number of one weight by 1 %."""
+    (weight,) = (i for i in model.graph.initializer if i.name == name)
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values.flat[0] *= 1.01
+    weight.CopyFrom(tensor(name, values))
+
+
+MERGED_WEIGHTS = ("W1_merged", "b1_merged", "W2_merged", "b2_merged")
+SPOILED = [
+    pytest.param(activation, form, weight, id=f"{kind}-{form}-{weight}", marks=() if quick else slow)
+    for kind, activation in (("relu", RELU), ("gelu", ERF_GELU))
+    for form in ("masked", "compact", "maskless", "staged", "whole")
+    for weight in MERGED_WEIGHTS
+    for quick in [(form, weight) in (("masked", "W1_merged"), ("compact", "W2_merged"))]
+]
+
+
+@pytest.mark.parametrize(("activation", "form", "spoiled"), SPOILED)
+def test_a_wrong_merge_fails_the_proof_in_every_form(
+    activation: str, form: str, spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, heads and merged original share the wrong weight: only the comparison with the original shows it."""
+
+    def wrong(*arguments: Any) -> Merged:
+        result = merge(*arguments)
+        one_percent(result.model, spoiled)
+        return result
+
+    monkeypatch.setattr(passes.plan, "merge", wrong)
+    failures = failures_of(rewrite(planted(activation), merge=True, **WHOLE_BLOCKS[form]))
+    assert "mlp: merging its neurons changes what the block computes, error " in failures
+
+
+@pytest.mark.parametrize(("activation", "form", "spoiled"), SPOILED)
+def test_a_wrong_merged_weight_of_the_heads_fails_the_proof(
+    activation: str, form: str, spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge is right, and a weight in the file is not."""
+
+    def wrong(unit: Unit) -> onnx.ModelProto:
+        one_percent(unit.model, spoiled)
+        return unit.model
+
+    monkeypatch.setattr(rewriter.api.rewriting, "made", wrong)
+    failures = failures_of(rewrite(planted(activation), merge=True, **WHOLE_BLOCKS[form]))
+    ahead = spoiled in ("W1_merged", "b1_merged")
+    found = "heads differ from their program by" if ahead else "heads' outputs are projected to something else"
+    assert f"mlp: in float64 the {found}" in failures
+
+
+@pytest.mark.parametrize("form", ["local", "masked", "compact"])
+def test_merging_must_leave_the_activation(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heads of a whole block are measured by the merged original, whose activation must be the original's."""
+
+    def wrong(*arguments: Any) -> Merged:
+        result = merge(*arguments)
+        (node,) = (node for node in result.model.graph.node if node.op_type == "Relu")
+        node.op_type = "LeakyRelu"
+        node.attribute.append(onnx.helper.make_attribute("alpha", 1e-9))
+        return result
+
+    monkeypatch.setattr(passes.plan, "merge", wrong)
+    failures = failures_of(rewrite(planted(RELU), merge=True, form=form))
+    assert "mlp: merging its neurons changes the activation itself" in failures
