@@ -197,7 +197,9 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
     if domain is None:
         return Miss(NEEDS_DOMAIN, block.output, "domain")
     named, strict = block.identified, accuracy.error is not None
-    program = fitted(named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=quick)
+    program = fitted(
+        named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
+    )
     return Miss(program, block.output) if isinstance(program, str) else program
 
 

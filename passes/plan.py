@@ -132,6 +132,24 @@ def plan_merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> P
     return replace(plan, merged=result.records, notes=notes)
 
 
+def alternatives(plan: Plan, conversion: Conversion, options: Options) -> Iterator[Conversion]:
+    """A block of the plan as every form and way of writing converts it under `options`; each program once.
+
+    The first is what form `local` does by default.
+    """
+    block, seen = conversion.block, list[tuple[object, ...]]()
+    for form in FORMS:
+        for way in WAYS if form == "local" else ("",):
+            chosen = replace(options, form=form, ways={block.kind: way})
+            found = _decide(plan.view_of(block), block, chosen, inline=conversion.inline)
+            if isinstance(found, Miss):
+                continue
+            program = found.emitted, found.max_error, found.program.rounding, found.projections is None
+            if program not in seen:
+                seen.append(program)
+                yield found
+
+
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the plan is carried out; `plan.model` stays as it is."""
     return emit(carried(plan))

@@ -25,6 +25,7 @@ from rewriter.compare.verdicts import PairProof, Rules
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
 from rewriter.proof.blocks.activation import RegionProof, prove_region, regions_of
+from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Side
 from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
@@ -34,6 +35,7 @@ from rewriter.proof.pass_rule import CAP
 from rewriter.proof.reference.float64 import NoReference
 from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import Wanted, Way
+from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison, FaultRow
 from rewriter.text import counted
@@ -70,12 +72,17 @@ class Pair:
     @cached_property
     def known(self) -> Known:
         """The blocks of A, and which of them are heads in B."""
-        return know(*self.models)
+        return know(*self.models, self._reached)
 
     @cached_property
     def coarse(self) -> float:
         """The error allowed without a reference, as a share of the largest value."""
         return coarsest_allowance(self.models[0].proto)
+
+    def _reached(self, model: LoadedModel, tensors: Sequence[str]) -> Mapping[str, float]:
+        options = self.pairing
+        settings = Settings(inputs=options.inputs, seed=options.seed, dims=options.dims)
+        return largest_magnitudes(model, tensors, settings, options.progress)
 
     def compare(self, result: Comparison) -> Comparison:
         """Run both models, judge outputs and heads, and locate the differences if that was asked for."""
@@ -154,6 +161,12 @@ class Pair:
                     f"the heads of {counted(len(names), 'block')} could not be tested alone: {why} "
                     f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
                 )
+        if known.unfitted:
+            notes.append(
+                f"the heads of {counted(len(known.unfitted), 'block')} could not be tested alone: their programs were "
+                "fitted with other inputs or options, and nothing is allowed for their errors "
+                f"({', '.join(known.unfitted[:3])}{', ...' if len(known.unfitted) > 3 else ''})"
+            )
         judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]
         if judged and not reference.startswith("no float64"):
             notes.append(

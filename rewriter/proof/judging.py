@@ -24,7 +24,8 @@ Moved = Callable[[Channels], Wide]
 """[channels] How far A moves under rounding. Expensive: called only where A stands in and B fails without it."""
 
 Planned = Callable[[], Sequence[Sequence[Array]]]
-"""Float64 evaluations of A with certified programs, each case by case. Called only where B fails without them."""
+"""Float64 evaluations of A with certified programs, each case by case: as planned, then shaken by the rounding of those
+that are unstable (`rewriter.proof.planned`). Called only where B fails without them."""
 
 Rule = Literal["float64", "original", "tolerance", "equal", "nothing"]
 """What judges a tensor; the last but one for values that are not floating-point."""
@@ -192,10 +193,13 @@ def _three_way(values: Values, coarse: float, planned: Planned, own: Moved | Non
 
 
 def _carried(channels: Channels, right: Sequence[Array], programs: Sequence[Sequence[Array]]) -> Wide:
-    """[channels] The effect of certified errors, capped."""
+    """[channels] The effect of certified errors, and of what their programs' rounding adds to it; capped."""
     carried: Wide = np.zeros(channels.scale.shape)
-    for results in programs:
-        carried = np.maximum(carried, channels.errors(results, right))
+    for number, results in enumerate(programs):
+        if number == 0:
+            carried = channels.errors(results, right)
+        else:
+            carried = carried + channels.not_by_luck(channels.errors(results, programs[0]))
     return np.minimum(carried, CAP * channels.scale)
 
 

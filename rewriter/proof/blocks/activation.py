@@ -155,14 +155,31 @@ def unit(right: Array, claim: Claim, values: Mapping[str, Array]) -> Array:
     return np.maximum(np.maximum(np.abs(values[claim.value].astype(np.float64)), size), np.finfo(np.float32).tiny)
 
 
+def apart(regions: Regions, claim: Claim) -> float:
+    """How far the heads are from the plan of a claim in float64, in the unit of errors.
+
+    Infinite if that is more than rounding explains; 0 where float64 cannot tell.
+    """
+    exact = _exact(regions, claim)
+    if exact.emitted is None or exact.planned is None:
+        return 0.0 if exact.emitted is None else float("inf")
+    return exact.apart if exact.emitted <= _EXACT_SLACK else float("inf")
+
+
 @dataclass(frozen=True, eq=False)
 class _Exact:
-    """Float64 evaluations of a region: of the original's nodes (`truth`) and of the plan."""
+    """Float64 evaluations of a region: of the original's nodes (`truth`) and of the plan.
+
+    `apart` is the distance of the emitted nodes from the plan, in the unit of errors, and `emitted` what of it rounding
+    does not explain.
+    """
 
     truth: Array | None
     planned: Array | None
     error: float | None
     failures: tuple[str, ...] = ()
+    emitted: float | None = None
+    apart: float = 0.0
 
 
 def _exact(regions: Regions, claim: Claim) -> _Exact:
@@ -173,7 +190,8 @@ def _exact(regions: Regions, claim: Claim) -> _Exact:
     except NoReference:
         return _Exact(None, None, None)
     if rebuilt.shape != truth.shape:
-        return _Exact(None, None, None, (f"{claim.name}: the heads give shape {rebuilt.shape}, not {truth.shape}",))
+        reason = f"{claim.name}: the heads give shape {rebuilt.shape}, not {truth.shape}"
+        return _Exact(None, None, None, (reason,), float("inf"))
     planned, rounding = evaluated(claim, feeds)
     # Where the truth overflows even float64, or is NaN, only parity means anything.
     judged = _inside(feeds, claim) & np.isfinite(truth)
@@ -189,15 +207,16 @@ def _exact(regions: Regions, claim: Claim) -> _Exact:
             "bug, please report it"
         )
     # Twice, because either side may be that far from exact arithmetic.
-    emitted = (gap(rebuilt, planned) - 2.0 * rounding) / units
-    if largest(emitted[judged]) > _EXACT_SLACK:
+    emitted = largest(((gap(rebuilt, planned) - 2.0 * rounding) / units)[judged])
+    distance = largest((gap(rebuilt, planned) / units)[judged])
+    if emitted > _EXACT_SLACK:
         failures.append(
-            f"{claim.name}: in float64 the heads differ from their program by "
-            f"{largest((gap(rebuilt, planned) / units)[judged]):.3g}, more than rounding explains"
+            f"{claim.name}: in float64 the heads differ from their program by {distance:.3g}, more than rounding "
+            "explains"
         )
     failures += _parity(regions, claim, truth, rebuilt, [reference.run for reference in references], "float64")
     exact = largest((gap(rebuilt, truth) / units)[judged])
-    return _Exact(truth, planned, exact, tuple(failures))
+    return _Exact(truth, planned, exact, tuple(failures), emitted, distance)
 
 
 def evaluated(claim: Claim, values: Mapping[str, Array]) -> tuple[Array, Array]:
