@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 
 import onnx
 
@@ -185,8 +186,9 @@ def _picked(
         distance = _apart(claim_of(each, plan.ends), a, b)
         if distance < least:
             closest, least = each, distance
-        # Programs in float64 may be so accurate that rounding explains what they differ by; others are told apart.
-        if distance <= _CLEARLY * each.max_error:
+        # Programs in float64 may be so accurate that rounding explains what they differ by; others are told apart, and
+        # none is stricter than an exact one.
+        if distance <= _CLEARLY * each.max_error or (each.program.exact and isfinite(distance)):
             break
     return closest
 
