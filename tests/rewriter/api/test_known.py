@@ -22,6 +22,9 @@ LOW_RANK = "low = MatMul(x, A1) high = MatMul(low, B1) full = MatMul(x, W1) y = 
 SWIGLU = "s = Sigmoid(y) g = Mul(y, s) v = MatMul(x, V1) h = Mul(g, v)"
 ACTIVATIONS = {"GELU": ERF_GELU, "SwiGLU": SWIGLU}
 FORMS = ("compact", "masked", "maskless", "staged")
+EACH_FORM = pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in ("compact", "masked") else slow) for form in FORMS]
+)
 
 UNNAMED = "t = Tanh(y) h = Mul(t, t)"
 """An activation that the table does not name."""
@@ -56,7 +59,7 @@ def failures(model: onnx.ModelProto, other: onnx.ModelProto, **options: Any) -> 
     return found.failures
 
 
-@pytest.mark.parametrize("form", FORMS)
+@EACH_FORM
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_heads_beside_operators_that_stay(activation: str, form: str) -> None:
     """The forms have other programs than form `local`, and the heads are tested against theirs."""
@@ -100,7 +103,10 @@ WEIGHTS = {
 """A weight of a bias token: its value, or its key where values are 0."""
 
 
-@pytest.mark.parametrize(("activation", "form"), WEIGHTS)
+@pytest.mark.parametrize(
+    ("activation", "form"),
+    [pytest.param(*each, marks=() if each[1] in ("compact", "masked") else slow) for each in WEIGHTS],
+)
 def test_a_wrong_bias_token(activation: str, form: str) -> None:
     model = mlp(ACTIVATIONS[activation], first=LOW_RANK)
     wrong = scaled(heads_of(model, form=form), f"mlp/heads/{WEIGHTS[activation, form]}", 1.001)
@@ -108,7 +114,7 @@ def test_a_wrong_bias_token(activation: str, form: str) -> None:
     assert any(text.startswith("mlp: in float64 the heads differ from their program by ") for text in found)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@EACH_FORM
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_tokens_mixed_up(activation: str, form: str) -> None:
     model = mlp(ACTIVATIONS[activation], first=LOW_RANK)
@@ -142,7 +148,7 @@ def test_a_program_that_this_tool_would_not_choose() -> None:
         (FIRST, "compact"),
         pytest.param(FIRST, "masked", marks=slow),
         pytest.param(LOW_RANK, "local", marks=slow),
-        (LOW_RANK, "compact"),
+        pytest.param(LOW_RANK, "compact", marks=slow),
         pytest.param(LOW_RANK, "masked", marks=slow),
     ],
     ids=["plain-local", "plain-compact", "plain-masked", "kept-local", "kept-compact", "kept-masked"],
