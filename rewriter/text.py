@@ -6,6 +6,7 @@ The result is one short line without control characters: a hostile name can neit
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 LIMIT = 80
 """Maximum length of the text that `quoted` returns, in characters."""
@@ -53,6 +54,11 @@ def one_line(text: object, limit: int = _LIMIT) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first three of some names, with dots if there are more."""
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 def size(nbytes: int) -> str:

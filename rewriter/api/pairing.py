@@ -38,7 +38,7 @@ from rewriter.proof.run.whole import Wanted, Way
 from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison, FaultRow
-from rewriter.text import counted
+from rewriter.text import counted, first_of
 
 _MOST_FAULTS = 8
 """Faulty parts that are narrowed down; more would take long and add little."""
@@ -155,18 +155,15 @@ class Pair:
         untried = [name for name in known.programs if name not in regions and self.pairing.expected is None]
         whole = [name for name in untried if name in known.whole]
         renamed = [name for name in untried if name not in known.whole]
-        for names, why in ((whole, "they replace whole blocks"), (renamed, "another tool renamed their ends")):
+        fitted = "their programs were fitted with other inputs or options, and nothing is allowed for their errors"
+        for names, why in (
+            (whole, "they replace whole blocks"),
+            (renamed, "another tool renamed their ends"),
+            (known.unfitted, fitted),
+        ):
             if names:
-                notes.append(
-                    f"the heads of {counted(len(names), 'block')} could not be tested alone: {why} "
-                    f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-                )
-        if known.unfitted:
-            notes.append(
-                f"the heads of {counted(len(known.unfitted), 'block')} could not be tested alone: their programs were "
-                "fitted with other inputs or options, and nothing is allowed for their errors "
-                f"({', '.join(known.unfitted[:3])}{', ...' if len(known.unfitted) > 3 else ''})"
-            )
+                heads = f"the heads of {counted(len(names), 'block')}"
+                notes.append(f"{heads} could not be tested alone: {why} ({first_of(names)})")
         judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]
         if judged and not reference.startswith("no float64"):
             notes.append(

@@ -28,7 +28,7 @@ from rewriter.graph.view import operator_of
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
-from rewriter.text import counted
+from rewriter.text import counted, first_of
 
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
@@ -52,31 +52,28 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
 
 def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
     """Notes on blocks whose program has a bounded domain that, judging by the weights, some input may leave."""
-    unbounded, beyond = list[str](), list[str]()
+    unbounded, beyond = dict[str, float](), list[str]()
     for conversion in plan.conversions:
         domain = conversion.program.domain
         if isfinite(domain):
             far = reach(plan.view_of(conversion.block), conversion.block, read)
             if far is None:
-                unbounded.append(conversion.block.name)
+                unbounded[conversion.block.name] = domain
             elif far > domain:
                 beyond.append(f"{conversion.block.name} (up to {far:.3g}, its program holds up to {domain:.3g})")
     notes = []
     if beyond:
         notes.append(
             f"the weights let pre-activations of {counted(len(beyond), 'block')} grow beyond the program's domain: "
-            f"{_first_of(beyond)}; the proof checks only the inputs that it runs"
+            f"{first_of(beyond)}; the proof checks only the inputs that it runs"
         )
     if unbounded:
         notes.append(
-            f"the weights do not bound the pre-activations of {counted(len(unbounded), 'block')}, and the program's "
-            f"domain is bounded ({_first_of(unbounded)}); the proof checks only the inputs that it runs"
+            f"the weights do not bound the pre-activations of {counted(len(unbounded), 'block')} "
+            f"({first_of(list(unbounded))}), whose heads hold up to {min(unbounded.values()):.3g}; the proof checks "
+            "only the inputs that it runs"
         )
     return tuple(notes)
-
-
-def _first_of(names: list[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
@@ -150,6 +147,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         bias_tokens=program.bias_tokens,
         max_error=conversion.max_error,
         measured=program.measured,
+        domain=program.domain if isfinite(program.domain) else None,
     )
 
 

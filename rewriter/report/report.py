@@ -46,6 +46,7 @@ class BlockRow:
             rounded to the type in which the heads compute.
         measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
             model.
+        domain: largest |pre-activation| up to which that holds; None where it holds for all.
         reason: why it was left.
         node: the node to which the reason refers.
     """
@@ -61,6 +62,7 @@ class BlockRow:
     bias_tokens: int | None = None
     max_error: float | None = None
     measured: bool | None = None
+    domain: float | None = None
     reason: str | None = None
     node: str | None = None
 

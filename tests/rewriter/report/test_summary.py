@@ -142,6 +142,7 @@ def test_where_an_error_is_known_from(kind: str) -> None:
     assert ("up to 4 is allowed, " + more if more else "up to 4 is allowed graph") in lines
     (row,) = report.blocks
     assert row.measured is (kind == "fitted")
+    assert (row.domain is not None) is (kind == "fitted")
     assert ("(measured)" in str(converted_table(report.blocks))) is (kind == "fitted")
     assert ("measured on a dense grid" in render(report)) is (kind == "fitted")
     assert ("(measured)" in certificate({"out.onnx": report}, {})) is (kind == "fitted")
