@@ -150,7 +150,7 @@ class Heads:
     @staticmethod
     def silences(tokens: int) -> list[tuple[int, ...]]:
         """What `silent` may be for a number of bias tokens."""
-        return list(dict.fromkeys([(), (0,), (tokens - 1,), tuple(dict.fromkeys((0, tokens - 1)))]))
+        return [(), (0,)] if tokens == 1 else [(), (0,), (tokens - 1,), (0, tokens - 1)]
 
     @property
     def dtype(self) -> DTypeLike:

@@ -319,18 +319,7 @@ class _Finder:
         return () if source is None else source.operators
 
     def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
-        """The nodes between the leaves and `output`."""
-        inside: set[int] = set()
-        pending = [output]
-        while pending:
-            index = self._view.producer[pending.pop()]
-            if index in inside:
-                continue
-            inside.add(index)
-            pending.extend(
-                name for name in self._view.nodes[index].input if name in self._flow.facts and name not in leaves
-            )
-        return Region(output, leaves, tuple(sorted(inside)))
+        return Region(output, leaves, self._flow.between(self._view, leaves, output))
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf.

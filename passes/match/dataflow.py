@@ -13,6 +13,7 @@ Abstract interpretation over a small lattice, in time linear in the size of the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -93,6 +94,18 @@ class Dataflow:
         if fact is None:
             return None
         return tensor if fact.nonlinear else fact.ends
+
+    def between(self, view: GraphView, leaves: Sequence[str], output: str) -> tuple[int, ...]:
+        """The nodes that compute `output` from `leaves`, in topological order."""
+        inside: set[int] = set()
+        pending = [output]
+        while pending:
+            index = view.producer[pending.pop()]
+            if index in inside:
+                continue
+            inside.add(index)
+            pending.extend(name for name in view.nodes[index].input if name in self.facts and name not in leaves)
+        return tuple(sorted(inside))
 
 
 _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
@@ -402,24 +415,13 @@ class _Analysis:
         for place, (name, fact, other) in enumerate(zip(data, facts, reversed(facts), strict=True)):
             source = self._affine_source(fact)
             if fact.source is None and source is not None and fact.leaves[0] not in other.leaves:
-                steps = self._steps(name, fact.leaves[0])
+                steps = self._flow.between(self._view, fact.leaves, name)
                 if any(self._view.nodes[step].op_type in _SUMS for step in steps):
                     found[place] = Fact(
                         (name,), source=replace(source, trailing=(*source.trailing, *steps)), axis=fact.axis
                     )
                     self._flow.facts[name] = found[place]
         return found
-
-    def _steps(self, tensor: str, leaf: str) -> list[int]:
-        """The nodes between a leaf and an affine function of it, in order."""
-        steps: list[int] = []
-        pending = [tensor]
-        while pending:
-            name = pending.pop()
-            if name != leaf and name in self._flow.facts and self._view.producer[name] not in steps:
-                steps.append(self._view.producer[name])
-                pending += self._view.nodes[steps[-1]].input
-        return sorted(steps)
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:
         if node.op_type in _SUMS or node.op_type in _TRANSPARENT:

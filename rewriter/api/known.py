@@ -22,7 +22,7 @@ from passes.conversion import Conversion
 from passes.fit.unnamed import domains_of
 from passes.match.blocks import Block
 from passes.match.marks import has_projections, made_for, program_of
-from passes.options import GATES, Options
+from passes.options import Options
 from passes.plan import Plan, alternatives, apply, make_plan
 from rewriter.api.rows import claim_of
 from rewriter.api.run import checked_options
@@ -94,7 +94,7 @@ def know(a: LoadedModel, b: LoadedModel, measure: Measure) -> Known:
     theirs = Side.of(b)
     found = _found(a, theirs, checked_options(), programs, whole, measure)
     if not found.holds and any(each.block.gate != each.block.value for each in found.plan.conversions):
-        other = _found(a, theirs, checked_options(gate=GATES[1]), programs, whole, measure)
+        other = _found(a, theirs, checked_options(gate="product"), programs, whole, measure)
         # Blocks that B does not hold as that plan has them say nothing for it.
         found = other if other.holds and other.tried >= found.tried else found
     plan, side = found.plan, found.a
