@@ -1,0 +1,455 @@
+"""How far one scalar function is from another, proved for every real number of an interval.
+
+`bound` decides |F_B(y) - F_A(y)| <= limit max(1, |F_A(y)|) for all |y| <= top, where top is the largest finite number
+of a type, or the end of a domain that is claimed. Between kinks, equality is proved by algebra; what is left is
+searched best first: the cell with the largest upper bound is split, its centre gives a lower bound, and the search ends
+when both are within `SLACK`. Nothing is sampled: a cell counts only once it is enclosed
+(`rewriter.proof.certificate.arithmetic`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from flint import arb, ctx, fmpq
+
+from rewriter.proof.certificate.arithmetic import (
+    INFINITY,
+    NOTHING,
+    Algebra,
+    Evaluation,
+    Interval,
+    Intervals,
+    Kink,
+    Polynomial,
+    Taylor,
+    Undecided,
+    i_inverse,
+    i_mul,
+    largest,
+    low_end,
+)
+from rewriter.proof.certificate.expressions import Expression, listing, ordered, rational
+
+SLACK = 1.15
+"""A bound is at most this many times the proved lower bound of the supremum."""
+FLOOR = 1e-15
+"""Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
+MOST_CELLS = 20_000
+"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
+_MOST_COVER = 4_000
+_ORDER = 8
+"""Order of the Taylor series."""
+_WIDEST, _FARTHEST = fmpq(1), fmpq(1024)
+"""Width of the cells, and |y|, up to which series are tried."""
+_PRECISION, _FAR = 128, fmpq(2) ** 40
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What was proved about |F_B - F_A| / max(1, |F_A|), F_A and F_B being functions of one number y.
+
+    Attributes:
+        holds: whether it is at most `limit` for every y of the domain.
+        limit: what was claimed.
+        bound: proved upper bound; infinite where none was found.
+        at_least: proved lower bound; 0 where the functions are equal.
+        at: where the lower bound is attained.
+        exact: whether the functions are equal, proved by algebra.
+        domain: largest |y| that the claim is about; None for all finite numbers of the type.
+        relative: proved upper bound of |F_B - F_A| / |y|; None where there is none.
+        cells: the cells that were looked at.
+        key: names this claim about these two functions.
+        reason: why it does not hold; empty where it does.
+    """
+
+    holds: bool
+    limit: float
+    bound: float
+    at_least: float
+    at: float | None
+    exact: bool
+    domain: float | None
+    relative: float | None
+    cells: int
+    key: str
+    reason: str = ""
+
+
+def key_of(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> str:
+    """The sha256 of a claim: both functions with all constants, the limit, and the numbers that it is about."""
+    parts = [*listing(original), "|", *listing(rewritten), "|", limit.hex(), str(top), repr(domain)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _table() -> dict[str, Bound]:
+    """The bounds that come with the package: claims of the standard programs, proved anew by the slow tests."""
+    path = Path(__file__).with_name("bounds.json")
+    return {key: Bound(key=key, **entry) for key, entry in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+_PROVED: dict[str, Bound] = {}
+"""The claims that this process has looked at: one proof serves all layers and all files."""
+
+
+def bound(
+    original: Expression, rewritten: Expression, *, limit: float, top: fmpq, domain: float | None = None
+) -> Bound:
+    """Prove or refute that `rewritten` is within `limit` of `original`, both functions of `VARIABLE`.
+
+    Args:
+        original: F_A.
+        rewritten: F_B.
+        limit: the largest |F_B - F_A| / max(1, |F_A|) that is claimed.
+        top: the largest finite number of the type that y has.
+        domain: the largest |y| that the claim is about; None for all up to `top`. It is never made smaller.
+    """
+    if original is rewritten:
+        return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, relative=0.0, cells=0, key="identical")
+    key = key_of(original, rewritten, limit, top, domain)
+    found = _table().get(key) or _PROVED.get(key)
+    if found is None:
+        found = _PROVED[key] = prove(original, rewritten, limit, top, domain)
+    return found
+
+
+def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> Bound:
+    """As `bound`, without looking anything up."""
+    end = top if domain is None else min(top, rational(domain))
+    key = key_of(original, rewritten, limit, top, domain)
+    search = _Search(original, rewritten, end)
+    upper = search.run(limit)
+    lower, at = max(search.lower, 0.0), None if search.at is None else float(search.at)
+    found = Bound(
+        holds=upper <= limit,
+        limit=limit,
+        bound=upper,
+        at_least=lower,
+        at=at,
+        exact=search.exact and upper == 0.0,
+        domain=domain,
+        relative=None,
+        cells=search.cells,
+        key=key,
+    )
+    if found.holds:
+        return replace(found, relative=0.0 if found.exact else search.relative())
+    if lower > limit:
+        return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
+    where = "" if search.widest is None else f" on [{float(search.widest[0]):.6g}, {float(search.widest[1]):.6g}]"
+    return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
+
+
+@contextmanager
+def _precision(bits: int) -> Iterator[None]:
+    before = ctx.prec
+    ctx.prec = bits
+    try:
+        yield
+    finally:
+        ctx.prec = before
+
+
+class _Search:
+    """Branch and bound on [-end, end].
+
+    Attributes:
+        lower: proved lower bound of the supremum; negative while there is none.
+        at: where it is attained.
+        exact: whether all that was proved so far was proved by algebra.
+        cells: the cells looked at.
+        widest: the cell with the largest upper bound, once the search ended without success.
+    """
+
+    def __init__(self, original: Expression, rewritten: Expression, end: fmpq) -> None:
+        self._a, self._b, self._end = original, rewritten, end
+        self._parts = ordered(original, rewritten)
+        self._bits = int(end.p).bit_length()
+        self.lower, self.at = -1.0, None
+        self.exact = True
+        self.cells = 0
+        self.widest: tuple[fmpq, fmpq] | None = None
+        self._roots: set[fmpq] = set()
+
+    def run(self, limit: float) -> float:
+        """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
+        pieces = list(self._pieces())
+        if not pieces:
+            return max((self._at_point(root) for root in sorted(self._roots)), default=0.0)
+        self.exact = False
+        for low, high in pieces:
+            for y in _probes(low, high):
+                self._probe(y)
+                if self.lower > limit:
+                    return self.lower
+        upper = self._refined([(math.inf, low, high) for low, high in pieces], limit)
+        return max([upper, *(self._at_point(root) for root in sorted(self._roots))])
+
+    def _pieces(self) -> Iterator[tuple[fmpq, fmpq]]:
+        """The pieces between kinks on which algebra does not prove that both functions are equal."""
+        pending = [(-self._end, self._end)]
+        while pending:
+            low, high = pending.pop()
+            try:
+                equal = self._equal(low, high)
+            except Kink as kink:
+                self._roots.add(kink.at)
+                pending += [(low, kink.at), (kink.at, high)]
+                continue
+            if not equal:
+                yield low, high
+
+    def _refined(self, cells: list[tuple[float, fmpq, fmpq]], limit: float) -> float:
+        heap = [(-upper, low, high) for upper, low, high in cells]
+        heapq.heapify(heap)
+        while heap:
+            upper, low, high = heap[0]
+            if -upper <= max(SLACK * self.lower, FLOOR):
+                return max(-upper, 0.0)
+            if self.lower > limit:
+                return self.lower
+            middle = _middle(low, high)
+            if self.cells > MOST_CELLS or middle in (low, high):
+                self.widest = low, high
+                return -upper
+            heapq.heappop(heap)
+            for first, last in ((low, middle), (middle, high)):
+                for piece in self._enclosed(first, last):
+                    heapq.heappush(heap, piece)
+        return 0.0
+
+    def _enclosed(self, low: fmpq, high: fmpq) -> list[tuple[float, fmpq, fmpq]]:
+        try:
+            return [(-self._upper(low, high), low, high)]
+        except Kink as kink:
+            self._roots.add(kink.at)
+            return [(-math.inf, low, kink.at), (-math.inf, kink.at, high)]
+
+    def _upper(self, low: fmpq, high: fmpq) -> float:
+        """An upper bound on one cell; infinite where no arithmetic encloses it."""
+        self.cells += 1
+        try:
+            upper = self._by_intervals(low, high)
+        except Undecided:
+            upper = math.inf
+        near = high - low <= _WIDEST and max(abs(low), abs(high)) <= _FARTHEST
+        if near and upper > max(self.lower * SLACK, FLOOR):
+            with suppress(Undecided):
+                upper = min(upper, self._by_series(low, high))
+        return upper
+
+    def _intervals(self, low: fmpq, high: fmpq) -> tuple[Intervals, Polynomial, Polynomial]:
+        """The arithmetic, F_A, and F_B - F_A."""
+        arithmetic = Intervals(low, high)
+        found = Evaluation(self._parts, arithmetic, low, high)
+        self._roots |= found.roots
+        a, b = found.values[self._a], found.values[self._b]
+        return arithmetic, a, arithmetic.add(b, arithmetic.neg(a))
+
+    def _by_intervals(self, low: fmpq, high: fmpq) -> float:
+        # Far out, 1 + erf(y) cancels to nothing, times a large y.
+        far = max(abs(low), abs(high)) >= _FAR
+        with _precision(256 + self._bits if far else _PRECISION):
+            arithmetic, a, gap = self._intervals(low, high)
+            upper = _quotient(_most(arithmetic.range(gap)), _least(arithmetic.range(a)))
+            if (low > 0 or high < 0) and not upper < self.lower:
+                # Both over y: the relative error of what grows like y.
+                inverse = i_inverse(arithmetic.cell)
+                size, scale = (_over_y(arithmetic, each, inverse) for each in (gap, a))
+                if _least(scale) > 0:
+                    upper = min(upper, float((_most(size) / _least(scale)).upper()))
+            return upper
+
+    def _by_series(self, low: fmpq, high: fmpq) -> float:
+        centre, radius = (low + high) / 2, arb((high - low) / 2).upper()
+        with _precision(_PRECISION):
+            ball = arb(arb(centre).mid(), radius + arb(centre).rad())
+            before = ctx.cap
+            try:
+                ctx.cap = _ORDER
+                inner = Evaluation(self._parts, Taylor(arb(centre)), low, high)
+                ctx.cap = _ORDER + 1
+                outer = Evaluation(self._parts, Taylor(ball), low, high)
+                gap = inner.values[self._b] - inner.values[self._a]
+                rest = outer.values[self._b] - outer.values[self._a]
+            finally:
+                ctx.cap = before
+            self._roots |= outer.roots
+            upper = sum((abs(gap[k]) * radius**k for k in range(_ORDER)), abs(rest[_ORDER]) * radius**_ORDER)
+            scale = inner.values[self._a][0]
+            if gap[0].is_finite() and scale.is_finite():
+                self._found(abs(gap[0]) / largest(abs(scale).upper(), arb(1)), centre)
+            floor = abs(outer.values[self._a][0]).lower()
+            if not upper.is_finite() or not floor.is_finite():
+                return math.inf
+            return _quotient(upper.upper(), floor)
+
+    def _at_point(self, y: fmpq) -> float:
+        """The same at a single number, where every condition is decided exactly."""
+        self.cells += 1
+        try:
+            if self._equal(y, y):
+                return 0.0
+            with _precision(512 + self._bits):
+                arithmetic, a, gap = self._intervals(y, y)
+                size, scale = arithmetic.range(gap), arithmetic.range(a)
+                self._found(_least(size) / largest(_most(scale), arb(1)), y)
+                upper = _quotient(_most(size), _least(scale))
+        except Undecided:
+            upper = math.inf
+        self.exact = self.exact and upper == 0.0
+        return upper
+
+    def _probe(self, y: fmpq) -> None:
+        """Raise the lower bound, if y does."""
+        try:
+            with _precision(512 + self._bits):
+                arithmetic, a, gap = self._intervals(y, y)
+                self._found(_least(arithmetic.range(gap)) / largest(_most(arithmetic.range(a)), arb(1)), y)
+        except Undecided:
+            pass
+
+    def _found(self, share: arb, y: fmpq) -> None:
+        lower = float(low_end(share))
+        if lower > self.lower:
+            self.lower, self.at = lower, y
+
+    def _equal(self, low: fmpq, high: fmpq) -> bool:
+        """Whether algebra proves both equal on a piece, on which neither has a pole. Raises Kink."""
+        lines = Evaluation(self._parts, _Lines(low, high), low, high)
+        self._roots |= lines.roots
+        rates = set()
+        for part in self._parts:
+            inner = lines.lines[part.operands[0]] if part.operator in ("exp", "sigmoid", "tanh", "softplus") else None
+            if inner is not None and inner[0] != 0:
+                rates.add(abs(inner[0]) * (2 if part.operator == "tanh" else 1))
+        algebra = Algebra(min(rates) if rates else None)
+        try:
+            found = Evaluation(self._parts, algebra, low, high)
+            if not algebra.equal(found.values[self._a], found.values[self._b]):
+                return False
+        except Undecided:
+            return False
+        return self._without_poles(low, high)
+
+    def _without_poles(self, low: fmpq, high: fmpq) -> bool:
+        pending, seen = [(low, high)], 0
+        while pending:
+            first, last = pending.pop()
+            seen += 1
+            try:
+                with _precision(_PRECISION):
+                    self._intervals(first, last)
+            except Undecided:
+                middle = _middle(first, last)
+                if seen > _MOST_COVER or middle in (first, last):
+                    return False
+                pending += [(first, middle), (middle, last)]
+        return True
+
+    def relative(self) -> float | None:
+        """An upper bound of |F_B - F_A| / |y|, within a factor 2 where that is cheap; None where there is none."""
+        heap: list[tuple[float, fmpq, fmpq]] = [(-math.inf, -self._end, self._end)]
+        lower = 0.0
+        for _ in range(_MOST_COVER):
+            upper, low, high = heapq.heappop(heap)
+            if -upper <= max(2.0 * lower, FLOOR):
+                return -upper
+            middle = _middle(low, high)
+            if middle in (low, high):
+                return None
+            for first, last in ((low, middle), (middle, high)):
+                try:
+                    found, least = self._relative_on(first, last)
+                except Kink as kink:
+                    heapq.heappush(heap, (-math.inf, first, kink.at))
+                    heapq.heappush(heap, (-math.inf, kink.at, last))
+                    continue
+                lower = max(lower, least)
+                heapq.heappush(heap, (-found, first, last))
+        return -heap[0][0] if math.isfinite(heap[0][0]) else None
+
+    def _relative_on(self, low: fmpq, high: fmpq) -> tuple[float, float]:
+        far = max(abs(low), abs(high)) >= _FAR
+        with _precision(256 + self._bits if far else _PRECISION):
+            try:
+                arithmetic, _, gap = self._intervals(low, high)
+                if low < 0 < high or low == 0 or high == 0:
+                    if gap[0][0] != 0 or gap[0][1] != 0:
+                        return math.inf, 0.0
+                    size = arithmetic.range(gap[1:]) if len(gap) > 1 else (NOTHING, NOTHING)
+                else:
+                    size = _over_y(arithmetic, gap, i_inverse(arithmetic.cell))
+            except Undecided:
+                return math.inf, 0.0
+            upper = _most(size)
+            return (float(upper) if upper.is_finite() else math.inf), float(_least(size))
+
+
+class _Lines(Intervals):
+    """Finds out which parts are lines and which conditions have kinks; values are not needed."""
+
+    def function(self, name: str, a: Polynomial, line: object) -> Polynomial:  # noqa: ARG002
+        """Anything."""
+        return [(-INFINITY, INFINITY)]
+
+    def mul(self, a: Polynomial, b: Polynomial) -> Polynomial:  # noqa: ARG002
+        """Anything."""
+        return [(-INFINITY, INFINITY)]
+
+    def div(self, a: Polynomial, b: Polynomial) -> Polynomial:  # noqa: ARG002
+        """Anything."""
+        return [(-INFINITY, INFINITY)]
+
+
+def _most(values: Interval) -> arb:
+    """The largest magnitude."""
+    return largest(abs(values[0]), abs(values[1])).upper()
+
+
+def _least(values: Interval) -> arb:
+    """The smallest magnitude."""
+    return values[0] if values[0] > 0 else -values[1] if values[1] < 0 else NOTHING
+
+
+def _quotient(size: arb, scale: arb) -> float:
+    """size / max(1, scale), rounded up."""
+    found = float((size / largest(scale, arb(1))).upper()) if size.is_finite() else math.inf
+    return math.nextafter(found, math.inf) if found else 0.0
+
+
+def _over_y(arithmetic: Intervals, values: Polynomial, inverse: Interval) -> Interval:
+    return arithmetic.range(arithmetic.add([i_mul(values[0], inverse)], values[1:] or [(NOTHING, NOTHING)]))
+
+
+def _probes(low: fmpq, high: fmpq) -> Iterator[fmpq]:
+    """Some 500 numbers of a piece: a wrong function is usually refuted by one of them, before any cell is enclosed."""
+    grid = [fmpq(k, 16) for k in range(-160, 161)]
+    powers = [sign * fmpq(2) ** k for k in range(-44, 120, 3) for sign in (1, -1)]
+    yield from (y for y in (*grid, *powers, low, high) if low <= y <= high)
+
+
+def _middle(low: fmpq, high: fmpq) -> fmpq:
+    """Where to split a cell: at 0, halfway between the exponents of a wide tail, or in the middle."""
+    if low < 0 < high:
+        return fmpq(0)
+    if low < 0:
+        return -_middle(-high, -low)
+    if low >= 1 and high > 4 * low:
+        split = fmpq(2) ** ((_exponent(low) + _exponent(high)) // 2)
+        if low < split < high:
+            return split
+    return (low + high) / 2
+
+
+def _exponent(number: fmpq) -> int:
+    return int(number.p // number.q).bit_length()

@@ -1,0 +1,373 @@
+"""Scalar functions as expressions over the rationals, and the elementwise operators of ONNX as such expressions.
+
+An expression is a node of a shared graph: equal expressions are one object, so that identity is equality, a function
+written with thousands of operators stays as small as its distinct parts, and every pass over it visits each part once.
+Constants are exact rationals: a float is the number that its bits say. The primitives are
+
+    + - * /  neg  exp sigmoid tanh erf softplus sqrt  and  where(x, a, b) = a if x >= 0 else b;
+
+everything else (Clip, Max, Gelu, Softmax, ...) is reduced to these by its published definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+
+from flint import fmpq
+
+from rewriter.errors import RewriteError
+
+FUNCTIONS = ("exp", "sigmoid", "tanh", "erf", "softplus", "sqrt")
+"""The transcendental and algebraic functions of one operand."""
+
+
+class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
+    """An expression that is undefined everywhere, such as a division by the constant 0."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Expression:
+    """One node of the graph of expressions; made by the functions below, never directly.
+
+    Attributes:
+        operator: "constant", "variable", "pi", "leaf", "+", "-", "*", "/", "neg", "where", or one of `FUNCTIONS`.
+        operands: its operands.
+        value: the number of a constant; the number of a leaf.
+    """
+
+    operator: str
+    operands: tuple[Expression, ...] = ()
+    value: fmpq | int | None = None
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is a rational number."""
+        return self.operator == "constant"
+
+
+_KNOWN: dict[tuple[str, tuple[Expression, ...], object], Expression] = {}
+
+
+def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | None = None) -> Expression:
+    key = (operator, operands, value)
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _KNOWN[key] = Expression(operator, operands, value)
+    return found
+
+
+def rational(number: float | Fraction | fmpq) -> fmpq:
+    """A number as the rational that it is. Raises NotAFunction where it is not finite."""
+    if isinstance(number, fmpq):
+        return number
+    if isinstance(number, float) and not math.isfinite(number):
+        raise NotAFunction(f"{number} is not a number that can be computed with")
+    numerator, denominator = number.as_integer_ratio()
+    return fmpq(numerator, denominator)
+
+
+def constant(number: float | Fraction | fmpq) -> Expression:
+    """A rational constant."""
+    return _made("constant", value=rational(number))
+
+
+def leaf(number: int) -> Expression:
+    """A tensor that the expression is a function of."""
+    return _made("leaf", value=number)
+
+
+VARIABLE = _made("variable")
+"""The pre-activation y."""
+PI = _made("pi")
+ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
+
+
+def _number(expression: Expression) -> fmpq | None:
+    return expression.value if isinstance(expression.value, fmpq) else None
+
+
+def add(a: Expression, b: Expression) -> Expression:
+    """a + b."""
+    x, y = _number(a), _number(b)
+    if x is not None and y is not None:
+        return constant(x + y)
+    return b if a is ZERO else a if b is ZERO else _made("+", (a, b))
+
+
+def sub(a: Expression, b: Expression) -> Expression:
+    """a - b."""
+    x, y = _number(a), _number(b)
+    if x is not None and y is not None:
+        return constant(x - y)
+    return ZERO if a is b else a if b is ZERO else _made("-", (a, b))
+
+
+def neg(a: Expression) -> Expression:
+    """-a."""
+    x = _number(a)
+    return _made("neg", (a,)) if x is None else constant(-x)
+
+
+def mul(a: Expression, b: Expression) -> Expression:
+    """a b."""
+    x, y = _number(a), _number(b)
+    if x is not None and y is not None:
+        return constant(x * y)
+    if a is ZERO or b is ZERO:
+        return ZERO
+    return b if a is ONE else a if b is ONE else _made("*", (a, b))
+
+
+def div(a: Expression, b: Expression) -> Expression:
+    """a / b. Raises NotAFunction if b is the constant 0."""
+    x, y = _number(a), _number(b)
+    if y == 0:
+        raise NotAFunction("a division by 0")
+    if x is not None and y is not None:
+        return constant(x / y)
+    return a if b is ONE else _made("/", (a, b))
+
+
+def apply(function: str, a: Expression) -> Expression:
+    """A member of `FUNCTIONS` of a."""
+    return _made(function, (a,))
+
+
+def where(x: Expression, a: Expression, b: Expression) -> Expression:
+    """a where x >= 0, b where x < 0."""
+    number = _number(x)
+    if a is b or (number is not None and number >= 0):
+        return a
+    return b if number is not None else _made("where", (x, a, b))
+
+
+def maximum(a: Expression, b: Expression) -> Expression:
+    """The larger of both."""
+    return where(sub(a, b), a, b)
+
+
+def minimum(a: Expression, b: Expression) -> Expression:
+    """The smaller of both."""
+    return where(sub(b, a), a, b)
+
+
+def clip(a: Expression, low: Expression | None, high: Expression | None) -> Expression:
+    """min(max(a, low), high), as ONNX's Clip; None for no bound."""
+    raised = a if low is None else maximum(a, low)
+    return raised if high is None else minimum(raised, high)
+
+
+def power(a: Expression, exponent: int) -> Expression:
+    """a to a power of at least 0."""
+    if exponent == 0:
+        return ONE
+    root = power(a, exponent // 2)
+    squared = mul(root, root)
+    return mul(squared, a) if exponent % 2 else squared
+
+
+def total(terms: Sequence[Expression]) -> Expression:
+    """The sum of at least one term."""
+    return reduce(add, terms)
+
+
+def softmax(logits: Sequence[Expression]) -> list[Expression]:
+    """The weights exp(l_i) / sum_j exp(l_j), each as 1 / sum_j exp(l_j - l_i), which overflows nowhere."""
+    return [
+        div(ONE, total([ONE if other is own else apply("exp", sub(other, own)) for other in logits])) for own in logits
+    ]
+
+
+def gelu(a: Expression, *, tanh: bool = False) -> Expression:
+    """GELU: a Phi(a), or its approximation by tanh."""
+    if not tanh:
+        return mul(mul(HALF, a), add(ONE, apply("erf", div(a, apply("sqrt", constant(2))))))
+    inner = add(a, mul(constant(fmpq(44715, 10**6)), power(a, 3)))
+    return mul(mul(HALF, a), add(ONE, apply("tanh", mul(apply("sqrt", div(constant(2), PI)), inner))))
+
+
+# -- passes over expressions ----------------------------------------------------------------------------------------
+
+
+def ordered(*roots: Expression) -> list[Expression]:
+    """Every part of the expressions once, operands before what they are used in."""
+    found: list[Expression] = []
+    seen: set[Expression] = set()
+    stack: list[tuple[Expression, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        part, done = stack.pop()
+        if done:
+            found.append(part)
+        elif part not in seen:
+            seen.add(part)
+            stack.append((part, True))
+            stack.extend((operand, False) for operand in reversed(part.operands) if operand not in seen)
+    return found
+
+
+_BUILDERS: Mapping[str, Callable[..., Expression]] = {
+    "+": add, "-": sub, "*": mul, "/": div, "neg": neg, "where": where,
+}  # fmt: skip
+
+
+def substitute(expression: Expression, values: Mapping[Expression, Expression]) -> Expression:
+    """The expression with its leaves replaced, and constants folded again."""
+    made: dict[Expression, Expression] = {}
+    for part in ordered(expression):
+        operands = tuple(made[operand] for operand in part.operands)
+        build = _BUILDERS.get(part.operator)
+        if part in values:
+            made[part] = values[part]
+        elif not operands:
+            made[part] = part
+        else:
+            made[part] = build(*operands) if build else _made(part.operator, operands)
+    return made[expression]
+
+
+def degree_in(expression: Expression, unknown: Expression) -> int | None:
+    """0 where the expression is free of `unknown`, 1 where it is proportional to it, None for anything else."""
+    degrees: dict[Expression, int | None] = {}
+    for part in ordered(expression):
+        degrees[part] = 1 if part is unknown else _degree(part, [degrees[each] for each in part.operands])
+    return degrees[expression]
+
+
+def _degree(part: Expression, degrees: list[int | None]) -> int | None:
+    if all(degree == 0 for degree in degrees):
+        return 0
+    if part.operator in ("+", "-", "where"):
+        # 0 is proportional to everything.
+        free = 1 if part.operator == "where" else 0
+        terms = zip(part.operands[free:], degrees[free:], strict=True)
+        return 1 if not any(degrees[:free]) and all(d == 1 or e is ZERO for e, d in terms) else None
+    if part.operator == "*":
+        return 1 if sorted(str(degree) for degree in degrees) == ["0", "1"] else None
+    if part.operator in ("neg", "/"):
+        return 1 if degrees[0] == 1 and not any(degree != 0 for degree in degrees[1:]) else None
+    return None
+
+
+def listing(expression: Expression) -> list[str]:
+    """One line per part, the same for equal expressions in every process: what a certificate states, and its key."""
+    names: dict[Expression, str] = {}
+    lines: list[str] = []
+    for part in ordered(expression):
+        if part.constant:
+            names[part] = str(part.value)
+        elif part.operator == "variable":
+            names[part] = "y"
+        elif part.operator == "leaf":
+            names[part] = f"x{part.value}"
+        else:
+            names[part] = f"t{len(lines)}"
+            lines.append(f"t{len(lines)} = {part.operator}({', '.join(names[each] for each in part.operands)})")
+    return lines or [names[expression]]
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+Attributes = Mapping[str, object]
+_MOST_EXPONENT = 8
+
+
+def _float(attributes: Attributes, name: str, default: float) -> Expression:
+    value = attributes.get(name, default)
+    return constant(float(value) if isinstance(value, (int, float)) else default)
+
+
+def _elu(x: Expression, alpha: Expression) -> Expression:
+    return where(x, x, mul(alpha, sub(apply("exp", x), ONE)))
+
+
+def _absolute(x: Expression) -> Expression:
+    return where(x, x, neg(x))
+
+
+def _power(operands: Sequence[Expression]) -> Expression | None:
+    exponent = _number(operands[1])
+    if exponent is None or exponent.q != 1 or not 0 <= exponent <= _MOST_EXPONENT:
+        return None
+    return power(operands[0], int(exponent.p))
+
+
+Rule = Callable[[Sequence[Expression], Attributes], Expression | None]
+
+
+def _fold(build: Callable[[Expression, Expression], Expression]) -> Rule:
+    return lambda x, _: reduce(build, x)
+
+
+def _unary(build: Callable[[Expression], Expression]) -> Rule:
+    return lambda x, _: build(x[0])
+
+
+def _function(name: str) -> Rule:
+    return lambda x, _: apply(name, x[0])
+
+
+def _swish(default: float) -> Rule:
+    return lambda x, a: mul(x[0], apply("sigmoid", mul(_float(a, "alpha", default), x[0])))
+
+
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+"""Selu's defaults: the float32 numbers of the specification."""
+
+MICROSOFT = "com.microsoft"
+
+OPERATORS: Mapping[tuple[str, str], Rule] = {
+    **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
+    **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
+    **{("", name.capitalize()): _function(name) for name in FUNCTIONS},
+    ("", "Identity"): _unary(lambda x: x),
+    ("", "Neg"): _unary(neg),
+    ("", "Reciprocal"): _unary(lambda x: div(ONE, x)),
+    ("", "Abs"): _unary(_absolute),
+    ("", "Relu"): _unary(lambda x: maximum(x, ZERO)),
+    ("", "LeakyRelu"): lambda x, a: where(x[0], x[0], mul(_float(a, "alpha", 0.01), x[0])),
+    ("", "PRelu"): lambda x, _: where(x[0], x[0], mul(x[1], x[0])),
+    ("", "Elu"): lambda x, a: _elu(x[0], _float(a, "alpha", 1.0)),
+    ("", "Selu"): lambda x, a: mul(
+        _float(a, "gamma", _SELU_GAMMA), _elu(x[0], _float(a, "alpha", _SELU_ALPHA))
+    ),
+    ("", "Celu"): lambda x, a: where(
+        x[0],
+        x[0],
+        mul(_float(a, "alpha", 1.0), sub(apply("exp", div(x[0], _float(a, "alpha", 1.0))), ONE)),
+    ),
+    ("", "HardSigmoid"): lambda x, a: clip(
+        add(mul(_float(a, "alpha", 0.2), x[0]), _float(a, "beta", 0.5)), ZERO, ONE
+    ),
+    ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
+    ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
+    ("", "Swish"): _swish(1.0),
+    ("", "Mish"): lambda x, _: mul(x[0], apply("tanh", apply("softplus", x[0]))),
+    ("", "Gelu"): lambda x, a: gelu(x[0], tanh=a.get("approximate") == b"tanh"),
+    ("", "Pow"): lambda x, _: _power(x),
+    (MICROSOFT, "Gelu"): _unary(gelu),
+    (MICROSOFT, "FastGelu"): lambda x, _: gelu(x[0], tanh=True) if len(x) == 1 else None,
+    (MICROSOFT, "QuickGelu"): _swish(1.702),
+}  # fmt: skip
+"""Each elementwise operator by its published definition; the default domain is the empty string. An operator that is
+not here is not elementwise. Clip, Where, Cast and Softmax have rules of their own, where graphs are read."""
+
+
+def scalar_operator(key: tuple[str, str], attributes: Attributes, operands: Sequence[Expression]) -> Expression | None:
+    """What an operator computes of its operands; None where it is not known to be elementwise.
+
+    Raises:
+        NotAFunction: it divides by the constant 0.
+    """
+    rule = OPERATORS.get(key)
+    return None if rule is None or not operands else rule(operands, attributes)
+
+
+def constants_of(expression: Expression) -> Iterator[fmpq]:
+    """The rational constants of an expression."""
+    for part in ordered(expression):
+        if isinstance(part.value, fmpq):
+            yield part.value
