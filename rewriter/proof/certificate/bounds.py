@@ -213,7 +213,7 @@ class _Search:
         heapq.heapify(heap)
         while heap:
             upper, low, high = heap[0]
-            if -upper <= max(SLACK * self.lower, FLOOR):
+            if -upper <= limit and -upper <= max(SLACK * self.lower, FLOOR):
                 return max(-upper, 0.0)
             if self.lower > limit:
                 return self.lower

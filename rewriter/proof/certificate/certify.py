@@ -1,0 +1,391 @@
+"""Certify that a rewritten model computes what the original does, at every input of every size, over the reals.
+
+Tensors of both models are compared from the outputs backwards. Equal numbers are equal computations
+(`rewriter.proof.certificate.graphs`). Where two tensors differ, either both are elementwise functions of the same one
+or two tensors, whose distance is bounded for all reals (`regions`, `bounds`), or the same operator makes them from the
+same operands, body by body. Anything else is refused. Names only suggest where a region may begin; nothing is believed
+that was not compared, and no input is run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+from flint import fmpq
+
+from rewriter.files.load import LoadedModel
+from rewriter.graph.types import FLOATS, elem_name
+from rewriter.graph.view import Path, attributes, key_of, label, operator_of, subgraphs
+from rewriter.proof.certificate.bounds import Bound, bound
+from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
+from rewriter.proof.certificate.graphs import RANDOM, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
+
+TOPS = {
+    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
+    onnx.TensorProto.FLOAT16: fmpq(65504),
+    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
+    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
+}
+"""No finite number of the type is larger."""
+_WIDTHS = {onnx.TensorProto.FLOAT: 2, onnx.TensorProto.FLOAT16: 1, onnx.TensorProto.BFLOAT16: 1, 11: 3}
+
+UNCLAIMED = 1e-6
+"""The limit of a region about which nothing is claimed: above the bounds of all programs of this tool."""
+_DOMAINS = (None, 512.0, 508.0)
+"""What is tried for a region about which nothing is claimed; the certificate states which was proved."""
+_ROOM = 1.02
+"""A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
+_EXACT = 1e-15
+"""What a claim of 0 allows."""
+
+ASSUMED = (
+    "operators compute what the specifications of ONNX and onnxruntime say",
+    "arithmetic is that of the reals; operators that are the same in both models get the same operands",
+    "initializers that IR version 3 lists as inputs keep their values",
+)
+NOT_CLAIMED = (
+    "rounding and overflow in the types of the model",
+    "NaN and infinities",
+    "what a runtime makes of the file",
+    "how the bounds of the activations propagate to the outputs",
+)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What is claimed about one activation.
+
+    Attributes:
+        limit: largest |F_B - F_A| / max(1, |F_A|).
+        domain: largest |y| for which that is claimed; None for all.
+    """
+
+    limit: float
+    domain: float | None = None
+
+
+@dataclass(frozen=True)
+class CertifiedRegion:
+    """One activation of the original and what stands in its place.
+
+    Attributes:
+        original: the tensor of the original that it computes.
+        rewritten: the tensor of the rewritten model.
+        path: the graph of the original that it is in; () for the main one.
+        leaves: the tensors of the original that it is a function of: the pre-activation, or gate and value.
+        linear_in: the value of a gate, in which both sides are linear; None for an activation.
+        elem_type: element type of the pre-activation (TensorProto.DataType).
+        nodes: nodes of the region in the rewritten model.
+        bound: what was proved.
+        functions: both functions of y, part by part.
+    """
+
+    original: str
+    rewritten: str
+    path: Path
+    leaves: tuple[str, ...]
+    linear_in: str | None
+    elem_type: int
+    nodes: int
+    bound: Bound
+    functions: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why two tensors were not shown to be the same.
+
+    Attributes:
+        tensor: of the rewritten model.
+        original: the tensor of the original that it was compared with.
+        node: what makes it, in words.
+        reason: in a sentence.
+    """
+
+    tensor: str
+    original: str
+    node: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """The refusal in one line."""
+        return f"{self.node or self.tensor}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was proved about two models.
+
+    Attributes:
+        certified: whether the rewritten model computes what the original does, up to the bounds of the regions.
+        regions: the activations that were replaced, with their bounds.
+        refusals: why not, the most telling first; empty if certified.
+        assumed: what the proof rests on.
+        not_claimed: what it says nothing about.
+        seconds: how long it took.
+    """
+
+    certified: bool
+    regions: tuple[CertifiedRegion, ...]
+    refusals: tuple[Refusal, ...]
+    seconds: float
+    assumed: tuple[str, ...] = ASSUMED
+    not_claimed: tuple[str, ...] = NOT_CLAIMED
+
+    @property
+    def worst(self) -> float:
+        """The largest bound of a region, over max(1, |F|); 0 if all are exact."""
+        return max((region.bound.bound for region in self.regions), default=0.0)
+
+
+def certify(
+    original: LoadedModel, rewritten: LoadedModel, *, claims: Mapping[str, Claimed] | None = None
+) -> Certificate:
+    """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
+
+    Args:
+        original: the model that is the specification.
+        rewritten: the model to be judged; it may have further outputs.
+        claims: by tensor of the original, what its replacement is held to.
+    """
+    start = time.perf_counter()
+    matching = None
+    try:
+        a, b = Model(original), Model(rewritten)
+        matching = _Matching(claims or {})
+        refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b))
+    except NotCertifiable as error:
+        refusals = (Refusal("", "", "", str(error)),)
+    regions = () if matching is None else tuple(matching.regions.values())
+    return Certificate(not refusals, regions, refusals, time.perf_counter() - start)
+
+
+def _interface(a: Model, b: Model) -> Iterator[Refusal]:
+    """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
+    for domain, version in a.opsets.items():
+        if b.opsets.get(domain, version) != version:
+            yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
+        if ours != (theirs if what == "input" else theirs[: len(ours)]):
+            names = [name for (name, *_), _ in zip(theirs, ours, strict=False) if (name, *_) not in ours]
+            which = f" {names[0]}" if names else "s"
+            yield Refusal(names[0] if names else "", "", "", f"{what}{which} differs in name, type or shape")
+
+
+class _Matching:
+    """Compares tensors of two models.
+
+    Attributes:
+        regions: the regions that were proved, by the tensors of both sides.
+    """
+
+    def __init__(self, claims: Mapping[str, Claimed]) -> None:
+        self.regions: dict[tuple[tuple[int, str], tuple[int, str]], CertifiedRegion] = {}
+        self._claims = claims
+        self._known: dict[tuple[tuple[int, str], tuple[int, str]], bool] = {}
+        self._bodies: dict[int, Scope] = {}
+        self._readers = Reader(), Reader()
+        self._why: list[tuple[int, Refusal]] = []
+
+    def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
+        """The reasons why an output differs; none if all are the same."""
+        for name in a.outputs:
+            if not complete(self._same(a.main, name, b.main, name)):
+                found = sorted(self._why, key=lambda each: each[0])
+                yield from (refusal for _, refusal in found)
+                if not found:
+                    yield Refusal(name, name, "", "is not computed as in the original")
+                return
+
+    def _refused(self, a: Tensor, b: Tensor, rank: int, reason: str) -> bool:
+        node = label(b.node) if b.node is not None else ""
+        self._why.append((rank, Refusal(b.name, a.name, node, reason)))
+        return False
+
+    def _same(self, scope: Scope, name: str, other: Scope, others: str) -> Reading:
+        if not name or not others:
+            return name == others
+        a, b = scope.find(name), other.find(others)
+        key = a.key, b.key
+        if key not in self._known:
+            self._known[key] = False  # what depends on itself is nowhere proved
+            self._known[key] = yield self._decided(a, b)
+        return self._known[key]
+
+    def _decided(self, a: Tensor, b: Tensor) -> Reading:
+        paired = a.scope.depth == b.scope.depth == 0 or self._bodies.get(id(a.scope)) is b.scope
+        if paired and a.number == b.number:
+            return True
+        if "constant" in (a.kind, b.kind):
+            if a.kind == b.kind:
+                return a.number == b.number or self._refused(a, b, 1, f"constant differs from {a.name}")
+            return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
+        if "input" in (a.kind, b.kind):
+            return self._refused(a, b, 3, f"is not {a.name}")
+        regions = self._pairs(a, b)
+        first = next(regions, None)
+        if first is not None and (yield self._equal_functions(a, b, *first)):
+            return True
+        if (yield self._same_node(a, b)):
+            return True
+        for pair in regions:
+            if (yield self._equal_functions(a, b, *pair)):
+                return True
+        return False
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _same_node(self, a: Tensor, b: Tensor) -> Reading:
+        """Whether the same operator makes both from the same operands."""
+        one, two = a.node, b.node
+        if one is None or two is None:
+            return False
+        if key_of(one) != key_of(two) or a.place != b.place or len(one.output) != len(two.output):
+            return self._refused(a, b, 2, f"stands where the original has {operator_of(one)}")
+        if one.op_type in RANDOM:
+            return self._refused(a, b, 2, "draws other random numbers")
+        ours, theirs = a.scope.attributes(one), b.scope.attributes(two)
+        if ours != theirs:
+            changed = sorted({name for name, _ in set(map(repr_pair, ours)) ^ set(map(repr_pair, theirs))})
+            return self._refused(a, b, 1, f"attribute {', '.join(changed)} differs from the original's")
+        if len(one.input) != len(two.input):
+            return self._refused(a, b, 2, "has another number of operands than in the original")
+        for name, other in zip(one.input, two.input, strict=True):
+            if not (yield self._same(a.scope, name, b.scope, other)):
+                return False
+        return (yield self._same_bodies(a, b, one, two))
+
+    def _same_bodies(self, a: Tensor, b: Tensor, one: onnx.NodeProto, two: onnx.NodeProto) -> Reading:
+        names = sorted(name for name, _ in subgraphs(one))
+        if names != sorted(name for name, _ in subgraphs(two)):
+            return self._refused(a, b, 2, "has other bodies than in the original")
+        for name in names:
+            body, other = a.scope.body(one, name), b.scope.body(two, name)
+            if len(body.inputs) != len(other.inputs) or len(body.outputs) != len(other.outputs):
+                return self._refused(a, b, 2, f"body {name} has other inputs or outputs than in the original")
+            self._bodies[id(body)] = other
+            for output, others in zip(body.outputs, other.outputs, strict=True):
+                if not (yield self._same(body, output, other, others)):
+                    return False
+        return True
+
+    # -- regions -----------------------------------------------------------------------------------------------------
+
+    def _pairs(self, a: Tensor, b: Tensor) -> Iterator[tuple[Region, Region]]:
+        """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
+        ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
+        common = (ours & theirs) - {a.name, b.name}
+        seen = set()
+        for pair in (
+            (Reader(common), Reader(common)),
+            self._readers,
+        ):
+            found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
+            if found[0] is not None and found[1] is not None:
+                key = tuple(frozenset(each.key for each in region.leaves.values()) for region in found if region)
+                if key not in seen:
+                    seen.add(key)
+                    yield found[0], found[1]
+
+    def _equal_functions(self, a: Tensor, b: Tensor, ours: Region, theirs: Region) -> Reading:
+        """Whether both regions are the same function of the same leaves, up to what is claimed."""
+        count = len(self._why)
+        matched = yield self._matched(ours, theirs)
+        if matched is None:
+            return False
+        reason = _not_real(a, b, ours, theirs)
+        if reason:
+            return self._refused(a, b, 0, reason)
+        mine, other = ours.expression, substitute(theirs.expression, matched)
+        del self._why[count:]  # leaves that were tried in another order
+        if mine is other:
+            return True
+        value = None
+        if len(ours.leaves) == 2:
+            value = next((each for each in ours.leaves if degree_in(mine, each) == 1 == degree_in(other, each)), None)
+            if value is None:
+                return self._refused(a, b, 0, "combines two tensors in a way that is not linear in one of them")
+        values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
+        proved = self._proved(a, ours, substitute(mine, values), substitute(other, values))
+        if not proved.holds:
+            return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})")
+        functions = listing(substitute(mine, values)), listing(substitute(other, values))
+        self.regions[a.key, b.key] = CertifiedRegion(
+            original=a.name,
+            rewritten=b.name,
+            path=a.scope.path,
+            leaves=tuple(each.name for leaf, each in ours.leaves.items() if leaf is not value),
+            linear_in=None if value is None else ours.leaves[value].name,
+            elem_type=_elem_type(ours),
+            nodes=len(theirs.inside),
+            bound=proved,
+            functions=(tuple(functions[0]), tuple(functions[1])),
+        )
+        return True
+
+    def _matched(self, ours: Region, theirs: Region) -> Reading:
+        """Each leaf of `theirs` to the leaf of `ours` that is the same tensor; None where there is none."""
+        if len(ours.leaves) != len(theirs.leaves):
+            return None
+        free = dict(ours.leaves)
+        matched: dict[Expression, Expression] = {}
+        for leaf, tensor in theirs.leaves.items():
+            # Tensors that kept their names first: most questions are then answered once.
+            for other in sorted(free, key=lambda each: free[each].name != tensor.name):
+                mine = free[other]
+                if (yield self._same(mine.scope, mine.name, tensor.scope, tensor.name)):
+                    matched[leaf] = other
+                    del free[other]
+                    break
+            else:
+                return None
+        return matched
+
+    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression) -> Bound:
+        top = TOPS[_elem_type(region)]
+        claim = self._claims.get(a.name)
+        if claim is not None:
+            return bound(mine, other, limit=claim.limit * _ROOM + _EXACT, top=top, domain=claim.domain)
+        found = [bound(mine, other, limit=UNCLAIMED, top=top, domain=None)]
+        for domain in _DOMAINS[1:]:
+            last = found[-1]
+            if last.holds or (last.at is not None and last.at_least > UNCLAIMED and abs(last.at) <= min(_DOMAINS[1:])):
+                break
+            found.append(bound(mine, other, limit=UNCLAIMED, top=top, domain=domain))
+        return found[-1] if found[-1].holds else found[0]
+
+
+def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:
+    """An attribute in a form that can be in a set."""
+    return pair[0], repr(pair[1])
+
+
+def _elem_type(region: Region) -> int:
+    return next(iter(region.leaves.values())).elem_type
+
+
+def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region) -> str:
+    """Why the arithmetic of a region is not that of the reals; empty where it is."""
+    for tensor in ours.leaves.values():
+        if tensor.elem_type not in FLOATS:
+            kind = elem_name(tensor.elem_type) if tensor.elem_type else "of unknown type"
+            return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
+        if tensor.scope.types[tensor.name].rank == 0:
+            return f"{tensor.name} is a single number, whose shape constants may change"
+    if a.elem_type and b.elem_type and a.elem_type != b.elem_type:
+        return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
+    if _narrowest(theirs) < _narrowest(ours):
+        return "computes in a narrower type than the original"
+    return ""
+
+
+def _narrowest(region: Region) -> int:
+    """The narrowest type that a region computes in."""
+    kinds = [tensor.elem_type for tensor in region.leaves.values()]
+    kinds += [attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"]
+    return min(_WIDTHS.get(kind, 0) for kind in kinds)

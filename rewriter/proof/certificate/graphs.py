@@ -1,0 +1,338 @@
+"""A model as a graph of numbered tensors: equal numbers, equal computations.
+
+The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
+by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias are
+split as they are defined, Identity and Constant nodes are transparent. Bodies of control flow see the scopes around
+them, and number their own inputs by depth and position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import TensorProto
+
+from rewriter.errors import RewriteError
+from rewriter.files.external import read_external
+from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.files.walk import is_external
+from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
+from rewriter.graph.view import holder_name, key_of, label, opsets, subgraphs
+from rewriter.text import quoted
+
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+)
+"""Operators that draw numbers: two nodes are the same source only under the same name."""
+_MOST_VALUES = 4096
+"""Constants of more elements are not read as numbers of an expression."""
+
+Kind = Literal["node", "constant", "input"]
+
+
+class NotCertifiable(RewriteError):  # noqa: N818 - says what the model is
+    """A model with something that no statement can be made about."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Where a tensor comes from, past Identity nodes and through outer scopes.
+
+    Attributes:
+        scope: the graph that makes it.
+        name: its name there.
+        kind: made by a node, a constant, or an input of the graph.
+        node: the node that makes it.
+        place: the position among the outputs of the node, or among the inputs of the graph.
+        constant: its value, if it is one; large ones are not read.
+    """
+
+    scope: Scope
+    name: str
+    kind: Kind
+    node: onnx.NodeProto | None = None
+    place: int = 0
+    constant: onnx.TensorProto | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells it from other tensors of both models."""
+        return id(self.scope), self.name
+
+    @property
+    def number(self) -> str:
+        """The digest of what it is computed from."""
+        return self.scope.number(self.name)
+
+    @property
+    def elem_type(self) -> int:
+        """Its element type; 0 where that is unknown."""
+        if self.constant is not None:
+            return self.constant.data_type
+        return self.scope.types.get(self.name, TensorType.UNKNOWN).elem_type
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, with the operator that makes it."""
+        return f"{self.name} ({label(self.node)})" if self.node is not None else self.name
+
+    @cached_property
+    def values(self) -> np.ndarray | None:
+        """The numbers of a small constant; None for anything else. An entry of a constant vector counts as one."""
+        node = self.node
+        if node is not None and key_of(node) == ("", "Gather") and _attribute(node, "axis", 0) == 0:
+            vector, index = (self.scope.find(name).values for name in node.input)
+            if vector is None or index is None or vector.ndim != 1 or index.ndim != 0:
+                return None
+            return np.asarray(vector[int(index)]) if -vector.size <= int(index) < vector.size else None
+        if self.constant is None or np.prod(self.constant.dims, dtype=float) > _MOST_VALUES:
+            return None
+        return self.scope.model.read(self.constant)
+
+
+class Model:
+    """A loaded model, prepared and numbered."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Inline functions, split fused operators, infer types.
+
+        Raises:
+            NotCertifiable: the model has sparse initializers, or an attribute that refers to one of a function.
+        """
+        self._loaded = loaded
+        proto = loaded.proto
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        else:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(proto)
+            proto = copy
+        for graph in _graphs(proto.graph):
+            _split_biases(graph)
+        self.opsets: Mapping[str, int] = opsets(proto.opset_import)
+        typed = inferred_skeleton(proto)
+        self.main = Scope(self, proto.graph, declared_types(typed.graph), typed=typed.graph)
+        self.outputs = tuple(value.name for value in proto.graph.output)
+        self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
+
+    def read(self, tensor: onnx.TensorProto) -> np.ndarray:
+        """The values of a constant."""
+        return read_tensor(self._loaded, tensor)
+
+    def digest(self, tensor: onnx.TensorProto) -> str:
+        """A digest of type, shape and bytes."""
+        made = hashlib.sha256(repr((tensor.data_type, tuple(tensor.dims))).encode())
+        if is_external(tensor) and self._loaded.base_dir is not None:
+            made.update(read_external(tensor, self._loaded.base_dir).data)
+        elif tensor.data_type == TensorProto.STRING:
+            made.update(repr(list(tensor.string_data)).encode())
+        else:
+            made.update(tensor.raw_data or np.ascontiguousarray(self.read(tensor)).tobytes())
+        return made.hexdigest()
+
+
+class Scope:
+    """One graph of a model: the main one, or the body of a node.
+
+    Attributes:
+        model: the model.
+        outer: the graph around it; None for the main graph.
+        depth: how many graphs are around it.
+        types: element types and shapes of its tensors.
+        made: tensor to the node that makes it and the place among its outputs.
+        initializers: by name; `overridable` are those that a caller may replace.
+        numbers: what was numbered so far.
+        path: the way from the main graph, as in `rewriter.graph.view.Path`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        graph: onnx.GraphProto,
+        types: Mapping[str, TensorType],
+        *,
+        typed: onnx.GraphProto,
+        outer: Scope | None = None,
+        path: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        if graph.sparse_initializer:
+            raise NotCertifiable("sparse initializers are not supported; store them as dense ones")
+        self.model, self.outer, self.path = model, outer, path
+        self.depth = 0 if outer is None else outer.depth + 1
+        self.types = types
+        self.outputs = tuple(value.name for value in graph.output)
+        self.inputs = {value.name: place for place, value in enumerate(graph.input)}
+        self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        # A graph that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
+        self.overridable = (
+            frozenset(() if outer is not None or self.initializers.keys() <= self.inputs.keys() else self.initializers)
+            & self.inputs.keys()
+        )
+        self.bodies: dict[tuple[int, str], Scope] = {}
+        self.numbers: dict[str, str] = {}
+        for node, skeleton in zip(graph.node, typed.node, strict=True):
+            for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
+                self.bodies[id(node), name] = Scope(
+                    model,
+                    body,
+                    {**types, **declared_types(inner)},
+                    typed=inner,
+                    outer=self,
+                    path=(*path, (holder_name(node), name)),
+                )
+            self._number_node(node)
+
+    def find(self, name: str) -> Tensor:
+        """Where a tensor comes from. Raises NotCertifiable for a name that nothing defines."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.made:
+                node, place = scope.made[name]
+                key = key_of(node)
+                if key == ("", "Identity") and node.input[0]:
+                    name = node.input[0]
+                    continue
+                if key == ("", "Constant"):
+                    return Tensor(scope, name, "constant", constant=_constant(node))
+                return Tensor(scope, name, "node", node, place)
+            if name in scope.initializers and name not in scope.overridable:
+                return Tensor(scope, name, "constant", constant=scope.initializers[name])
+            if name in scope.inputs:
+                return Tensor(scope, name, "input", place=scope.inputs[name])
+            scope = scope.outer
+        raise NotCertifiable(f"tensor {quoted(name)} is not defined")
+
+    def number(self, name: str) -> str:
+        """The digest of what a tensor is computed from; the empty string for an operand that is left out."""
+        if not name:
+            return ""
+        found = self.find(name)
+        known = found.scope.numbers.get(found.name)
+        if known is None:
+            known = found.scope.numbers[found.name] = found.scope.number_source(found)
+        return known
+
+    def body(self, node: onnx.NodeProto, attribute: str) -> Scope:
+        """The body of a node of this graph."""
+        return self.bodies[id(node), attribute]
+
+    def attributes(self, node: onnx.NodeProto) -> list[tuple[str, object]]:
+        """The attributes of a node that are no graphs, comparable; tensors by digest. Raises NotCertifiable."""
+        return [
+            (a.name, self._attribute(a)) for a in sorted(node.attribute, key=lambda a: a.name) if a.type not in (5, 10)
+        ]
+
+    def _attribute(self, attribute: onnx.AttributeProto) -> object:
+        if attribute.ref_attr_name:
+            raise NotCertifiable(f"attribute {quoted(attribute.name)} refers to one of a function")
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            return self.model.digest(attribute.t)
+        if attribute.type > onnx.AttributeProto.STRINGS:
+            raise NotCertifiable(f"attribute {quoted(attribute.name)} has a type that is not supported")
+        return attribute.type, repr(onnx.helper.get_attribute_value(attribute))
+
+    def number_source(self, found: Tensor) -> str:
+        """The digest of a constant or an input of this graph."""
+        if found.constant is not None:
+            return _digest("constant", self.model.digest(found.constant))
+        if found.kind == "input":
+            start = self.model.digest(self.initializers[found.name]) if found.name in self.overridable else ""
+            return _digest("input", self.depth, found.place if self.depth else found.name, start)
+        raise NotCertifiable(f"tensor {quoted(found.name)} is used before it is made; sort the graph")
+
+    def _number_node(self, node: onnx.NodeProto) -> None:
+        """Number the outputs of a node, whose operands come before it."""
+        key = key_of(node)
+        if key in (("", "Identity"), ("", "Constant")):
+            return
+        bodies = [
+            (name, len(body.inputs), [body.number(each) for each in body.outputs])
+            for name, body in ((name, self.body(node, name)) for name, _ in subgraphs(node))
+        ]
+        source = node.name if node.op_type in RANDOM else ""
+        operands = [self.number(name) for name in node.input]
+        made = (key, self.attributes(node), bodies, operands, len(node.output), source)
+        for place, name in enumerate(node.output):
+            if name:
+                self.numbers[name] = _digest("node", place, *made)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    pending = [graph]
+    while pending:
+        current = pending.pop()
+        yield current
+        pending += [body for node in current.node for _, body in subgraphs(node)]
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto:
+    for attribute in node.attribute:
+        value: Any = onnx.helper.get_attribute_value(attribute)
+        if attribute.name == "value":
+            return value  # type: ignore[no-any-return]
+        if attribute.name.startswith("value_float"):
+            return onnx.numpy_helper.from_array(np.array(value, np.float32))
+        if attribute.name.startswith("value_int"):
+            return onnx.numpy_helper.from_array(np.array(value, np.int64))
+        if attribute.name.startswith("value_string"):
+            return onnx.numpy_helper.from_array(np.array(value, object))
+    raise NotCertifiable(f"{label(node)} has no dense value")
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """An attribute as a Python value."""
+    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+
+
+_WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
+"""Fused operators of onnxruntime that first add their second operand, and what they do then."""
+
+
+def _split_biases(graph: onnx.GraphProto) -> None:
+    """Write the fused operators with a bias as an addition and the operator without one, in place."""
+    if not any(_fused(node) for node in graph.node):
+        return
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if not _fused(node):
+            nodes.append(node)
+            continue
+        total = f"{node.output[0]}/biased"
+        nodes.append(onnx.helper.make_node("Add", list(node.input), [total]))
+        plain = onnx.NodeProto()
+        plain.CopyFrom(node)
+        plain.op_type = _WITH_BIAS[node.op_type]
+        plain.input[:] = [total]
+        nodes.append(plain)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _fused(node: onnx.NodeProto) -> bool:
+    microsoft = node.domain == "com.microsoft" and node.op_type in _WITH_BIAS
+    return microsoft and len(node.input) == 2 and all(node.input)
+
+
+def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:
+    """Names and types of inputs or outputs, comparable."""
+    return [(value.name, _type_of(value.type)) for value in values]
+
+
+def _type_of(kind: onnx.TypeProto) -> object:
+    if not kind.HasField("tensor_type"):
+        return kind.SerializeToString(deterministic=True)
+    tensor = kind.tensor_type
+    dims = [dim.dim_value or dim.dim_param for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    return tensor.elem_type, dims

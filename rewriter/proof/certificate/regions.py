@@ -1,0 +1,262 @@
+"""Regions: the expression that a tensor is of other tensors of the same shape, entry by entry.
+
+From a tensor upwards, elementwise operators with scalar constants are read as one `Expression` of at most two *leaves*,
+tensors that are not read any further. Attention over a static axis of keys, which computes one number per entry, is
+read as the sum that it is (`rewriter.proof.certificate.keys`). Everything is read from the nodes: nobody's word about
+what a block computes is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import attributes, key_of
+from rewriter.proof.certificate.expressions import (
+    OPERATORS,
+    Expression,
+    NotAFunction,
+    clip,
+    constant,
+    leaf,
+    ordered,
+    rational,
+    scalar_operator,
+    sub,
+    where,
+)
+from rewriter.proof.certificate.graphs import Scope, Tensor
+from rewriter.proof.certificate.keys import read_keys
+
+MOST_LEAVES = 2
+_MOST_CONDITIONS = 16
+_MOST_NAMES = 400
+_FURTHER = (
+    "Where",
+    "Clip",
+    "Cast",
+    "Reshape",
+    "Not",
+    "And",
+    "Or",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Equal",
+    "Unsqueeze",
+    "Softmax",
+    "MatMul",
+    "Concat",
+    "Split",
+    "ReduceSum",
+)
+"""What a region may have beside `OPERATORS`."""
+
+Reading = Generator[Any, Any, Any]
+
+
+def complete(reading: Reading) -> Any:
+    """Run a generator that yields further generators and receives their results: recursion without a deep stack."""
+    stack, value = [reading], None
+    while stack:
+        try:
+            inner = stack[-1].send(value)
+        except StopIteration as stop:
+            stack.pop()
+            value = stop.value
+        else:
+            stack.append(inner)
+            value = None
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """What a tensor is of its leaves.
+
+    Attributes:
+        expression: over the leaves.
+        leaves: leaf of the expression to tensor.
+        inside: the tensors of the region that are no leaves, its own included.
+    """
+
+    expression: Expression
+    leaves: Mapping[Expression, Tensor]
+    inside: tuple[Tensor, ...]
+
+
+class Reader:
+    """Reads the regions of one model; what it read once, it knows.
+
+    Args:
+        stops: names of tensors that are leaves wherever they are met.
+    """
+
+    def __init__(self, stops: Collection[str] = ()) -> None:
+        self._stops = stops
+        self._known: dict[tuple[int, str], Expression | None] = {}
+        self._leaves: dict[tuple[int, str], Expression] = {}
+        self._tensors: dict[Expression, Tensor] = {}
+        self._inside: dict[Expression, list[Tensor]] = {}
+
+    def region(self, tensor: Tensor) -> Region | None:
+        """The largest region above a tensor that is made by an elementwise operator; None if it has too many leaves."""
+        found = complete(self._expression(tensor))
+        if found is None:
+            return None
+        parts = ordered(found)
+        leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
+        if not 1 <= len(leaves) <= MOST_LEAVES:
+            return None
+        inside = [each for part in parts for each in self._inside.get(part, [])]
+        return Region(found, leaves, tuple(inside))
+
+    def names_above(self, tensor: Tensor) -> set[str]:
+        """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
+        names: set[str] = set()
+        pending = [tensor]
+        while pending and len(names) < _MOST_NAMES:
+            current = pending.pop(0)
+            if current.node is None or (key_of(current.node) not in OPERATORS and current.node.op_type not in _FURTHER):
+                continue
+            for name in current.node.input:
+                found = current.scope.find(name) if name else None
+                if found is not None and found.constant is None and found.name not in names:
+                    names.add(found.name)
+                    pending.append(found)
+        return names
+
+    def leaf(self, tensor: Tensor) -> Expression:
+        """The tensor as a leaf."""
+        found = self._leaves.get(tensor.key)
+        if found is None:
+            found = self._leaves[tensor.key] = leaf(len(self._leaves))
+            self._tensors[found] = tensor
+        return found
+
+    def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Reading:
+        """An operand as an expression; None where the operator is not elementwise because of it."""
+        tensor = scope.find(name)
+        if tensor.values is not None:
+            return _number(tensor.values, integer=integer)
+        if tensor.constant is not None:
+            return None
+        if tensor.name in self._stops:
+            return self.leaf(tensor)
+        found = yield self._expression(tensor)
+        if found is None or sum(part.operator == "leaf" for part in ordered(found)) > MOST_LEAVES:
+            return self.leaf(tensor)
+        return found
+
+    def _expression(self, tensor: Tensor) -> Reading:
+        """What an elementwise operator makes; None for anything else."""
+        if tensor.key not in self._known:
+            found = None
+            if tensor.node is not None and tensor.place == 0:
+                try:
+                    found = yield self._operator(tensor.scope, tensor.node)
+                except NotAFunction:
+                    found = None
+            self._known[tensor.key] = found
+            if found is not None:
+                self._inside.setdefault(found, []).append(tensor)
+        return self._known[tensor.key]
+
+    def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+        key = key_of(node)
+        if key == ("", "Reshape"):
+            return read_keys(scope, node, self.leaf)
+        if key == ("", "Where"):
+            return (yield self._where(scope, node))
+        if key == ("", "Clip"):
+            return (yield self._clip(scope, node))
+        if key == ("", "Cast"):
+            known = attributes(node).get("to") in FLOATS
+            return (yield self._operand(scope, node.input[0], integer=True)) if known else None
+        if key not in OPERATORS or not all(node.input):
+            return None
+        operands = []
+        for place, name in enumerate(node.input):
+            operand = yield self._operand(scope, name, integer=key == ("", "Pow") and place == 1)
+            if operand is None:
+                return None
+            operands.append(operand)
+        return scalar_operator(key, attributes(node), operands)
+
+    def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+        value = yield self._operand(scope, node.input[0])
+        ends: list[Expression | None] = []
+        for place, name in enumerate(("min", "max"), 1):
+            given = node.input[place] if len(node.input) > place else ""
+            if given:
+                numbers = scope.find(given).values
+                if numbers is None or numbers.size != 1 or np.isnan(numbers.astype(np.float64)).any():
+                    return None
+                end = float(numbers.astype(np.float64).ravel()[0])
+            else:
+                end = float(attributes(node).get(name, np.inf))
+            ends.append(None if np.isinf(end) else constant(end))
+        return None if value is None else clip(value, *ends)
+
+    def _where(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+        branches = []
+        for name in node.input[1:]:
+            branch = yield self._operand(scope, name)
+            if branch is None:
+                return None
+            branches.append(branch)
+        return (yield self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS))
+
+    def _chosen(self, scope: Scope, name: str, a: Expression, b: Expression, most: int) -> Reading:
+        """`a` where the condition holds, else `b`; None where the condition is no comparison of numbers."""
+        tensor = scope.find(name)
+        node = tensor.node
+        if node is None or not most:
+            return None
+        key, scope = key_of(node), tensor.scope
+        if key == ("", "Not"):
+            return (yield self._chosen(scope, node.input[0], b, a, most - 1))
+        if key in (("", "And"), ("", "Or")):
+            inner = yield self._chosen(scope, node.input[1], a, b, most - 1)
+            if inner is None:
+                return None
+            first, second = (inner, b) if key[1] == "And" else (a, inner)
+            return (yield self._chosen(scope, node.input[0], first, second, most - 1))
+        if key[1] not in _COMPARISONS or key[0]:
+            return None
+        operands = []
+        for each in node.input:
+            operand = yield self._operand(scope, each)
+            if operand is None:
+                return None
+            operands.append(operand)
+        return _compared(key[1], operands, a, b)
+
+
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+
+
+def _compared(operator: str, operands: Sequence[Expression], a: Expression, b: Expression) -> Expression:
+    """`a` where the comparison holds, else `b`; ties go where the operator sends them."""
+    x, y = operands
+    if operator == "Equal":
+        return where(sub(x, y), where(sub(y, x), a, b), b)
+    if operator in ("GreaterOrEqual", "LessOrEqual"):
+        return where(sub(x, y) if operator == "GreaterOrEqual" else sub(y, x), a, b)
+    return where(sub(y, x) if operator == "Greater" else sub(x, y), b, a)
+
+
+def _number(values: np.ndarray, *, integer: bool) -> Expression | None:
+    """A constant with one element and at most one axis, more of which would change the shape of the result."""
+    real = values.dtype.kind == "f" or values.dtype == ml_dtypes.bfloat16
+    if values.size != 1 or values.ndim > 1 or not (real or (integer and values.dtype.kind in "iu")):
+        return None
+    number = values.ravel()[0]
+    return constant(rational(float(number) if real else int(number)))
