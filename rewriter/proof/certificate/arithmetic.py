@@ -12,7 +12,7 @@ Everything is rigorous: a value that cannot be enclosed raises `Undecided`, neve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
 
@@ -227,7 +227,7 @@ def i_inverse(a: Interval) -> Interval:
 
 def _power_of_two(x: arb) -> arb:
     """exp(x) from below where x < -10^6, from above where x > 10^6; log2(e) < 3/2, and exponents are big integers."""
-    k = int(x.floor().unique_fmpz()) + (x > 0)
+    k = int(str(x.floor().unique_fmpz())) + (x > 0)
     return arb((1, 3 * k // 2 + (1 if x > 0 else -1)))
 
 
@@ -449,7 +449,7 @@ class Quotient:
 
     __slots__ = ("denominator", "logarithm", "numerator")
 
-    def __init__(self, numerator: object, denominator: object, *, logarithm: bool = False) -> None:
+    def __init__(self, numerator: Any, denominator: Any, *, logarithm: bool = False) -> None:
         self.numerator, self.denominator, self.logarithm = numerator, denominator, logarithm
 
 
@@ -535,7 +535,7 @@ class Algebra:
         return bool(a.numerator * b.denominator - b.numerator * a.denominator == 0)
 
     @staticmethod
-    def _parts(a: Quotient) -> tuple[object, object]:
+    def _parts(a: Quotient) -> tuple[Any, Any]:
         if a.logarithm:
             raise Undecided
         return a.numerator, a.denominator

@@ -145,6 +145,8 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
         return replace(found, relative=0.0 if found.exact else search.relative())
     if lower > limit:
         return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
+    if search.undefined is not None:
+        return replace(found, reason=f"is not defined at y = {float(search.undefined):.9g}")
     where = "" if search.widest is None else f" on [{float(search.widest[0]):.6g}, {float(search.widest[1]):.6g}]"
     return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
 
@@ -168,16 +170,19 @@ class _Search:
         exact: whether all that was proved so far was proved by algebra.
         cells: the cells looked at.
         widest: the cell with the largest upper bound, once the search ended without success.
+        undefined: a number at which one of the functions is not defined, if one was met.
     """
 
     def __init__(self, original: Expression, rewritten: Expression, end: fmpq) -> None:
         self._a, self._b, self._end = original, rewritten, end
         self._parts = ordered(original, rewritten)
         self._bits = int(end.p).bit_length()
-        self.lower, self.at = -1.0, None
+        self.lower = -1.0
+        self.at: fmpq | None = None
         self.exact = True
         self.cells = 0
         self.widest: tuple[fmpq, fmpq] | None = None
+        self.undefined: fmpq | None = None
         self._roots: set[fmpq] = set()
 
     def run(self, limit: float) -> float:
@@ -191,6 +196,8 @@ class _Search:
                 self._probe(y)
                 if self.lower > limit:
                     return self.lower
+                if self.undefined is not None:
+                    return math.inf
         upper = self._refined([(math.inf, low, high) for low, high in pieces], limit)
         return max([upper, *(self._at_point(root) for root in sorted(self._roots))])
 
@@ -316,7 +323,7 @@ class _Search:
                 arithmetic, a, gap = self._intervals(y, y)
                 self._found(_least(arithmetic.range(gap)) / largest(_most(arithmetic.range(a)), arb(1)), y)
         except Undecided:
-            pass
+            self.undefined = y
 
     def _found(self, share: arb, y: fmpq) -> None:
         lower = float(low_end(share))

@@ -24,7 +24,7 @@ from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, de
 from rewriter.proof.certificate.graphs import RANDOM, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 
-TOPS = {
+TOPS: Mapping[int, fmpq] = {
     onnx.TensorProto.FLOAT: fmpq(2) ** 128,
     onnx.TensorProto.FLOAT16: fmpq(65504),
     onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
@@ -35,8 +35,9 @@ _WIDTHS = {onnx.TensorProto.FLOAT: 2, onnx.TensorProto.FLOAT16: 1, onnx.TensorPr
 
 UNCLAIMED = 1e-6
 """The limit of a region about which nothing is claimed: above the bounds of all programs of this tool."""
-_DOMAINS = (None, 512.0, 508.0)
-"""What is tried for a region about which nothing is claimed; the certificate states which was proved."""
+_DOMAINS = (512.0, 508.0)
+"""What is tried for a gate about which nothing is claimed, and that does not hold everywhere: how far the programs of
+this tool reach. The certificate states which was proved."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
@@ -172,7 +173,7 @@ def _interface(a: Model, b: Model) -> Iterator[Refusal]:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
         if ours != (theirs if what == "input" else theirs[: len(ours)]):
-            names = [name for (name, *_), _ in zip(theirs, ours, strict=False) if (name, *_) not in ours]
+            names = [each[0] for each, _ in zip(theirs, ours, strict=False) if each not in ours]
             which = f" {names[0]}" if names else "s"
             yield Refusal(names[0] if names else "", "", "", f"{what}{which} differs in name, type or shape")
 
@@ -311,10 +312,10 @@ class _Matching:
             if value is None:
                 return self._refused(a, b, 0, "combines two tensors in a way that is not linear in one of them")
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
-        proved = self._proved(a, ours, substitute(mine, values), substitute(other, values))
+        one, two = substitute(mine, values), substitute(other, values)
+        proved = self._proved(a, ours, one, two, gated=value is not None)
         if not proved.holds:
             return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})")
-        functions = listing(substitute(mine, values)), listing(substitute(other, values))
         self.regions[a.key, b.key] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
@@ -324,7 +325,7 @@ class _Matching:
             elem_type=_elem_type(ours),
             nodes=len(theirs.inside),
             bound=proved,
-            functions=(tuple(functions[0]), tuple(functions[1])),
+            functions=(tuple(listing(one)), tuple(listing(two))),
         )
         return True
 
@@ -346,18 +347,17 @@ class _Matching:
                 return None
         return matched
 
-    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression) -> Bound:
+    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, gated: bool) -> Bound:
         top = TOPS[_elem_type(region)]
         claim = self._claims.get(a.name)
         if claim is not None:
             return bound(mine, other, limit=claim.limit * _ROOM + _EXACT, top=top, domain=claim.domain)
-        found = [bound(mine, other, limit=UNCLAIMED, top=top, domain=None)]
-        for domain in _DOMAINS[1:]:
-            last = found[-1]
-            if last.holds or (last.at is not None and last.at_least > UNCLAIMED and abs(last.at) <= min(_DOMAINS[1:])):
-                break
-            found.append(bound(mine, other, limit=UNCLAIMED, top=top, domain=domain))
-        return found[-1] if found[-1].holds else found[0]
+        everywhere = bound(mine, other, limit=UNCLAIMED, top=top)
+        near = everywhere.at is not None and everywhere.at_least > UNCLAIMED and abs(everywhere.at) <= min(_DOMAINS)
+        if everywhere.holds or near or not gated:
+            return everywhere
+        parts = (bound(mine, other, limit=UNCLAIMED, top=top, domain=domain) for domain in _DOMAINS)
+        return next((each for each in parts if each.holds), everywhere)
 
 
 def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 
+import numpy as np
 from flint import fmpq
 
 from rewriter.errors import RewriteError
@@ -244,7 +245,8 @@ def _degree(part: Expression, degrees: list[int | None]) -> int | None:
         # 0 is proportional to everything.
         free = 1 if part.operator == "where" else 0
         terms = zip(part.operands[free:], degrees[free:], strict=True)
-        return 1 if not any(degrees[:free]) and all(d == 1 or e is ZERO for e, d in terms) else None
+        fixed = all(degree == 0 for degree in degrees[:free])
+        return 1 if fixed and all(d == 1 or e is ZERO for e, d in terms) else None
     if part.operator == "*":
         return 1 if sorted(str(degree) for degree in degrees) == ["0", "1"] else None
     if part.operator in ("neg", "/"):
@@ -276,8 +278,9 @@ _MOST_EXPONENT = 8
 
 
 def _float(attributes: Attributes, name: str, default: float) -> Expression:
-    value = attributes.get(name, default)
-    return constant(float(value) if isinstance(value, (int, float)) else default)
+    value = attributes.get(name)
+    # Attributes are float32 numbers, and so are the defaults that the specifications write in decimals.
+    return constant(float(value) if isinstance(value, (int, float)) else float(np.float32(default)))
 
 
 def _elu(x: Expression, alpha: Expression) -> Expression:

@@ -165,7 +165,7 @@ class Scope:
         if graph.sparse_initializer:
             raise NotCertifiable("sparse initializers are not supported; store them as dense ones")
         self.model, self.outer, self.path = model, outer, path
-        self.depth = 0 if outer is None else outer.depth + 1
+        self.depth: int = 0 if outer is None else outer.depth + 1
         self.types = types
         self.outputs = tuple(value.name for value in graph.output)
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}

@@ -49,11 +49,13 @@ def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expre
     if shape.node is None or key_of(shape.node) != ("", "Shape") or shape.node.attribute:
         return None
     own = leaf(shape.scope.find(shape.node.input[0]))
-    found = _Rows(leaf).value(scope, node.input[0])
+    rows = _Rows(leaf)
+    found = rows.value(scope, node.input[0])
     if not isinstance(found, Row) or len(found.numbers) != 1:
         return None
-    used = [part for part in ordered(found.numbers[0]) if part.operator == "leaf"]
-    return found.numbers[0] if own in used else None
+    # Every tensor whose entries were laid out must have its say: none may have cancelled.
+    used = {part for part in ordered(found.numbers[0]) if part.operator == "leaf"}
+    return found.numbers[0] if own in used and rows.laid_out <= used else None
 
 
 class _Rows:
@@ -63,6 +65,7 @@ class _Rows:
         self._leaf = leaf
         self._known: dict[tuple[int, str], Value | None] = {}
         self._depth = 0
+        self.laid_out: set[Expression] = set()
 
     def value(self, scope: Scope, name: str) -> Value | None:
         tensor = scope.find(name) if name else None
@@ -94,7 +97,9 @@ class _Rows:
         """Entries in order, in three axes."""
         if _length(scope, node.input[1]) != 3:
             return None
-        return Row((self._leaf(scope.find(node.input[0])),), column=True)
+        entries = self._leaf(scope.find(node.input[0]))
+        self.laid_out.add(entries)
+        return Row((entries,), column=True)
 
     def unsqueeze(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
         row = self.value(scope, node.input[0])

@@ -92,6 +92,14 @@ class Region:
     inside: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """An expression, and all leaves that were met on the way: one that cancels still has a say in the shape."""
+
+    expression: Expression
+    leaves: frozenset[Expression] = frozenset()
+
+
 class Reader:
     """Reads the regions of one model; what it read once, it knows.
 
@@ -101,7 +109,7 @@ class Reader:
 
     def __init__(self, stops: Collection[str] = ()) -> None:
         self._stops = stops
-        self._known: dict[tuple[int, str], Expression | None] = {}
+        self._known: dict[tuple[int, str], _Read | None] = {}
         self._leaves: dict[tuple[int, str], Expression] = {}
         self._tensors: dict[Expression, Tensor] = {}
         self._inside: dict[Expression, list[Tensor]] = {}
@@ -109,14 +117,14 @@ class Reader:
     def region(self, tensor: Tensor) -> Region | None:
         """The largest region above a tensor that is made by an elementwise operator; None if it has too many leaves."""
         found = complete(self._expression(tensor))
-        if found is None:
+        if found is None or not 1 <= len(found.leaves) <= MOST_LEAVES:
             return None
-        parts = ordered(found)
+        parts = ordered(found.expression)
+        if any(each not in parts for each in found.leaves):
+            return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
-        if not 1 <= len(leaves) <= MOST_LEAVES:
-            return None
         inside = [each for part in parts for each in self._inside.get(part, [])]
-        return Region(found, leaves, tuple(inside))
+        return Region(found.expression, leaves, tuple(inside))
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
@@ -141,18 +149,31 @@ class Reader:
             self._tensors[found] = tensor
         return found
 
+    def _leaf(self, tensor: Tensor) -> _Read:
+        found = self.leaf(tensor)
+        return _Read(found, frozenset((found,)))
+
     def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Reading:
         """An operand as an expression; None where the operator is not elementwise because of it."""
         tensor = scope.find(name)
         if tensor.values is not None:
-            return _number(tensor.values, integer=integer)
+            number = _number(tensor.values, integer=integer)
+            return None if number is None else _Read(number)
         if tensor.constant is not None:
             return None
         if tensor.name in self._stops:
-            return self.leaf(tensor)
+            return self._leaf(tensor)
         found = yield self._expression(tensor)
-        if found is None or sum(part.operator == "leaf" for part in ordered(found)) > MOST_LEAVES:
-            return self.leaf(tensor)
+        return self._leaf(tensor) if found is None or len(found.leaves) > MOST_LEAVES else found
+
+    def _operands(self, scope: Scope, names: Sequence[str], integers: Collection[int] = ()) -> Reading:
+        """Several operands; None where one of them is."""
+        found = []
+        for place, name in enumerate(names):
+            operand = yield self._operand(scope, name, integer=place in integers)
+            if operand is None:
+                return None
+            found.append(operand)
         return found
 
     def _expression(self, tensor: Tensor) -> Reading:
@@ -166,13 +187,13 @@ class Reader:
                     found = None
             self._known[tensor.key] = found
             if found is not None:
-                self._inside.setdefault(found, []).append(tensor)
+                self._inside.setdefault(found.expression, []).append(tensor)
         return self._known[tensor.key]
 
     def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         key = key_of(node)
         if key == ("", "Reshape"):
-            return read_keys(scope, node, self.leaf)
+            return _read(read_keys(scope, node, self.leaf))
         if key == ("", "Where"):
             return (yield self._where(scope, node))
         if key == ("", "Clip"):
@@ -182,13 +203,10 @@ class Reader:
             return (yield self._operand(scope, node.input[0], integer=True)) if known else None
         if key not in OPERATORS or not all(node.input):
             return None
-        operands = []
-        for place, name in enumerate(node.input):
-            operand = yield self._operand(scope, name, integer=key == ("", "Pow") and place == 1)
-            if operand is None:
-                return None
-            operands.append(operand)
-        return scalar_operator(key, attributes(node), operands)
+        operands = yield self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
+        if operands is None:
+            return None
+        return _read(scalar_operator(key, attributes(node), [each.expression for each in operands]), *operands)
 
     def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         value = yield self._operand(scope, node.input[0])
@@ -203,18 +221,15 @@ class Reader:
             else:
                 end = float(attributes(node).get(name, np.inf))
             ends.append(None if np.isinf(end) else constant(end))
-        return None if value is None else clip(value, *ends)
+        return None if value is None else _read(clip(value.expression, *ends), value)
 
     def _where(self, scope: Scope, node: onnx.NodeProto) -> Reading:
-        branches = []
-        for name in node.input[1:]:
-            branch = yield self._operand(scope, name)
-            if branch is None:
-                return None
-            branches.append(branch)
+        branches = yield self._operands(scope, node.input[1:])
+        if branches is None:
+            return None
         return (yield self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS))
 
-    def _chosen(self, scope: Scope, name: str, a: Expression, b: Expression, most: int) -> Reading:
+    def _chosen(self, scope: Scope, name: str, a: _Read, b: _Read, most: int) -> Reading:
         """`a` where the condition holds, else `b`; None where the condition is no comparison of numbers."""
         tensor = scope.find(name)
         node = tensor.node
@@ -231,21 +246,27 @@ class Reader:
             return (yield self._chosen(scope, node.input[0], first, second, most - 1))
         if key[1] not in _COMPARISONS or key[0]:
             return None
-        operands = []
-        for each in node.input:
-            operand = yield self._operand(scope, each)
-            if operand is None:
-                return None
-            operands.append(operand)
-        return _compared(key[1], operands, a, b)
+        operands = yield self._operands(scope, node.input)
+        if operands is None:
+            return None
+        x, y = (each.expression for each in operands)
+        return _read(_compared(key[1], x, y, a.expression, b.expression), *operands, a, b)
+
+
+def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
+    """An expression with the leaves of what it was made of; of its own where nothing is given."""
+    if expression is None:
+        return None
+    if not operands:
+        return _Read(expression, frozenset(part for part in ordered(expression) if part.operator == "leaf"))
+    return _Read(expression, frozenset().union(*(each.leaves for each in operands)))
 
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
 
-def _compared(operator: str, operands: Sequence[Expression], a: Expression, b: Expression) -> Expression:
+def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Expression) -> Expression:
     """`a` where the comparison holds, else `b`; ties go where the operator sends them."""
-    x, y = operands
     if operator == "Equal":
         return where(sub(x, y), where(sub(y, x), a, b), b)
     if operator in ("GreaterOrEqual", "LessOrEqual"):

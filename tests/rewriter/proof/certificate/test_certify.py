@@ -1,0 +1,388 @@
+"""Pairs of models that the certificate must tell apart, whatever inputs would show, and pairs that it must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from rewriter import rewrite
+from rewriter.files.load import load_model
+from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from tests.committed import FILES, FOLDER
+from tests.textmodels import mlp, text_model
+
+SILU = "s = Sigmoid(y) h = Mul(y, s)"
+HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
+GATED = "g = MatMul(x, V1) s = Sigmoid(y) a = Mul(y, s) h = Mul(a, g)"
+GATED_HEADS = "g = MatMul(x, V1) n = Neg(y) e = Exp(n) d = Add(e, $1.0) a = Div(y, d) h = Mul(a, g)"
+
+
+def judged(a: onnx.ModelProto, b: onnx.ModelProto, **options: Any) -> Certificate:
+    return certify(load_model(a), load_model(b), **options)
+
+
+def of(original: str, rewritten: str, **options: Any) -> Certificate:
+    return judged(mlp(original, **options), mlp(rewritten, **options))
+
+
+RIGHT: dict[str, tuple[str, str]] = {
+    "the same": (SILU, SILU),
+    "SiLU as a fraction": (SILU, HEADS),
+    "SiLU by tanh": (SILU, "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) q = Mul(p, $0.5) h = Mul(q, y)"),
+    "tanh by the sigmoid": ("h = Tanh(y)", "z = Mul(y, $2.0) s = Sigmoid(z) d = Mul(s, $2.0) h = Sub(d, $1.0)"),
+    "ReLU as a maximum": ("h = Relu(y)", "h = Max(y, $0.0)"),
+    "ReLU as a clip": ("h = Relu(y)", "h = Clip(y, $0.0)"),
+    "ReLU by a comparison": ("h = Relu(y)", "c = Greater(y, $0.0) h = Where(c, y, $0.0)"),
+    "ReLU by half the sum": ("h = Relu(y)", "a = Abs(y) s = Add(y, a) h = Mul(s, $0.5)"),
+    "ReLU6 by minimum and maximum": ("h = Clip(y, $0.0, $6.0)", "r = Relu(y) h = Min(r, $6.0)"),
+    "ReLU as the limit of heads": ("h = Relu(y)", "z = Mul(y, $1e13) s = Sigmoid(z) h = Mul(s, y)"),
+    "hard sigmoid": ("h = HardSigmoid(y)", "a = Mul(y, $0.2) b = Add(a, $0.5) h = Clip(b, $0.0, $1.0)"),
+    "ELU": ("h = Elu(y)", "e = Exp(y) d = Sub(e, $1.0) c = GreaterOrEqual(y, $0.0) h = Where(c, y, d)"),
+    "softplus": ("h = Softplus(y)", "e = Exp(y) p = Add($1.0, e) q = Softplus(y) h = Identity(q)"),
+    "a gate": (GATED, GATED_HEADS),
+    "a gate, the other way round": (
+        GATED,
+        "g = MatMul(x, V1) n = Neg(y) e = Exp(n) d = Add(e, $1.0) u = Mul(g, y) h = Div(u, d)",
+    ),
+    "the sum of two tensors": (
+        "g = MatMul(x, V1) z = Add(y, g) s = Sigmoid(z) h = Mul(z, s)",
+        "g = MatMul(x, V1) z = Add(y, g) n = Neg(z) e = Exp(n) d = Add(e, $1.0) h = Div(z, d)",
+    ),
+    "And, Or, Not": (
+        "h = Clip(y, $-1.0, $1.0)",
+        "a = Greater(y, $1.0) b = Less(y, $-1.0) o = Or(a, b) i = Not(o) "
+        "p = Greater(y, $0.0) e = Where(p, $1.0, $-1.0) h = Where(i, y, e)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_equal_functions_are_certified(name: str) -> None:
+    found = of(*RIGHT[name])
+    assert found.certified, found.refusals
+    assert found.worst <= 1e-12
+
+
+def where(condition: str, wrong: str = "Mul(r, $1.001)") -> str:
+    """SiLU, times 1.001 where a condition on the input or its size holds."""
+    return f"n = Neg(y) e = Exp(n) d = Add(e, $1.0) r = Div(y, d) w = {wrong} {condition} h = Where(c, w, r)"
+
+
+def size(axis: int, test: str) -> str:
+    """A condition on the size of an axis."""
+    operator, number = test.split()
+    constants = f"k = Constant<value = int64[1] {{{axis}}}>() m = Constant<value = int64[1] {{{number}}}>()"
+    return f"{constants} z = Shape(y) t = Gather(z, k) c = {operator}(t, m)"
+
+
+WRONG: dict[str, tuple[str, str, str]] = {
+    # one interval, far from any sample
+    "an interval of 1e-4": (
+        SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)"), "differs by 0.0009"),
+    "a single number": (SILU, where("c = Equal(y, $0.7)"), "differs by"),
+    "one side of a single number": (
+        SILU, where("a = GreaterOrEqual(y, $3.0) b = LessOrEqual(y, $3.0) c = And(a, b)"), "y = 3"),
+    "beyond 30": (SILU, where("c = Greater(y, $30.0)"), "differs by 0.001"),
+    "beyond 300": (SILU, where("c = Greater(y, $300.0)"), "differs by 0.001"),
+    "beyond 1e30": (SILU, where("c = Greater(y, $1e30)"), "differs by 0.001"),
+    "below -50000, by much": (
+        SILU, where("c = Less(y, $-50000.0)", "Mul(y, $1e-7)"), "differs by"),
+    "a kink near 0": (SILU, where("a = Abs(y) c = Less(a, $1e-5)", "Add(r, $0.01)"), "differs by"),
+    "a coefficient off by 1e-5": (SILU, "n = Mul(y, $-1.00001) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)", "differs"),
+    "a constant off by 1e-5": (SILU, "n = Neg(y) e = Exp(n) d = Add(e, $1.00001) h = Div(y, d)", "differs"),
+    "a clip at 80 moved to 8": (
+        "h = Softplus(y)", "z = Clip(y, $-80.0, $8.0) h = Softplus(z)", "differs"),
+    "the sign": (SILU, "e = Exp(y) d = Add(e, $1.0) h = Div(y, d)", "differs"),
+    "a pole": (SILU, "n = Neg(y) e = Exp(n) d = Sub(e, $1.0) h = Div(y, d)", "differs"),
+    "NaN at 0": (SILU, "s = Sigmoid(y) q = Mul(y, y) p = Div(q, y) h = Mul(p, s)", "is not defined at y = 0"),
+    "a ReLU of another slope": ("h = Relu(y)", "h = LeakyRelu<alpha = 0.001>(y)", "differs"),
+    "a step of the wrong side": (
+        "h = HardSigmoid(y)", "c = Greater(y, $2.5) i = HardSigmoid(y) h = Where(c, $0.0, i)", "differs"),
+    # gates
+    "a gate that drops large values": (
+        GATED,
+        GATED_HEADS.replace("h = Mul(a, g)", "q = Abs(g) k = Less(q, $12.0) v = Where(k, g, $0.0) h = Mul(a, v)"),
+        "not linear"),
+    "a gate that squares small values": (
+        GATED, GATED_HEADS.replace("h = Mul(a, g)", "q = Mul(g, g) h = Mul(a, q)"), "not linear"),
+    "gate and value swapped": (
+        GATED, "g = MatMul(x, V1) n = Neg(g) e = Exp(n) d = Add(e, $1.0) a = Div(g, d) h = Mul(a, y)", "h"),
+    "the gate as its own value": (GATED, GATED_HEADS.replace("Mul(a, g)", "Mul(a, y)"), "stands where"),
+    # sizes
+    "a batch of 4 or more": (SILU, where(size(0, "GreaterOrEqual 4")), "stands where"),
+    "70 tokens or more": (SILU, where(size(1, "GreaterOrEqual 70")), "stands where"),
+    "exactly 41 tokens": (SILU, where(size(1, "Equal 41")), "stands where"),
+    "beyond |y| = 30 unless there are 23 tokens": (
+        SILU, where(size(1, "Equal 23").replace("c =", "i =") + " j = Not(i) f = Greater(y, $30.0) c = And(f, j)"),
+        "stands where"),
+    "beyond 100 rows": (
+        SILU,
+        where("j = Constant<value = int64[1] {100}>() z = Shape(y) k = Size(y) l = Cast<to = 7>(k) c = Greater(l, j)"),
+        "stands where"),
+    # neighbours
+    "the previous token": (
+        SILU,
+        "a = Constant<value_ints = [0]>() b = Constant<value_ints = [-1]>() i = Constant<value_ints = [1]>()"
+        " f = Slice(y, a, i, i) l = Slice(y, a, b, i) p = Concat<axis = 1>(f, l) s = Sigmoid(p) h = Mul(y, s)",
+        "stands where"),
+    "the largest over tokens": (
+        SILU,
+        "m = ReduceMax<axes = [1], keepdims = 1>(y) n = Neg(y) e = Exp(n) d = Add(e, $1.0) r = Div(y, d)"
+        " h = Min(r, m)",
+        "stands where"),
+    "neurons reversed": (
+        SILU,
+        "i = Constant<value = int64[8] {7, 6, 5, 4, 3, 2, 1, 0}>() r = Gather<axis = 2>(y, i) s = Sigmoid(r)"
+        " h = Mul(y, s)",
+        "stands where"),
+    "neurons of the next batch entry": (
+        SILU, "t = Transpose<perm = [1, 0, 2]>(y) s = Sigmoid(t) u = Transpose<perm = [1, 0, 2]>(s) h = Mul(y, u)",
+        "stands where"),
+    # arithmetic that is not that of the reals
+    "through float16": (
+        SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
+    "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "rounded": (SILU, "z = Round(y) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "a softmax over neurons": (SILU, "z = Softmax<axis = 2>(y) h = Mul(y, z)", "stands where"),
+    "random numbers": (
+        SILU, "z = RandomNormalLike(y) k = Mul(z, $0.0) s = Sigmoid(y) p = Add(s, k) h = Mul(y, p)",
+        "stands where"),
+    "a factor 0 that changes the shape": (
+        SILU,
+        "s = Sigmoid(y) i = Mul(y, s) f = Constant<value_ints = [0]>() z = Unsqueeze(y, f) k = Mul(z, $0.0)"
+        " h = Add(i, k)",
+        "stands where"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_functions_are_refused_with_their_place(name: str) -> None:
+    original, rewritten, reason = WRONG[name]
+    found = of(original, rewritten)
+    assert not found.certified
+    assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
+
+
+def test_the_refusal_names_region_and_witness() -> None:
+    found = of(*WRONG["beyond 300"][:2])
+    assert found.refusals[0].tensor == "h"
+    assert "(the activation h)" in found.refusals[0].reason
+    assert "more than 1e-06" in found.refusals[0].reason
+
+
+# -- what is outside of regions ---------------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[onnx.ModelProto], None]) -> Certificate:
+    rewritten = mlp(HEADS)
+    change(rewritten)
+    return judged(mlp(SILU), rewritten)
+
+
+def _initializer(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    found: onnx.TensorProto = next(each for each in model.graph.initializer if each.name == name)
+    return found
+
+
+def _one_ulp(model: onnx.ModelProto) -> None:
+    weight = _initializer(model, "W2")
+    values = numpy_helper.to_array(weight).copy()
+    values[3, 1] = np.nextafter(values[3, 1], np.float32(np.inf))
+    weight.CopyFrom(numpy_helper.from_array(values, "W2"))
+
+
+def _swapped_columns(model: onnx.ModelProto) -> None:
+    weight = _initializer(model, "W1")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:, ::-1].copy(), "W1"))
+
+
+def _opposite_bias(model: onnx.ModelProto) -> None:
+    bias = _initializer(model, "b2")
+    bias.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(bias), "b2"))
+
+
+def _node(model: onnx.ModelProto, output: str) -> onnx.NodeProto:
+    found: onnx.NodeProto = next(node for node in model.graph.node if output in node.output)
+    return found
+
+
+def _other_operands(model: onnx.ModelProto) -> None:
+    _node(model, "out").input[1] = "second"
+
+
+def _extra_node(model: onnx.ModelProto) -> None:
+    _node(model, "out").output[0] = "raw"
+    model.graph.node.append(helper.make_node("Mul", ["raw", "number_0"], ["out"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.0000001, np.float32), "other"))
+    model.graph.node[-1].input[1] = "other"
+
+
+def _opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version += 1
+
+
+def _renamed(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = _node(model, "out").output[0] = "renamed"
+
+
+def _input_type(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7
+
+
+OUTSIDE = {
+    "one ulp of a weight": (_one_ulp, "constant differs"),
+    "columns of a weight swapped": (_swapped_columns, "constant differs"),
+    "the sign of a bias": (_opposite_bias, "constant differs"),
+    "another operand": (_other_operands, ""),
+    "a further node": (_extra_node, "stands where"),
+    "another opset": (_opset, "opset ai.onnx is 18 instead of 17"),
+    "an output of another name": (_renamed, "output renamed differs"),
+    "an input of another shape": (_input_type, "input x differs"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_changes_outside_of_regions_are_refused(name: str) -> None:
+    change, reason = OUTSIDE[name]
+    found = changed(change)
+    assert not found.certified
+    assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
+
+
+def _attribute(value: float) -> onnx.ModelProto:
+    return text_model(
+        f"a = LayerNormalization<axis = -1, epsilon = {value}>(x, ones, zeros) out = Tanh(a)",
+        constants={"ones": np.ones(4), "zeros": np.zeros(4)},
+    )
+
+
+def test_attributes_are_compared() -> None:
+    found = judged(_attribute(1e-5), _attribute(2e-5))
+    assert found.refusals[0].reason == "attribute epsilon differs from the original's"
+
+
+# -- control flow, functions, types -----------------------------------------------------------------------------------
+
+
+def branches(first: str, second: str, activation: str = SILU) -> onnx.ModelProto:
+    """The activation, times one number in one branch and another in the other."""
+    bodies = (
+        f"then_branch = t () => (float[batch, tokens, 8] p) {{ p = Mul(h, {first}) }}",
+        f"else_branch = e () => (float[batch, tokens, 8] q) {{ q = Mul(h, {second}) }}",
+    )
+    constants = {"two": np.asarray(2.0), "three": np.asarray(3.0)}
+    return text_model(
+        f"y = MatMul(x, W1) {activation} k = ReduceMax<keepdims = 0>(x) b = Greater(k, two) "
+        f"i = If<{', '.join(bodies)}>(b) out = MatMul(i, W2)",
+        constants=constants,
+    )
+
+
+def test_branches_are_compared_one_by_one() -> None:
+    assert judged(branches("two", "three"), branches("two", "three", HEADS)).certified
+    assert not judged(branches("two", "three"), branches("three", "two", HEADS)).certified
+    assert not judged(branches("two", "three"), branches("two", "two", HEADS)).certified
+
+
+def test_functions_are_inlined() -> None:
+    functions = '<opset_import: ["": 17], domain: "own"> Heads (y) => (h) { s = Sigmoid(y) h = Mul(s, y) }'
+    wrong = functions.replace("Mul(s, y)", "Mul(s, s)")
+    a = mlp(SILU)
+    for text, certified in ((functions, True), (wrong, False)):
+        b = mlp("h = own.Heads(y)", functions=text, domains={"own": 1})
+        assert judged(a, b).certified is certified
+
+
+@pytest.mark.parametrize("elem", ["float", "float16", "double"])
+def test_every_type_of_float(elem: str) -> None:
+    assert of(SILU, HEADS, elem=elem).certified
+    assert not of(SILU, WRONG["beyond 30"][1], elem=elem).certified
+
+
+def test_unknown_operators_are_the_same_only_with_the_same_operands() -> None:
+    options: dict[str, Any] = {"domains": {"own": 1}}
+    a = "z = own.Thing<k = 3>(y) s = Sigmoid(y) h = Mul(z, s)"
+    assert of(a, a, **options).certified
+    assert not of(a, a.replace("k = 3", "k = 4"), **options).certified
+    assert not of(a, a.replace("Thing<k = 3>(y)", "Other<k = 3>(y)"), **options).certified
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+COARSE = "n = Mul(y, $-1.01) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
+
+
+def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
+    a, b = mlp(SILU), mlp(COARSE)
+    exact = judged(a, b, claims={"h": Claimed(1.0)}).regions[0].bound
+    assert judged(a, b, claims={"h": Claimed(exact.at_least * 1.001)}).certified
+    assert not judged(a, b, claims={"h": Claimed(exact.at_least * 0.97)}).certified
+    assert exact.bound <= 1.2 * exact.at_least
+
+
+def test_a_domain_is_that_of_the_claim() -> None:
+    a, b = mlp(SILU), mlp(where("c = Greater(y, $300.0)"))
+    found = judged(a, b, claims={"h": Claimed(1e-6, 299.0)})
+    assert found.certified
+    assert found.regions[0].bound.domain == 299.0
+    assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
+
+
+# -- models of this tool ----------------------------------------------------------------------------------------------
+
+
+@cache
+def rewritten(name: str, spelling: str = "fused") -> onnx.ModelProto:
+    report = rewrite(str(FOLDER / name), validate=False, spelling=spelling)
+    assert report.rewritten is not None
+    return report.rewritten
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_committed_models_are_certified(path: Path) -> None:
+    found = judged(onnx.load(path), rewritten(path.name))
+    assert found.certified, found.refusals
+    assert found.regions
+
+
+def inlined(name: str) -> onnx.ModelProto:
+    return onnx.inliner.inline_local_functions(rewritten(name))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_change_of_a_number_is_refused(data: st.DataObject) -> None:
+    """One entry of one initializer of a certified file, moved by 1e-3 of its size."""
+    model = onnx.ModelProto()
+    model.CopyFrom(inlined("silu-decoder.onnx"))
+    floats = [each for each in model.graph.initializer if each.data_type == 1 and np.prod(each.dims) > 0]
+    tensor = data.draw(st.sampled_from(floats))
+    values = numpy_helper.to_array(tensor).copy().ravel()
+    place = data.draw(st.integers(0, values.size - 1))
+    values[place] += 1e-3 * max(1.0, abs(float(values[place])))
+    tensor.CopyFrom(numpy_helper.from_array(values.reshape(tuple(tensor.dims)), tensor.name))
+    used = {name for node in model.graph.node for name in node.input}
+    assert judged(onnx.load(FOLDER / "silu-decoder.onnx"), model).certified == (tensor.name not in used)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_other_operator_is_refused(data: st.DataObject) -> None:
+    """One node of a certified file computes something else of the same operands."""
+    others = {"Add": "Mul", "Mul": "Add", "Sub": "Add", "Div": "Mul", "Exp": "Tanh", "Tanh": "Exp", "Neg": "Abs",
+              "MatMul": "Add", "Softmax": "LogSoftmax", "Sqrt": "Exp", "Sigmoid": "Tanh"}  # fmt: skip
+    model = onnx.ModelProto()
+    model.CopyFrom(inlined("silu-decoder.onnx"))
+    nodes = [node for node in model.graph.node if node.op_type in others and not node.domain]
+    node = data.draw(st.sampled_from(nodes))
+    node.op_type = others[node.op_type]
+    assert not judged(onnx.load(FOLDER / "silu-decoder.onnx"), model).certified
