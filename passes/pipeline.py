@@ -12,6 +12,7 @@ from passes.match.lower import Lowered
 from passes.match.marks import made_for
 from passes.options import WHOLE, Options
 from passes.plan import Plan, carried, emit, plan_lowered, plan_merged
+from passes.record import with_record
 from rewriter.graph.view import all_graphs
 from rewriter.pipeline import AddedOutputs, Pass, Unit, require_current
 
@@ -88,8 +89,9 @@ class CarryBiasTokens:
 
 @dataclass(frozen=True)
 class MlpToAttention:
-    """Replace the planned MLP blocks by attention heads."""
+    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata."""
 
+    options: Options = field(default_factory=Options)
     name = "mlp-to-attention"
     requires = (Lower.name,)
     prepares = False
@@ -99,7 +101,7 @@ class MlpToAttention:
         """The model with the heads."""
         plan = unit.facts[CarriedPlan].plan if CarriedPlan in unit.facts else unit.fact(Plan)
         require_current(self, plan.model, unit)
-        model = emit(plan)
+        model = with_record(emit(plan), plan.conversions, self.options)
         names = frozenset(value.name for value in model.graph.output[len(plan.model.graph.output) :])
         return unit.having(AddedOutputs(names), model=model)
 
@@ -122,4 +124,4 @@ def pipeline(options: Options) -> tuple[Pass, ...]:
         passes.append(MergeNeurons(options))
     if options.form == WHOLE or options.forms.bias_token == "network":
         passes.append(CarryBiasTokens())
-    return (*passes, MlpToAttention())
+    return (*passes, MlpToAttention(options))

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api.comparing import diff, judge, validate
+    from rewriter.api.comparing import diff, validate
     from rewriter.api.estimating.doctor import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import inspect
@@ -71,7 +71,6 @@ __all__ = [
     "heads",
     "idle_heads",
     "inspect",
-    "judge",
     "patch",
     "rewrite",
     "rewrite_folder",
@@ -84,7 +83,7 @@ _HOMES = {
         *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
         *("UsageError", "ValidationError"),
     ),
-    "api.comparing": ("diff", "judge", "validate"),
+    "api.comparing": ("diff", "validate"),
     "api.estimating.doctor": ("doctor",),
     "api.folder": ("rewrite_folder",),
     "api.inspection": ("Inspection", "inspect"),

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from rewriter.api.cases import failures_of
 from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.run import Run, name_of, silent
-from rewriter.compare.expected import Expected, expected_of
 from rewriter.compare.files.models import difference
-from rewriter.compare.saved import EXPECTED, Recording, read_run
 from rewriter.compare.signature import signature_differences
 from rewriter.compare.verdicts import Rules, Tolerance
 from rewriter.errors import ExitStatus, UsageError
-from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.files.load import Source, load_model
 from rewriter.ort.providers import chosen_providers
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison
-from rewriter.text import one_line
 
 Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
 """One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
@@ -41,9 +35,7 @@ def validate(
     top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
-    expect: str | None = None,
     generate: int | None = None,
-    save_run: str | os.PathLike[str] | None = None,
     allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
@@ -65,10 +57,7 @@ def validate(
         top_k: also report how many of the k largest entries of each row both models share.
         taps: compare every block's output as well, and find the first whose error exceeds its share.
         bisect: if the models differ, test every part of `rewritten` alone and name the faulty ones.
-        expect: `fp16`, `bf16` or `int8`: `rewritten` was converted to that type, and is judged by what that may cost
-            (`rewriter.compare.expected`); parts are ranked by the error that they add.
         generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
-        save_run: npz file for the outputs of both, to be judged again with `judge`; a file is replaced.
         allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
 
@@ -81,9 +70,7 @@ def validate(
         ProviderError: a requested execution provider is not available.
         ValidationError: nothing could be compared, for example because a model does not run.
     """
-    options = _Options(
-        providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run, allow_links
-    )
+    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, generate, allow_links)
     return _compare(original, rewritten, options, progress, graph=False, outputs=True)
 
 
@@ -102,9 +89,7 @@ def diff(
     top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
-    expect: str | None = None,
     generate: int | None = None,
-    save_run: str | os.PathLike[str] | None = None,
     allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
@@ -124,9 +109,7 @@ def diff(
         top_k: as for `validate`.
         taps: as for `validate`.
         bisect: as for `validate`.
-        expect: as for `validate`.
         generate: as for `validate`.
-        save_run: as for `validate`.
         allow_links: as for `validate`.
         progress: as for `validate`.
 
@@ -144,11 +127,9 @@ def diff(
         raise UsageError("nothing to compare: leave the graph or the outputs in")
     if not outputs and (taps or bisect):
         raise UsageError("taps and bisect need the models to be run: leave the outputs in")
-    if not outputs and (expect or generate or save_run):
-        raise UsageError("expect, generate and save_run need the models to be run: leave the outputs in")
-    options = _Options(
-        providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, expect, generate, save_run, allow_links
-    )
+    if not outputs and generate:
+        raise UsageError("generate needs the models to be run: leave the outputs in")
+    options = _Options(providers, inputs, dims, seed, atol, rtol, top_k, taps, bisect, generate, allow_links)
     return _compare(a, b, options, progress, graph=graph, outputs=outputs)
 
 
@@ -165,91 +146,34 @@ class _Options:
     top_k: int | None
     taps: bool
     bisect: bool
-    expect: str | None
     generate: int | None
-    save_run: str | os.PathLike[str] | None
     allow_links: bool = False
 
     @property
     def _providers(self) -> tuple[str, ...]:
         return (self.providers,) if isinstance(self.providers, str) else tuple(self.providers or ())
 
-    def pairing(self, model: LoadedModel, progress: Progress, recording: Recording) -> Pairing:
-        """The options checked, for an original."""
+    def pairing(self, progress: Progress) -> Pairing:
+        """The options, checked."""
         if self.generate is not None and self.generate < 1:
             raise UsageError(f"generate is {self.generate}; it must be at least 1")
-        files = [Path(each).absolute() for each in (self.save_run, self.inputs) if isinstance(each, (str, os.PathLike))]
-        if len(files) != len(set(files)):
-            raise UsageError("the run would replace the inputs; choose another file for one of them")
-        if self.expect is not None and self.bisect:
-            raise UsageError("--bisect looks for what is wrong by the float64 rule; leave it or --expect out")
-        expected = None if self.expect is None else expected_of(_checked_type(self.expect), model.proto)
         return Pairing(
             providers=chosen_providers(self._providers),
             inputs=as_given(self.inputs),
             dims=dict(self.dims or {}),
             seed=self.seed,
-            rules=_rules(self.atol, self.rtol, self.top_k, expected),
-            taps=self.taps or expected is not None,
+            rules=_rules(self.atol, self.rtol, self.top_k),
+            taps=self.taps,
             bisect=self.bisect,
-            expected=expected,
-            keep=None if self.save_run is None else recording.keep,
             generate=self.generate,
             progress=progress,
         )
 
 
-def _rules(atol: Tolerances | None, rtol: Tolerances | None, top_k: int | None, expected: Expected | None) -> Rules:
+def _rules(atol: Tolerances | None, rtol: Tolerances | None, top_k: int | None) -> Rules:
     if top_k is not None and top_k < 1:
         raise UsageError(f"top-k is {top_k}; it must be at least 1")
-    return Rules(_tolerances(atol, rtol), top_k, None if expected is None else expected.tolerance)
-
-
-def _checked_type(name: str) -> str:
-    if name not in EXPECTED:
-        raise UsageError(f"unknown type '{one_line(name, 40)}' to expect; known are: {', '.join(EXPECTED)}")
-    return name
-
-
-def judge(
-    run: str | os.PathLike[str],
-    *,
-    atol: Tolerances | None = None,
-    rtol: Tolerances | None = None,
-    top_k: int | None = None,
-    expect: str | None = None,
-) -> Comparison:
-    """Judge a run that `validate` or `diff` saved, by tolerances, without running anything.
-
-    Args:
-        run: the file of `save_run`.
-        atol: as for `validate`.
-        rtol: as for `validate`.
-        top_k: as for `validate`.
-        expect: as for `validate`.
-
-    Raises:
-        UsageError: the file is not such a run, or a floating-point output has no tolerance.
-    """
-    clock = Run(silent)
-    with clock.step("load", "loading"):
-        saved = read_run(Path(run))
-    expected = None if expect is None else saved.expected(_checked_type(expect))
-    rules = _rules(atol, rtol, top_k, expected)
-    _check_names(rules, saved.outputs)
-    providers = saved.judged(rules)
-    failures = failures_of(providers)
-    return replace(
-        _nothing_yet(saved.about["a"], saved.about["b"]),
-        reference=saved.about["reference"],
-        cases=tuple(saved.about["cases"]),
-        providers=providers,
-        isolated=(),  # there is nothing left to isolate
-        failures=failures,
-        notes=() if expected is None else (expected.words,),
-        exit_status=ExitStatus.VALIDATION_FAILED if failures else ExitStatus.CONVERTED,
-        seconds=clock.seconds(),
-    )
+    return Rules(_tolerances(atol, rtol), top_k)
 
 
 def _tolerances(atol: Tolerances | None, rtol: Tolerances | None) -> dict[str | None, Tolerance]:
@@ -295,10 +219,10 @@ def _nothing_yet(a: str, b: str) -> Comparison:
 
 
 def _compare(a: Source, b: Source, options: _Options, progress: Progress, *, graph: bool, outputs: bool) -> Comparison:
-    run, recording = Run(progress), Recording()
+    run = Run(progress)
     with run.step("load", "loading"):
         models = load_model(a, allow_links=options.allow_links), load_model(b, allow_links=options.allow_links)
-    pairing = options.pairing(models[0], progress, recording)
+    pairing = options.pairing(progress)
     result = replace(
         _nothing_yet(name_of(a), name_of(b)), signature=signature_differences(models[0].proto, models[1].proto)
     )
@@ -310,10 +234,6 @@ def _compare(a: Source, b: Source, options: _Options, progress: Progress, *, gra
     elif outputs:
         _check_names(pairing.rules, [value.name for value in models[0].proto.graph.output])
         result = Pair(models, pairing, run).compare(result)
-        if options.save_run is not None:
-            operators = expected_of(EXPECTED[0], models[0].proto).operators
-            names = {"a": result.a, "b": result.b, "reference": result.reference}
-            recording.save(Path(options.save_run), {**names, "cases": list(result.cases), "operators": operators})
     elif result.graph is not None and not result.graph.same:
         result = replace(result, failures=("the graphs differ",))
     status = ExitStatus.VALIDATION_FAILED if result.failures else ExitStatus.CONVERTED

@@ -17,9 +17,8 @@ from rewriter.api.known import Known, know
 from rewriter.api.run import Run, silent
 from rewriter.compare.bisect import Bench, Isolated, isolate, narrow
 from rewriter.compare.boundaries import Boundary, boundaries, rounded
-from rewriter.compare.expected import Expected, costs
 from rewriter.compare.generation import generate
-from rewriter.compare.outputs import Keep, Programs, Results, compare_pair
+from rewriter.compare.outputs import Programs, Results, compare_pair
 from rewriter.compare.taps import Tap, Tapping, tap
 from rewriter.compare.verdicts import PairProof, Rules
 from rewriter.files.load import LoadedModel
@@ -55,8 +54,6 @@ class Pairing:
     rules: Rules
     taps: bool
     bisect: bool
-    expected: Expected | None = None
-    keep: Keep | None = None
     generate: int | None = None
     progress: Progress = field(repr=False, default=silent)
 
@@ -96,12 +93,10 @@ class Pair:
         programs = self._programs(cases)
         with self.run.step("outputs", "comparing outputs"):
             for name in self.pairing.providers:
-                rules, keep = self.pairing.rules, self.pairing.keep
-                providers[name] = compare_pair(self.models, cases, truth, name, rules, programs, keep)
+                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, programs)
         blame_inputs(self.pairing.inputs, cases, providers)
-        # Heads in a narrower type are not what this tool made; their errors are part of what is expected.
         with self.run.step("blocks", "testing the heads of each block"):
-            regions = self._regions() if self.pairing.expected is None else {}
+            regions = self._regions()
         result = replace(
             result,
             reference=reference,
@@ -115,10 +110,7 @@ class Pair:
         )
         if self.pairing.generate is not None:
             result = self._generated(result, cases)
-        found = self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
-        if self.pairing.expected is None:
-            return found
-        return replace(found, notes=(self.pairing.expected.words, *found.notes), costs=costs(found.taps or ()))
+        return self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
 
     def _generated(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
         with self.run.step("generate", "generating tokens"):
@@ -152,7 +144,7 @@ class Pair:
             f"block {name} is attention heads in the second model, but the first has no such block"
             for name in known.unknown
         ]
-        untried = [name for name in known.programs if name not in regions and self.pairing.expected is None]
+        untried = [name for name in known.programs if name not in regions]
         whole = [name for name in untried if name in known.whole]
         renamed = [name for name in untried if name not in known.whole]
         fitted = "their programs were fitted with other inputs or options, and nothing is allowed for their errors"
@@ -248,7 +240,6 @@ class Pair:
                 known.made,
                 optimise,
                 carried=(COUNT, ROWS) if {COUNT, ROWS} <= known.b.main.producer.keys() else None,
-                share=None if self.pairing.expected is None else self.pairing.expected.share,
             )
             with suppress(NoReference):
                 return tap(tapping, self._marks)

@@ -28,8 +28,6 @@ from rewriter.cli.interpret.rank import rank
 from rewriter.cli.interpret.run_cached import run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.passes import passes
-from rewriter.cli.saved.judge import judge
-from rewriter.cli.saved.page import page
 from rewriter.cli.streams import forgiving
 from rewriter.cli.validate import validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
@@ -39,8 +37,6 @@ COMMANDS: dict[str, click.Command] = {
     "inspect": inspect,
     "validate": validate,
     "diff": diff,
-    "judge": judge,
-    "page": page,
     "bench": bench,
     "passes": passes,
     "doctor": doctor,

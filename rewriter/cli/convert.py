@@ -30,8 +30,6 @@ Commands for models (rewrite COMMAND --help):
   inspect    print the blocks of a model, their size and their heads
   validate   judge whether a rewritten model computes what the original does
   diff       compare any two models: graphs, weights, outputs
-  judge      judge a saved comparison by other tolerances
-  page       make the web page of a saved report
   bench      measure how long models take beside the original
   passes     list the passes of the pipeline and their options
   doctor     check versions, execution providers, memory and disk

@@ -135,15 +135,6 @@ def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None
         raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
 
 
-def _run_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse, before the long work, a file for the run that cannot be written or is something else."""
-    if path is not None:
-        if path.suffix != ".npz":
-            raise UsageError(f"the run {quoted(path)} must end in .npz")
-        check_report(path, (), suffix=".npz")
-    return path
-
-
 def links_option(command: Command) -> Command:
     """The option of whatever reads model files."""
     return click.option(
@@ -169,11 +160,6 @@ _JUDGING = (
         help="The same, relative to the first model's values; added to --atol.",
     ),
     click.option(
-        "--expect",
-        type=click.Choice(["fp16", "bf16", "int8"]),
-        help="Judge outputs without a tolerance by what a conversion to this type may cost.",
-    ),
-    click.option(
         "--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K largest entries of each row."
     ),
     report_options("the comparison"),
@@ -191,9 +177,6 @@ _COMPARING = (
         metavar="N",
         type=click.IntRange(1),
         help="Also generate N tokens with both, through the key-value cache if there is one.",
-    ),
-    file_option(
-        "--save-run", metavar="RUN.npz", callback=_run_file, help="Save the outputs of both, for `rewrite judge`."
     ),
 )
 

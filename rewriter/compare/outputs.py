@@ -29,9 +29,6 @@ from rewriter.proof.statistics import compare, merge, top_k_share, uncompared
 
 Results = Sequence[Mapping[str, Array]]
 
-Keep = Callable[[str, bool, Results, Results], None]
-"""Called with a provider, whether graphs were optimised, and the outputs of A and B in every case."""
-
 
 @dataclass(frozen=True)
 class Programs:
@@ -99,7 +96,6 @@ def compare_pair(
     provider: str,
     rules: Rules,
     programs: Programs = NO_PROGRAMS,
-    keep: Keep | None = None,
 ) -> PairProof:
     """Run both models without and with graph optimisation, and judge every output.
 
@@ -110,7 +106,6 @@ def compare_pair(
         provider: execution provider.
         rules: tolerances, and what else to report.
         programs: the head programs of B that have a certified error.
-        keep: called with the outputs of both models, for `rewriter.compare.saved`.
 
     Raises:
         ValidationError: a model cannot be loaded, or B refuses a case that A accepts.
@@ -122,8 +117,6 @@ def compare_pair(
             _run(letter, model, provider, cases, optimise=optimise) for letter, model in zip("AB", models, strict=True)
         )
         settings.append(_Setting(str(Way(provider, optimise)), a.results, b.results))
-        if keep is not None:
-            keep(provider, optimise, a.results, b.results)
     measures = _Measures(models[0], cases, provider, settings[0].a, truth, programs)
     outputs = {name: _verdict(name, settings, measures, rules) for name in settings[0].a[0]}
     return PairProof(outputs, (a.load_seconds, b.load_seconds), b.cpu_nodes)
@@ -166,8 +159,7 @@ def _run(letter: str, model: LoadedModel, provider: str, cases: Sequence[Case], 
 
 def _verdict(name: str, settings: Sequence[_Setting], measures: _Measures, rules: Rules) -> OutputVerdict:
     every = [merge([compare(name, a[name], b[name]) for a, b in zip(each.a, each.b, strict=True)]) for each in settings]
-    tolerance = rules.tolerance_on(name, _by_case(settings[0].a, name))
-    judged = [_judged(name, each, measures, tolerance) for each in settings]
+    judged = [_judged(name, each, measures, rules.tolerance(name)) for each in settings]
     place = max(range(len(judged)), key=lambda index: _badness(judged[index]))
     worst, nothing = judged[place], [reason for reason in map(uncompared, every) if reason is not None]
     if worst.reason is None and nothing:

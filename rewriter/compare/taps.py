@@ -23,8 +23,7 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import gap, largest, magnitude
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.judging import Judged, Values, disparity, judge
+from rewriter.proof.judging import Values, judge
 from rewriter.proof.reference.float64 import open_reference
 from rewriter.proof.sensitivity import Sensitivity, sensitivity
 
@@ -88,8 +87,6 @@ class Tapping:
         group_bytes: maximum size in bytes of the values of one model in memory.
         carried: where B's residual stream has rows that A's has not, behind those of the tokens: the tensors of B that
             hold the number of tokens and of all rows of a sequence.
-        share: what B's error may be at most, as a share of the largest value, where B was converted to a narrower type:
-            then float types may differ. None for the pass rule.
     """
 
     a: Side
@@ -103,7 +100,6 @@ class Tapping:
     optimise: bool = False
     group_bytes: int = GROUP_BYTES
     carried: tuple[str, str] | None = None
-    share: float | None = None
 
 
 def tap(tapping: Tapping, marks: Sequence[Boundary]) -> tuple[Tap, ...]:
@@ -140,19 +136,12 @@ class _Group:
         name = mark.tensor
         old, new = ([case[name] for case in results] for results in (self.old, self.new))
         right = [case[name] for case in self._right] if self.tapping.truth else None
-        if self.tapping.share is not None and is_float(old[0].dtype):
-            judged = _expected(old, new, right, self.tapping.share)
-            return self._measured(mark, old, new, judged)
         judged = judge(
             Values(old, old, new, right),
             self.tapping.coarse,
             lambda channels: self._sensitivity.errors(name, channels),
             lambda: [[case[name] for case in planned] for planned in self._planned],
         )
-        return self._measured(mark, old, new, judged)
-
-    @staticmethod
-    def _measured(mark: Boundary, old: Sequence[Array], new: Sequence[Array], judged: Judged) -> Tap:
         return Tap(
             mark,
             max(map(magnitude, old)),
@@ -183,19 +172,6 @@ class _Group:
         model = replace(a.model, proto=with_outputs(a.model.proto, a.main, self.names), path=None)
         plain = [{name: case[name] for name in self.names} for case in self.old]
         return sensitivity(model, self.tapping.cases, plain, self.tapping.provider, claims=self.tapping.claims)
-
-
-def _expected(old: Sequence[Array], new: Sequence[Array], right: Sequence[Array] | None, share: float) -> Judged:
-    """The verdict on B in a narrower type: the largest error against that of the type."""
-    like = [b.astype(a.dtype) if is_float(b.dtype) else b for a, b in zip(old, new, strict=True)]
-    apart, truth = disparity(old, like), old if right is None else right
-    allowed = share * max(map(magnitude, old))
-    if apart is not None:
-        return Judged("tolerance", (), None, float("inf"), allowed, None, apart)
-    error_b = max(largest(gap(b, t)) for b, t in zip(like, truth, strict=True))
-    error_a = None if right is None else max(largest(gap(a, t)) for a, t in zip(old, right, strict=True))
-    reason = f"error {error_b:.3g} exceeds the expected {allowed:.3g}" if error_b > allowed else None
-    return Judged("tolerance", (), error_a, error_b, allowed, None, reason)
 
 
 def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: tuple[str, str]) -> dict[str, Array]:

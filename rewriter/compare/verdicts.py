@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,21 +34,14 @@ class Rules:
     Attributes:
         tolerances: maps an output to the tolerance that replaces the pass rule; the key None stands for all others.
         top_k: number of top entries of each row to compare; None for no such comparison.
-        expected: gives the tolerance of outputs that have none, from A's values in every case; None for the pass rule.
     """
 
     tolerances: Mapping[str | None, Tolerance]
     top_k: int | None = None
-    expected: Callable[[Sequence[Array]], Tolerance] | None = None
 
     def tolerance(self, name: str) -> Tolerance | None:
         """The tolerance of an output, if one was given."""
         return self.tolerances.get(name, self.tolerances.get(None))
-
-    def tolerance_on(self, name: str, values: Sequence[Array]) -> Tolerance | None:
-        """The tolerance of an output with these values of A."""
-        given = self.tolerance(name)
-        return self.expected(values) if given is None and self.expected is not None else given
 
 
 @dataclass(frozen=True)

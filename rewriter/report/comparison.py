@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.compare.bisect import Isolated
-from rewriter.compare.expected import Cost
 from rewriter.compare.files.models import GraphDifference
 from rewriter.compare.generation import Generation
 from rewriter.compare.taps import Tap
@@ -72,7 +71,6 @@ class Comparison(Result):
         notes: remarks.
         seconds: time by step.
         exit_status: 0 if the models agree, 1 if they differ.
-        costs: parts by the error that they add, largest first; empty unless a narrower type was expected.
         generation: tokens that both generate; None if that was not asked for.
     """
 
@@ -93,7 +91,6 @@ class Comparison(Result):
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
     exit_status: ExitStatus
-    costs: tuple[Cost, ...] = ()
     generation: Generation | None = None
 
     @property
@@ -166,7 +163,6 @@ class Comparison(Result):
             "first_exceeding": None if first is None else first.boundary.label,
             "isolated": None if self.isolated is None else [_isolated(each) for each in self.isolated],
             "faults": plain_data(self.faults),
-            "costs": plain_data(self.costs),
             "generation": None if self.generation is None else plain_data(self.generation),
             "failures": list(self.failures),
             "notes": list(self.notes),

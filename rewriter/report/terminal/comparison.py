@@ -59,9 +59,6 @@ def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table 
     if found.taps is not None:
         yield pairtables.through_depth(found.taps, words.names, verbose=verbose)
         yield from pairtables.tap_lines(found.taps, words.names)
-    if found.costs:
-        yield pairtables.costs(found.costs, verbose=verbose)
-        yield from pairtables.cost_lines(found.costs)
     if found.generation is not None:
         yield from pairtables.generation_lines(found.generation, words.names)
     if found.faults:

@@ -8,7 +8,6 @@ from math import isfinite, log10
 
 from rich.text import Text
 
-from rewriter.compare.expected import Cost
 from rewriter.compare.generation import Generation
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import OutputVerdict, PairProof
@@ -19,7 +18,6 @@ from rewriter.report.tables import output_table
 from rewriter.report.terminal.layout import plain
 from rewriter.text import counted
 
-_MOST_COSTS = 8
 _BARS = "▁▂▃▄▅▆▇█"
 _RULES = {
     "float64": "4 x the rounding of {a}",
@@ -126,23 +124,6 @@ def tap_lines(taps: Sequence[Tap], names: tuple[str, str]) -> list[Text]:
     else:
         lines.append(plain(f"first to exceed its allowance: {first.boundary.label}", "red"))
     return lines
-
-
-def costs(found: Sequence[Cost], *, verbose: bool) -> Table:
-    """The parts by the error that they add."""
-    heads = (Column("up to", "name"), *columns("error", "relative error", "added here"), Column("share", "share"))
-    rows = tuple(
-        (Cell(each.part, style="bold" if each.keep else ""), each.relative, each.added, each.share) for each in found
-    )
-    return Table("Parts by the error that they add", heads, rows if verbose else rows[:_MOST_COSTS])
-
-
-def cost_lines(found: Sequence[Cost]) -> list[Text]:
-    """Which parts to keep in float32."""
-    kept = [each for each in found if each.keep]
-    share = sum(each.share for each in kept)
-    names = ", ".join(each.part for each in kept)
-    return [plain(f"keep in float32 first: {names} ({100 * share:.0f} % of the squared error)")] if kept else []
 
 
 def generation_lines(found: Generation, names: tuple[str, str]) -> list[Text]:

@@ -362,7 +362,7 @@ def test_nothing_to_compare(pair: Pair) -> None:
         diff(*pair, graph=False, outputs=False)
     with pytest.raises(UsageError, match="taps and bisect need the models to be run"):
         diff(*pair, outputs=False, taps=True)
-    with pytest.raises(UsageError, match="expect, generate and save_run need the models to be run"):
+    with pytest.raises(UsageError, match="generate needs the models to be run"):
         diff(*pair, outputs=False, generate=3)
 
 

@@ -1,1 +1,0 @@
-"""Commands for results that were saved: nothing is run."""

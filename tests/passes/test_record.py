@@ -1,0 +1,181 @@
+"""The plan in a model's metadata: written as described, read back exactly, and refused where it is anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+
+from passes.forms import FORMS
+from passes.options import Options
+from passes.pipeline import pipeline
+from passes.plan import make_plan
+from passes.record import KEY, MOST_BYTES, Record, UnreadableError, read_record
+from rewriter import rewrite
+from tests.committed import FOLDER
+from tests.textmodels import SILU, mlp
+
+
+def made(model: Any, **options: Any) -> onnx.ModelProto:
+    result = rewrite(model, validate=False, **options).rewritten
+    assert isinstance(result, onnx.ModelProto)
+    return result
+
+
+def record_of(model: onnx.ModelProto) -> Record:
+    record = read_record(model)
+    assert record is not None
+    return record
+
+
+def text_of(model: onnx.ModelProto) -> str:
+    return next(str(entry.value) for entry in model.metadata_props if entry.key == KEY)
+
+
+def with_text(model: onnx.ModelProto, *texts: str) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.metadata_props[:]
+    for text in texts:
+        result.metadata_props.add(key=KEY, value=text)
+    return result
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("file", ["silu-decoder", "gelu-encoder", "gated-decoder"])
+def test_it_says_what_was_planned(file: str, form: str) -> None:
+    original = onnx.load(FOLDER / f"{file}.onnx")
+    record = record_of(made(original, form=form))
+    plan = make_plan(original, Options(form=form))
+    assert record.options == ({} if form == "local" else {"form": form})
+    assert len(record.blocks) == len(plan.conversions) == 2
+    for block, conversion in zip(record.blocks, plan.conversions, strict=True):
+        planned = conversion.block
+        assert (block.name, block.output, block.y) == (planned.name, planned.output, planned.gate)
+        assert block.value == ("" if planned.value == planned.gate else planned.value)
+        assert (block.activation, block.parameters) == (
+            planned.identified.activation.name,
+            planned.identified.parameters,
+        )
+        assert (block.bound, block.domain) == (conversion.max_error, conversion.program.domain)
+        assert (block.weights is None) == (conversion.projections is None)
+        if block.weights is not None and conversion.projections is not None:
+            assert block.weights.query.weight == conversion.projections.query.weight
+            assert block.weights.value.weight == conversion.projections.value.weight
+            assert block.weights.output.weight == conversion.projections.output.weight
+            assert block.weights.result == conversion.projections.result
+
+
+def test_numbers_are_exact() -> None:
+    """1.2345678 is no number that a few digits state."""
+    model = mlp("k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)")
+    (planned,) = make_plan(model, Options()).conversions
+    (block,) = record_of(made(model)).blocks
+    assert block.parameters == planned.block.identified.parameters
+    assert abs(block.parameters[0] - 1.2345678) < 1e-7
+
+
+def test_fitted_heads_are_in_it() -> None:
+    """Nothing else says which heads were fitted to a function without a name."""
+    model = mlp("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)")
+    (block,) = record_of(made(model, domain=4.0, accuracy=1e-3)).blocks
+    assert (block.activation, block.parameters, block.domain) == ("f", (), 4.0)
+    assert block.heads
+
+
+def test_a_pass_run_by_hand_writes_it() -> None:
+    assert [each.name for each in pipeline(Options())] == ["lower", "mlp-to-attention"]
+    assert record_of(made(mlp(SILU))).blocks[0].activation == "silu"
+
+
+def test_other_metadata_stays() -> None:
+    model = mlp(SILU)
+    model.metadata_props.add(key="licence", value="none")
+    assert [entry.key for entry in made(model).metadata_props] == ["licence", KEY]
+    assert read_record(model) is None
+
+
+# -- hostile plans ------------------------------------------------------------------------------------------------
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], Any]:
+    def change(content: Any) -> Any:
+        place = content
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = to
+        return content
+
+    return change
+
+
+def _without(*path: str | int) -> Callable[[Any], Any]:
+    def change(content: Any) -> Any:
+        place = content
+        for step in path[:-1]:
+            place = place[step]
+        del place[path[-1]]
+        return content
+
+    return change
+
+
+BLOCK = ("blocks", 0)
+WEIGHT = (*BLOCK, "weights", "first")
+DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    (lambda content: [content], "the plan is no object"),
+    (_set("version", to=2), "its version is not 1"),
+    (_set("version", to=True), "'version' is no size"),
+    (_without("tool"), "the plan has no 'tool'"),
+    (_set("options", to=[]), "'options' is no object"),
+    (_set("blocks", to={}), "'blocks' is no list"),
+    (_set("blocks", 0, to=None), r"'blocks'\[0\] is no object"),
+    (_set("blocks", 1, "name", to="mlp"), "two blocks have the same name"),
+    (_set(*BLOCK, "name", to=""), "name is empty"),
+    (_set(*BLOCK, "name", to="n" * 20_000), "no text of at most"),
+    (_set(*BLOCK, "path", to=[["If"]]), "not a tensor and an attribute"),
+    (_set(*BLOCK, "parameters", to=[1.5]), "no hexadecimal number"),
+    (_set(*BLOCK, "parameters", to=["nan"]), "is not finite"),
+    (_set(*BLOCK, "parameters", to=["0x1p+99999"]), "no hexadecimal number"),
+    (_set(*BLOCK, "bound", to="-0x1p-9"), "a bound below 0"),
+    (_set(*BLOCK, "domain", to="0x0p+0"), "an empty domain"),
+    (_set(*BLOCK, "form", to="best"), "form is not one of"),
+    (_set(*BLOCK, "tensors", to=7), "is no object"),
+    (_set(*BLOCK, "tensors", "y", to=None), "is no text"),
+    (_set(*BLOCK, "tensors", "input", to=None), "no input or no result"),
+    (_set(*BLOCK, "weights", "gate", to={}), "has no 'weight'"),
+    (_set(*BLOCK, "tensors", "value", to="v"), "a value and no gate"),
+    (_set(*WEIGHT, "in", to=-1), "is no size"),
+    (_set(*WEIGHT, "transposed", to=1), "neither true nor false"),
+    (_set(*WEIGHT, "biases", to="b"), "is no list"),
+    (_set(*BLOCK, "program", to={"name": "silu", "heads": [{}]}), "has no 'beta'"),
+    (_set(*BLOCK, "carried", to=2.5), "is no size"),
+)
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE)
+def test_a_damaged_plan_is_refused(damage: Callable[[Any], Any], reason: str) -> None:
+    model = made(FOLDER / "silu-decoder.onnx", form="masked")
+    content = json.loads(text_of(model))
+    content["blocks"][0]["name"] = "mlp"
+    with pytest.raises(UnreadableError, match=reason):
+        read_record(with_text(model, json.dumps(damage(content))))
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (("",), "it is not JSON"),
+        (("[" * 100_000,), "it is not JSON"),
+        (("{}", "{}"), "there are several"),
+        (("9" * 10_000,), "it is not JSON"),
+        ((" " * (MOST_BYTES + 1),), "characters, more than"),
+    ],
+    ids=["empty", "deep", "twice", "digits", "long"],
+)
+def test_hostile_text_is_refused(texts: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UnreadableError, match=reason):
+        read_record(with_text(mlp(SILU), *texts))
