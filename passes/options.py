@@ -204,7 +204,6 @@ class Options:
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
-        merge: remove neurons proved unnecessary before the others become heads.
         gate: a member of `GATES`.
         precision: a member of `PRECISIONS`.
         fit: fit heads to activations that the table does not name.
@@ -221,11 +220,6 @@ class Options:
     inline: bool = option(False, "Write the heads out instead of calling a model-local function.")
     only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
     skip: tuple[str, ...] = option((), "Do not convert blocks whose names match (repeatable).", metavar="GLOB")
-    merge: bool = option(
-        False,
-        "First remove neurons that are proved unnecessary (reads the weights).",
-        see="programs.md#fewer-heads-than-neurons",
-    )
     gate: str = option(
         "heads",
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from passes.match.lower import Lowered
 from passes.match.marks import made_for
 from passes.options import WHOLE, Options
-from passes.plan import Plan, carried, emit, plan_lowered, plan_merged
+from passes.plan import Plan, carried, emit, make_plan
 from passes.record import with_record
 from rewriter.graph.view import all_graphs
 from rewriter.pipeline import AddedOutputs, Pass, Unit, require_current
@@ -28,34 +27,12 @@ class Lower:
     runs = "always"
 
     def run(self, unit: Unit) -> Unit:
-        """Leave `Lowered` and `Plan`."""
-        lowered, plan = plan_lowered(unit.model, self.options)
-        return unit.having(lowered, plan, model=plan.model)
-
-    def ensures(self, unit: Unit) -> None:
-        """Nothing beyond a valid model: the proof compares the lowered form with the original in float64."""
-
-
-@dataclass(frozen=True)
-class MergeNeurons:
-    """Remove neurons that are proved unnecessary; reads the weights of the blocks."""
-
-    options: Options = field(default_factory=Options)
-    name = "merge-neurons"
-    requires = (Lower.name,)
-    prepares = True
-    runs = "with --merge"
-
-    def run(self, unit: Unit) -> Unit:
-        """Leave the `Plan` for the model with merged weights."""
-        plan = plan_merged(unit.fact(Lowered), unit.fact(Plan), self.options, unit.read)
+        """Leave the `Plan`."""
+        plan = make_plan(unit.model, self.options)
         return unit.having(plan, model=plan.model)
 
     def ensures(self, unit: Unit) -> None:
-        """Check that no block has more neurons than before."""
-        grown = [record.block for record in unit.fact(Plan).merged if (record.after or 0) > (record.before or 0)]
-        if grown:
-            raise AssertionError(f"merging added neurons to {grown[0]}")
+        """Nothing beyond a valid model: the proof compares the lowered form with the original in float64."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +90,13 @@ class MlpToAttention:
             raise AssertionError(f"no node is marked as made for {missing[0]}")
 
 
-PASSES = (Lower, MergeNeurons, CarryBiasTokens, MlpToAttention)
+PASSES = (Lower, CarryBiasTokens, MlpToAttention)
 """All passes, in the order in which they run."""
 
 
 def pipeline(options: Options) -> tuple[Pass, ...]:
     """The passes that the options ask for, in order."""
     passes: list[Pass] = [Lower(options)]
-    if options.merge:
-        passes.append(MergeNeurons(options))
     if options.form == WHOLE or options.forms.bias_token == "network":
         passes.append(CarryBiasTokens())
     return (*passes, MlpToAttention(options))

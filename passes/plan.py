@@ -6,8 +6,8 @@ nodes of its model by index, so that model must not change afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -21,11 +21,9 @@ from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.marks import made_for
 from passes.match.names import Namer
-from passes.match.operands import Read
 from passes.network.planning import Carried, asides_of, carry_out, route_for, unfit
 from passes.network.route import Route
 from passes.network.sizes import BATCH, TOKENS
-from passes.neurons.merge import Record, merge
 from passes.options import WAYS, WHOLE, Options, Way
 from passes.own_attention import own_attention
 from passes.whole.block import emit_whole, prepare_whole
@@ -46,15 +44,11 @@ class Plan:
     """What will be done to a model.
 
     Attributes:
-        model: the model to which the plan refers: the one that was given, or its lowered form, with neurons merged.
+        model: the model to which the plan refers: the one that was given, or its lowered form.
         views: the indices of its graphs, the main graph first.
         conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
         notes: remarks on the model as a whole, such as an option that could not be followed.
-        unmerged: the same model before neurons were merged, against which the heads are proved; None if none was.
-        merged: what merging did to each block to convert, if it was asked for.
-        ends: where merging added a constant after a second operator: the output of that operator to the tensor with
-            the original values.
         route: the route of the bias tokens, if they are carried through the network.
         whole: what form `whole` does on that route.
     """
@@ -64,16 +58,8 @@ class Plan:
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
-    unmerged: onnx.ModelProto | None = None
-    merged: tuple[Record, ...] = ()
-    ends: Mapping[str, str] = field(default_factory=dict)
     route: Route | None = None
     whole: Whole | None = None
-
-    @property
-    def reference(self) -> onnx.ModelProto:
-        """The model whose tensors the heads are proved against: lowered, with all its neurons."""
-        return self.model if self.unmerged is None else self.unmerged
 
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
@@ -90,18 +76,11 @@ class Plan:
         return {view.path: view for view in self.views}
 
 
-def make_plan(model: onnx.ModelProto, options: Options, read: Read | None = None) -> Plan:
+def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
-    Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor; only
-    `Options.merge` reads weights, and has no effect without it.
+    Fused operators outside of converted blocks stay as they were.
     """
-    lowered, plan = plan_lowered(model, options)
-    return plan if read is None or not options.merge else plan_merged(lowered, plan, options, read)
-
-
-def plan_lowered(model: onnx.ModelProto, options: Options) -> tuple[Lowered, Plan]:
-    """`model` with fused operators and local functions taken apart where a block needs their parts, and its plan."""
     network = _through(options)
     lowered = lower(model, network=network)
     plan = _plan(lowered, options)
@@ -113,23 +92,12 @@ def plan_lowered(model: onnx.ModelProto, options: Options) -> tuple[Lowered, Pla
         plan = _plan(lowered, options)
         if network and not plan.conversions:
             plan = replace(plan, left=left)  # why the route ends, not that a fused operator stands on it
-    return lowered, plan
+    return plan
 
 
 def _through(options: Options) -> bool:
     """Whether bias tokens are carried through the network."""
     return options.form == WHOLE or options.forms.bias_token == "network"
-
-
-def plan_merged(lowered: Lowered, plan: Plan, options: Options, read: Read) -> Plan:
-    """The plan for the model with the neurons of the blocks to convert merged."""
-    result = merge(plan.model, plan.views, [conversion.block for conversion in plan.conversions], read)
-    if result.model is not plan.model:
-        unmerged = plan.model
-        plan = _plan(replace(lowered, model=result.model), options)
-        plan = replace(plan, unmerged=unmerged, ends=result.ends)
-    notes = (*plan.notes, *(record.text for record in result.records))
-    return replace(plan, merged=result.records, notes=notes)
 
 
 def alternatives(plan: Plan, conversion: Conversion, options: Options) -> Iterator[Conversion]:

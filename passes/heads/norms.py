@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from passes.match.bounds import NORMS
 from passes.match.linear import MICROSOFT
-from passes.neurons.bounds import NORMS
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, integer_of
 

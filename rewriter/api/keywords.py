@@ -23,7 +23,6 @@ class RewriteKeywords(TypedDict, total=False):
     inline: bool
     only: str | Sequence[str]
     skip: str | Sequence[str]
-    merge: bool
     gate: str
     precision: str
     fit: bool

@@ -100,7 +100,7 @@ def know(a: LoadedModel, b: LoadedModel, measure: Measure) -> Known:
     plan, side = found.plan, found.a
     known = {block.name for block in found.blocks}
     landmarks = [_landmark(block, programs.get(block.name)) for block in found.blocks if not block.path]
-    claims = [claim_of(each, plan.ends) for each in plan.conversions]
+    claims = [claim_of(each) for each in plan.conversions]
     return Known(
         a=side,
         b=theirs,
@@ -164,7 +164,7 @@ def _found(
         a=side,
         plan=replace(plan, conversions=tuple(chosen)),
         blocks=tuple(blocks),
-        tried=frozenset(each.block.name for each in made if _can_be_tried(claim_of(each, plan.ends), side, b)),
+        tried=frozenset(each.block.name for each in made if _can_be_tried(claim_of(each), side, b)),
         holds=holds,
         unfitted=tuple(name for name in fitted if name not in names),
     )
@@ -178,12 +178,12 @@ def _picked(
     Heads that cannot be tested alone get the program of the forms that replace whole blocks if they did that, and
     otherwise the default.
     """
-    if not _can_be_tried(claim_of(default, plan.ends), a, b):
+    if not _can_be_tried(claim_of(default), a, b):
         replaced = default.block.name in whole
         return next((each for each in every if (each.projections is not None) == replaced), default)
     closest, least = None, float("inf")
     for each in every:
-        distance = _apart(claim_of(each, plan.ends), a, b)
+        distance = _apart(claim_of(each), a, b)
         if distance < least:
             closest, least = each, distance
         # Programs in float64 may be so accurate that rounding explains what they differ by; others are told apart, and

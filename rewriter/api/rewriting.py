@@ -132,8 +132,7 @@ def rewrite(
     claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)
     wanted = settings if validate else None
     variants = Variants(
-        lowered=replace(source, proto=plan.reference, path=None),
-        reweighted=None if plan.unmerged is None else replace(source, proto=plan.model, path=None),
+        lowered=replace(source, proto=plan.model, path=None),
         alone=None if alone is None else replace(source, proto=alone, path=None),
     )
     models = _Models(source, rewritten, variants)

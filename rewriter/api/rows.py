@@ -6,7 +6,7 @@ The engine imports nothing from `passes`, so report and proof see only these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from math import isfinite
 
@@ -16,8 +16,8 @@ from passes.conversion import Conversion
 from passes.forms.builder import chunk_size_of
 from passes.forms.compact.form import row_size_of
 from passes.match.blocks import Left, kinds
+from passes.match.bounds import reach
 from passes.match.operands import Read
-from passes.neurons.bounds import reach
 from passes.options import Options
 from passes.plan import Plan
 from passes.speed import speed_notes
@@ -80,7 +80,7 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     """What the conversions of a plan claim; `accuracy` is the error that the user asked for."""
     whole = [each for each in plan.conversions if each.projections is not None]
     gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
-    claims = (claim_of(each, plan.ends, accuracy) for each in plan.conversions)
+    claims = (claim_of(each, accuracy) for each in plan.conversions)
     # A first operator that is the last of a whole block reads what that block no longer makes.
     return tuple(
         replace(claim, block_inputs=claim.inputs, width=None) if gone.intersection(claim.block_inputs) else claim
@@ -88,12 +88,11 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     )
 
 
-def claim_of(conversion: Conversion, ends: Mapping[str, str], accuracy: float | None = None) -> Claim:
+def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
     """What the conversion claims about its block, in the terms of the proof.
 
     Args:
         conversion: the block and its program.
-        ends: `Plan.ends`.
         accuracy: the error that the user asked for.
     """
     block, program = conversion.block, conversion.program
@@ -104,7 +103,7 @@ def claim_of(conversion: Conversion, ends: Mapping[str, str], accuracy: float | 
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
         block_inputs=conversion.inputs,
-        block_outputs=tuple(ends.get(name, name) for name in conversion.outputs),
+        block_outputs=conversion.outputs,
         max_error=conversion.max_error,
         rounding=program.rounding,
         elem_type=block.coarsest,

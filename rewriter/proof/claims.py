@@ -127,14 +127,11 @@ class Variants:
     Attributes:
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. The proof
             also shows that it computes what the original does.
-        reweighted: that form with the weights of the rewritten model, if they differ; they must make no difference
-            beyond rounding.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are proved in
             this form, and the rewritten model itself end to end.
     """
 
     lowered: LoadedModel | None = None
-    reweighted: LoadedModel | None = None
     alone: LoadedModel | None = None
 
 

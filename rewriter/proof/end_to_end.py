@@ -122,7 +122,6 @@ class Evaluations:
         planned: the planned model in float64; None without a truth.
         shaken: the same with every activation perturbed by its float64 rounding; None where that rounding is ordinary.
         lowered: the original with fused operators taken apart, in float64; None where none were.
-        merged: the original with fewer neurons, in float64; None where none were merged.
     """
 
     before: ModelRuns
@@ -130,7 +129,6 @@ class Evaluations:
     planned: Results | None = None
     shaken: Results | None = None
     lowered: Results | None = None
-    merged: Results | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,17 +355,14 @@ class _Judge:
                 f"output {self.name}: in float64 the rewritten model differs from its plan by {found.error:.3g}, more "
                 f"than the {found.allowed:.3g} that rounding explains"
             )
-        # Lowering changes no number, so float64 sees nothing but its own rounding; merged weights are rounded anew.
-        forms = (
-            ("the lowered original", runs.lowered, sharp),
-            ("the original with fewer neurons", runs.merged, np.ones(())),
-        )
-        for what, results, allowed in forms:
-            if results is None:
-                continue
-            found = self._form(truth, own, results, allowed)
+        if runs.lowered is not None:
+            # Lowering changes no number, so float64 sees nothing but its own rounding.
+            moved = channels.errors([case[self.name] for case in runs.lowered], truth.right)
+            found = self.judged(truth, own, lambda noise: worst(moved, sharp * noise))
             if not found.holds:
-                failures.append(f"output {self.name}: {what} does not compute what the original does, {found.text}")
+                failures.append(
+                    f"output {self.name}: the lowered original does not compute what the original does, {found.text}"
+                )
         share = channels.share(truth.carried)
         if not share <= cap:
             failures.append(
@@ -375,11 +370,6 @@ class _Judge:
                 f"scale, more than the {cap:.2g} allowed; {advice}"
             )
         return failures
-
-    def _form(self, truth: _Truth, own: Wide, results: Results, allowed: Wide) -> Excess:
-        """Judge another form of the original; `allowed` is how much of the original's rounding it may show."""
-        off = truth.channels.errors([case[self.name] for case in results], truth.right)
-        return self.judged(truth, own, lambda noise: worst(off, allowed * noise))
 
     def on(
         self, way: Way, old: Sequence[Array], new: Sequence[Array]

@@ -114,7 +114,7 @@ def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Cla
     """Differences from the original that no claim explains, read from the files without running them."""
     if not claims:
         return []
-    old = variants.reweighted or variants.lowered or original
+    old = variants.lowered or original
     return unexplained_changes(Side.of(old), Side.of(variants.alone or rewritten), claims)
 
 
@@ -131,11 +131,10 @@ def _measured(
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     run: Runner = partial(run_model, by_blocks=by_blocks)
     old, new = Side.of(original), Side.of(rewritten)
-    lowered, reweighted = variants.lowered, variants.reweighted
+    lowered = variants.lowered
     named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
-    between = None if reweighted is None else Side.of(reweighted)
     apart = new if variants.alone is None else Side.of(variants.alone)
-    planned = planned_side(between or named, claims)
+    planned = planned_side(named, claims)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
     needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
     watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
@@ -148,7 +147,7 @@ def _measured(
     def items() -> Iterator[BlockItem]:
         for number, claim in enumerate(claims):
             to_blocks(f"proving {claim.name}", number, len(claims))
-            yield block_item(named, apart, planned, claim, _seen(named, claim, needs, before, settings), ways, between)
+            yield block_item(named, apart, planned, claim, _seen(named, claim, needs, before, settings), ways)
 
     blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
 
@@ -163,7 +162,6 @@ def _measured(
         planned=wide(planned, "the plan") if exact else None,
         shaken=wide(shaken(planned), "the plan, shaken") if exact and any(c.unstable for c in claims) else None,
         lowered=wide(named, "the lowered original") if exact and named is not old else None,
-        merged=wide(between, "the original with fewer neurons") if exact and between is not None else None,
     )
     why = cache(partial(doubt, original, before))
     providers: dict[str, ProviderProof] = {}

@@ -114,7 +114,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "the same line before it had a method of its own",
     ),
     (
-        "passes/neurons/bounds.py",
+        "passes/match/bounds.py",
         "return view.nodes[index].input[1 - slot], constant.reshape(constant.shape[- 2:])",
         "a leading axis of 1 more, which broadcasts",
     ),

@@ -36,7 +36,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         for name in (
             *("programs/softmax", "programs/program", "programs/line", "programs/powers"),
             *("certificates/changes", "certificates/intervals", "certificates/certify"),
-            *("programs/gates", "match/linear", "match/lower", "neurons/merge", "neurons/reduce", "neurons/bounds"),
+            *("programs/gates", "match/linear", "match/lower", "match/bounds"),
         )
     ],
     "rewriter/compare/files": [
@@ -84,7 +84,6 @@ _TESTS: Mapping[str, Sequence[str]] = {
         "tests/passes/match/test_lower.py tests/passes/match/test_blocks.py",
         "tests/passes/test_apply.py",
     ),
-    "passes/neurons/*.py": ("tests/passes/neurons",),
     "passes/programs/*.py": (
         _FIGURES,
         "tests/passes/programs",
@@ -116,7 +115,6 @@ _OWN: Mapping[str, str] = {
     "passes/certificates/certify.py": "test_tails test_certify",
     "passes/certificates/intervals.py": "test_changes",
     "passes/match/linear.py": "test_linear_table test_linear",
-    "passes/neurons/reduce.py": "test_reduce test_merge",
     "passes/programs/program.py": "test_program test_programs",
 }
 """Module to its own tests in the mirrored folder, where they have another name."""

@@ -56,7 +56,6 @@ def unit_of(model: onnx.ModelProto) -> Unit:
     ("options", "expected"),
     [
         ({}, ["lower", "mlp-to-attention"]),
-        ({"merge": True}, ["lower", "merge-neurons", "mlp-to-attention"]),
         ({"form": "masked", "bias_token": "network"}, ["lower", "carry-bias-tokens", "mlp-to-attention"]),
     ],
 )

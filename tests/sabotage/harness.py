@@ -25,8 +25,6 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "made": ("rewriter.api.rewriting", "made"),
     "choose": ("passes.plan", "choose"),
     "lower": ("passes.plan", "lower"),
-    "merge": ("passes.plan", "merge"),
-    "reduce": ("passes.neurons.merge", "reduce_neurons"),
     "serialise": ("rewriter.files.save", "_serialise"),
 }
 """Parts of the rewriter that a sabotage can replace: the module that calls each, and its name there."""

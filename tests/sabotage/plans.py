@@ -1,4 +1,4 @@
-"""Conversions that are none, wrong lowerings, wrong merges, bias tokens that leak, models that cannot be proved."""
+"""Conversions that are none, wrong lowerings, bias tokens that leak, models that cannot be proved."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 import onnx
 
 from passes.match.lower import Lowered
-from passes.neurons.merge import Merged
-from passes.neurons.reduce import Reduction
 from passes.plan import Plan, apply
 from rewriter.pipeline import Unit
 from tests.sabotage.edits import anywhere, applied, heads, inner, places
 from tests.sabotage.harness import Part, Patch
 from tests.sabotage.lengths import length
 from tests.sabotage.mixing import FIRST_SEQUENCE, FIRST_TOKEN
-from tests.sabotage.pieces import Change, NodeChange, attribute, becomes, change_weight, nodes_of, operand, scaled
+from tests.sabotage.pieces import NodeChange, attribute, becomes, nodes_of, operand, scaled
 from tests.sabotage.sabotages import Expect, Sabotage
 from tests.sabotage.subjects import on, square
 
@@ -68,7 +66,7 @@ CONVERSIONS = (
     Sabotage("the heads are there, and the activation too", applied(unused_heads), on("silu-decoder", "relu-decoder")),
 )
 
-# -- lowering and merging --------------------------------------------------------------------------------------------
+# -- lowering --------------------------------------------------------------------------------------------------------
 
 
 def lowered(op_type: str, change: NodeChange) -> Patch:
@@ -88,47 +86,6 @@ def lowered(op_type: str, change: NodeChange) -> Patch:
     return {"lower": wrapper}
 
 
-def reduced(change: Callable[[Reduction], Reduction]) -> Patch:
-    """The neurons that go, or what takes their place, are chosen wrongly."""
-
-    def wrapper(right: Part) -> Part:
-        return lambda *arguments: change(right(*arguments))
-
-    return {"reduce": wrapper}
-
-
-def merged(name: str, change: Change) -> Patch:
-    """The model with fewer neurons has other weights."""
-
-    def wrapper(right: Part) -> Part:
-        def wrong(*arguments: Any, **options: Any) -> Merged:
-            found: Merged = right(*arguments, **options)
-            model = onnx.ModelProto()
-            model.CopyFrom(found.model)
-            change_weight(model, name, change)
-            return replace(found, model=model)
-
-        return wrong
-
-    return {"merge": wrapper}
-
-
-def _live_removed(reduction: Reduction) -> Reduction:
-    return replace(reduction, kept=reduction.kept[:-1], dead=reduction.dead + 1)
-
-
-def _rows_forgotten(reduction: Reduction) -> Reduction:
-    return replace(reduction, rows=tuple({} for _ in reduction.rows))
-
-
-def _rows_doubled(reduction: Reduction) -> Reduction:
-    return replace(reduction, rows=tuple({key: 2.0 * row for key, row in rows.items()} for rows in reduction.rows))
-
-
-def _shifts_forgotten(reduction: Reduction) -> Reduction:
-    return replace(reduction, shifts=tuple(None for _ in reduction.shifts))
-
-
 LOWERINGS: tuple[tuple[str, Patch, tuple[str, ...]], ...] = (
     ("a fused bias subtracted", lowered("Add", becomes("Sub")), ("bias-gelu", "fast-gelu")),
     ("a fused bias lost", lowered("Gelu", lambda node: node.input.__setitem__(0, "first")), ("bias-gelu",)),
@@ -137,14 +94,6 @@ LOWERINGS: tuple[tuple[str, Patch, tuple[str, ...]], ...] = (
     ("a fused alpha times 1 + 1e-5", lowered("LeakyRelu", attribute("alpha", 0.100001)), ("fused-leaky",)),
     ("a fused alpha times 1 + 1e-4", lowered("LeakyRelu", attribute("alpha", 0.10001)), ("fused-leaky",)),
     ("a fused product off by 1e-3", lowered("Gemm", attribute("alpha", 1.001)), ("fused-leaky",)),
-)
-
-MERGES: tuple[tuple[str, Patch, tuple[str, ...]], ...] = (
-    ("a neuron that is needed removed", reduced(_live_removed), ("gelu-encoder", "relu-decoder")),
-    ("the rows of merged neurons forgotten", reduced(_rows_forgotten), ("merging",)),
-    ("the rows of merged neurons doubled", reduced(_rows_doubled), ("merging",)),
-    ("the constant of removed neurons forgotten", reduced(_shifts_forgotten), ("constant-neurons",)),
-    ("a merged weight off by 1e-4", merged("W2_merged", scaled(1.0001)), ("merging",)),
 )
 
 # -- the network's bias token ----------------------------------------------------------------------------------------
@@ -248,7 +197,6 @@ HIDDEN = (
 PLANS = (
     *CONVERSIONS,
     *(Sabotage(what, patch, on(*models), Expect.MODEL) for what, patch, models in LOWERINGS),
-    *(Sabotage(what, patch, on(*models, merge=True), Expect.MODEL) for what, patch, models in MERGES),
     *NETWORKS,
     *HONEST,
     *HIDDEN,

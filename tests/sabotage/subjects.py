@@ -118,19 +118,6 @@ def _quantised() -> onnx.ModelProto:
     return text_model(f"{first} y = Add(onem, b1) {SILU} {second} out = Add(twom, b2)", constants=constants)
 
 
-def _merging() -> onnx.ModelProto:
-    """ReLU with a neuron that equals another, and one that is four times another."""
-    weights = {name: values(name).copy() for name in ("W1", "b1", "W2")}
-    for neuron, factor in ((5, 1.0), (6, 4.0)):
-        for name in ("W1", "b1"):
-            weights[name][..., neuron] = factor * weights[name][..., 2]
-    return mlp("h = Relu(y)", constants=weights)
-
-
-def _constant_neurons() -> onnx.ModelProto:
-    return mlp(SILU, constants={"W1": values("W1") * (np.arange(8) != 5)})
-
-
 def _outlier() -> onnx.ModelProto:
     """One output of -1e9 beside three of ordinary size."""
     return mlp(ERF_GELU, constants={"b2": np.array([0.1, 0.2, 0.3, -1e9])})
@@ -195,8 +182,6 @@ SMALL: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "outputs": _two_outputs,
     "branches": _branches,
     "quantised": _quantised,
-    "merging": _merging,
-    "constant-neurons": _constant_neurons,
     "bias-gelu": lambda: mlp(
         "h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains=_MICROSOFT
     ),

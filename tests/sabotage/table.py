@@ -29,7 +29,7 @@ FAMILIES: Mapping[str, tuple[Sabotage, ...]] = {
     "Keys, values, patterns and chunks of form compact": NEIGHBOURHOODS,
     "Rows, columns, masks and heads of form whole": NETWORKS,
     "Damage beside the heads": NEIGHBOURS,
-    "Plans, lowerings, merges and models on which errors hide": PLANS,
+    "Plans, lowerings and models on which errors hide": PLANS,
     "Other ways to prove, and other element types": WAYS,
     "Files that are not the model that was made": WRITTEN,
 }
@@ -64,7 +64,6 @@ _SAMPLED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("the outputs of a branch exchanged", on("branches")),
     ("a computed scale replaced by an initializer", on("computed-scale")),
     ("a fused bias subtracted", on("bias-gelu")),
-    ("the rows of merged neurons doubled", on("merging", merge=True)),
     ("one rare token leaves the domain of a gate", on("rare-token")),
     ("all outputs are NaN", on("nan")),
     ("external data is read from another place", on("external")),

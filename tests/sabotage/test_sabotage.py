@@ -84,8 +84,8 @@ def test_an_edit_that_does_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_a_part_that_never_runs_is_an_error(tmp_path: Path) -> None:
     (subject,) = on("silu")
-    with pytest.raises(SabotageError, match="merge was never called"):
-        attempt(subject.path(tmp_path), {}, {"merge": lambda right: right})
+    with pytest.raises(SabotageError, match="serialise was never called"):
+        attempt(subject.path(tmp_path), {"dry_run": True}, {"serialise": lambda right: right})
 
 
 def test_a_sabotage_that_passes_is_a_fault(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from passes.made import made_before
 from passes.match.linear import Miss
 from passes.match.projections import Projection
 from passes.options import Options
-from passes.plan import plan_lowered
+from passes.plan import make_plan
 from passes.whole.read import narrow, read_whole
 from rewriter.api.interpret.arrays import write_arrays
 from rewriter.arrays import Array
@@ -225,7 +225,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     if program not in PROGRAMS:
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
-    _, plan = plan_lowered(source.proto, Options())
+    plan = make_plan(source.proto, Options())
     narrowed = narrow(plan.model)
     whole = 0
     if narrowed is not None:

@@ -47,12 +47,9 @@ class BlockItem:
             its heads are proved; or, where the heads read a tensor that the original does not, the failure.
         before: the original's block.
         after: the rewritten model's block.
-        planned: the original's block with the plan as its activation, and with the rewritten model's weights where they
-            differ.
+        planned: the original's block with the plan as its activation.
         inputs: values that the block receives in the model, case by case; if empty, only the heads are proved.
         ways: how to run it.
-        reweighted: the original's block with the rewritten model's weights, where they differ; it must compute what
-            the original's block does.
         exposed: the tensors of the heads that are outputs of the rewritten model; None if there are none.
     """
 
@@ -63,7 +60,6 @@ class BlockItem:
     planned: Side
     inputs: tuple[Feeds, ...]
     ways: tuple[Way, ...]
-    reweighted: Side | None = None
     exposed: Exposed | None = None
 
 
@@ -121,7 +117,6 @@ def block_item(
     claim: Claim,
     inputs: Sequence[Feeds],
     ways: Sequence[Way],
-    reweighted: Side | None = None,
 ) -> BlockItem:
     """Cut out what `prove_block` needs.
 
@@ -132,15 +127,11 @@ def block_item(
         claim: the claim about the block.
         inputs: values of the tensors in `block_needs`, one mapping per case; if empty, only the heads are proved.
         ways: execution providers, with and without graph optimisation.
-        reweighted: the original with the rewritten model's weights, where they differ.
     """
     names = tuple(inputs[0]) if inputs else claim.block_inputs
     before, after, between = (
         Side.of(side.part(claim, names, claim.block_outputs), side.own) for side in (original, rewritten, planned)
     )
-    # Heads belong to the neurons that merging left, so they are measured by the original with the merged weights. That
-    # this computes what the original does is proved of the block as a whole (`_reweighted`).
-    measure = reweighted or original
     heads: Regions | Heads | str
     # Checked before cutting: a part that reads more than the original's cannot be fed the original's values, and a leak
     # from elsewhere in the model is a fault however close its numbers come.
@@ -149,15 +140,12 @@ def block_item(
         foreign = _foreign(original, rewritten, claim, claim.inputs, (claim.output,))
     if foreign is not None:
         heads = f"{claim.name}: its heads read {quoted(foreign)}, which the original's block does not"
-    elif reweighted is not None and not _same_activation(original, reweighted, claim):
-        heads = f"{claim.name}: merging its neurons changes the activation itself; this is a bug, please report it"
     elif claim.heads:
-        heads = heads_of(measure, rewritten, claim, inputs)
+        heads = heads_of(original, rewritten, claim, inputs)
     else:
         heads = regions_of(original, rewritten, claim)
-    other = None if reweighted is None else Side.of(reweighted.part(claim, names, claim.block_outputs))
-    shown = exposed_of(measure, rewritten, claim, names) if claim.exposed and foreign is None else None
-    return BlockItem(claim, heads, before, after, between, tuple(inputs), tuple(ways), other, shown)
+    shown = exposed_of(original, rewritten, claim, names) if claim.exposed and foreign is None else None
+    return BlockItem(claim, heads, before, after, between, tuple(inputs), tuple(ways), shown)
 
 
 def _foreign(
@@ -166,14 +154,6 @@ def _foreign(
     """A tensor that the rewritten part reads and the original's does not, if there is one."""
     ours, theirs = (cut(side.views[claim.path], inputs, outputs).inputs for side in (original, rewritten))
     return next((name for name in theirs if name not in ours), None)
-
-
-def _same_activation(original: Side, reweighted: Side, claim: Claim) -> bool:
-    """Whether the region's nodes and constants are the same in both, bit for bit: only weights around it may differ."""
-    graphs = (side.part(claim, claim.inputs, (claim.output,)).proto.graph for side in (original, reweighted))
-    # As bytes: NaN, which a constant may hold, is equal to nothing.
-    ours, theirs = ([part.SerializeToString(deterministic=True) for part in (*g.node, *g.initializer)] for g in graphs)
-    return ours == theirs
 
 
 def prove_block(item: BlockItem) -> BlockProof:
@@ -241,7 +221,7 @@ def _prove_whole(item: BlockItem) -> _Whole:
         return _Whole(None, None)
     parts = [_judge(item, cases, evaluated, name) for name in item.claim.block_outputs]
     failures = [failure for part in parts for failure in part.failures]
-    failures += [*_variants(item, cases), *_reweighted(item, cases, evaluated)]
+    failures += _variants(item, cases)
     return _Whole(
         error=max(part.error or 0.0 for part in parts),
         ratio=max(part.ratio or 0.0 for part in parts),
@@ -318,28 +298,6 @@ def _advice(claim: Claim) -> str:
 def _total(rounding: float, certified: Wide) -> float:
     """The allowance for the distance from the original: rounding plus the effect of the certified error."""
     return rounding + float(np.max(certified, initial=0.0))
-
-
-def _reweighted(item: BlockItem, cases: Sequence[Case], evaluated: _Evaluated) -> list[str]:
-    """Check that merging neurons did not change the block: the new weights with the original's activation.
-
-    Without this step an error in the merged weights would be in the plan as well as in the emitted block.
-    """
-    if item.reweighted is None:
-        return []
-    merged = _wide(item.reweighted, cases)
-    if merged is None:
-        return []
-    old = _runs(item.before, item.ways[0], cases, item.claim.block_outputs)
-    failures = []
-    for name in item.claim.block_outputs:
-        truth, own = ([case[name] for case in results] for results in (evaluated.truth, old))
-        channels = Channels.of(truth)
-        rounding = channels.rounding(channels.errors(own, truth, own), machine_epsilon(item.claim.elem_type))
-        found = worst(channels.errors([case[name] for case in merged], truth), rounding)
-        if not found.holds:
-            failures.append(f"{item.claim.name}: merging its neurons changes what the block computes, {found.text}")
-    return failures
 
 
 def _variants(item: BlockItem, cases: Sequence[Case]) -> list[str]:

@@ -32,7 +32,7 @@ class Exposed:
     """Two parts from the block's inputs; both can be pickled.
 
     Attributes:
-        before: the original, with the merged weights where neurons were merged, to the pre-activation.
+        before: the original, to the pre-activation.
         after: the rewritten model, to the exposed tensors.
     """
 
@@ -41,10 +41,7 @@ class Exposed:
 
 
 def exposed_of(original: Side, rewritten: Side, claim: Claim, names: Sequence[str]) -> Exposed:
-    """Cut the parts out; `names` are the tensors whose values the block receives.
-
-    Where neurons were merged, `original` has the merged weights.
-    """
+    """Cut the parts out; `names` are the tensors whose values the block receives."""
     return Exposed(original.part(claim, names, [claim.gate]), rewritten.part(claim, names, claim.exposed))
 
 

@@ -1,9 +1,7 @@
 """Prove the heads of a block that was replaced as a whole, so that there is no region left to prove in isolation.
 
-The measure is the original in float64, with as many neurons as there are heads: where some were merged, with the merged
-weights, which `rewriter.proof.blocks.block` compares with the original's. The inputs are those that the block receives
-in the model, the same scaled down and up so that every part of the activation is exercised, and spread ones
-(`rewriter.proof.blocks.spread`).
+The measure is the original in float64. The inputs are those that the block receives in the model, the same scaled down
+and up so that every part of the activation is exercised, and spread ones (`rewriter.proof.blocks.spread`).
 
 1. From the block's inputs to the heads' outputs: the plan is within the certified error of the original's activation,
    and the emitted heads equal the plan up to rounding, in float64 and in the model's own type.
@@ -49,8 +47,7 @@ class Heads:
     """What the proof needs of a block that was replaced as a whole; it can be pickled.
 
     Attributes:
-        before: the original, with the merged weights where neurons were merged, from the block's inputs to the ends of
-            its region and of the block.
+        before: the original, from the block's inputs to the ends of its region and of the block.
         front: the rewritten model, from the block's inputs to the heads' output and what else `behind` reads.
         behind: the rewritten model, from there to the block's outputs.
         cases: the block's inputs: real, scaled, and spread.
@@ -63,10 +60,7 @@ class Heads:
 
 
 def heads_of(original: Side, rewritten: Side, claim: Claim, inputs: Sequence[Feeds]) -> Heads:
-    """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case.
-
-    Where neurons were merged, `original` has the merged weights: one neuron for every head.
-    """
+    """Cut the parts out; `inputs` are values of the tensors in `block_needs`, one mapping per case."""
     names = tuple(inputs[0]) if inputs else claim.block_inputs
     before = original.part(claim, names, [*claim.inputs_and_output, *claim.block_outputs])
     further = [case.feeds for case in accepted(before, spread(claim, inputs)[:1])]

@@ -82,5 +82,5 @@ def side(model: onnx.ModelProto, base: Path | None = None) -> Side:
 
 def found_in(plan: Plan, rewritten: onnx.ModelProto) -> list[str]:
     """What a rewritten model has that the plan does not explain."""
-    claims = [claim_of(conversion, plan.ends) for conversion in plan.conversions]
+    claims = [claim_of(conversion) for conversion in plan.conversions]
     return unexplained_changes(side(plan.model), side(rewritten), claims)

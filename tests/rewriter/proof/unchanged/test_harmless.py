@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.options import FormOptions, Options
 from passes.plan import apply, make_plan
-from rewriter.files.load import LoadedModel, read_tensor
 from tests.rewriter.compare.files.edits import (
     Change,
     body,
@@ -147,20 +144,6 @@ MORE: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
         ),
         {"gate": "product"},
     ),
-    "merged": (
-        mlp(
-            SILU,
-            constants={
-                name: np.repeat(values, 2, axis)
-                for name, values, axis in (
-                    ("W1", np.arange(16.0).reshape(4, 4) - 7, 1),
-                    ("b1", np.arange(4.0), 0),
-                    ("W2", np.arange(16.0).reshape(4, 4), 0),
-                )
-            },
-        ),
-        {"merge": True},
-    ),
 }
 
 
@@ -169,11 +152,9 @@ MORE: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MORE)
 def test_what_the_pass_writes_is_explained(name: str, form: str, inline: bool) -> None:
     model, options = MORE[name]
-    loaded = LoadedModel(model, None, None, (), 0)
     choices = Options(form=form, inline=inline, forms=FormOptions(max_tokens=40), **options)
-    plan = make_plan(model, choices, partial(read_tensor, loaded))
+    plan = make_plan(model, choices)
     assert len(plan.conversions) == 1
-    assert (plan.unmerged is not None) == (name == "merged")
     assert found_in(plan, apply(plan)) == []
     assert found_in(plan, plan.model) != []
 

@@ -57,7 +57,7 @@ def test_values_in_files(where: dict[str, Any], expected: set[str], tmp_path: Pa
     source = stored(tmp_path / "source")
     plan = make_plan(source.proto, Options())
     rewritten = apply(plan)
-    claims = [claim_of(conversion, plan.ends) for conversion in plan.conversions]
+    claims = [claim_of(conversion) for conversion in plan.conversions]
     other = stored(tmp_path / where["folder"], **{key: value for key, value in where.items() if key != "folder"})
     for tensor, new in (
         (weight(rewritten, "gain"), weight(other.proto, "gain")),
@@ -70,7 +70,7 @@ def test_values_in_files(where: dict[str, Any], expected: set[str], tmp_path: Pa
 def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path) -> None:
     source = stored(tmp_path / "source")
     plan = make_plan(source.proto, Options())
-    claims = [claim_of(conversion, plan.ends) for conversion in plan.conversions]
+    claims = [claim_of(conversion) for conversion in plan.conversions]
     (tmp_path / "source" / "data").unlink()
     assert unexplained_changes(Side.of(source), side(apply(plan), source.base_dir), claims) == []
 

@@ -1,1 +1,0 @@
-"""Removing neurons that are proved not to be needed."""
