@@ -41,26 +41,6 @@ SPELLINGS = ("fused", "softmax")
 """How form `local` writes softmax: fused with what follows, or as an operator Softmax over stacked scores."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How form `local` writes the heads of a block.
-
-    Attributes:
-        quick: whether the program with the fewest operations is taken, or that with the fewest heads and keys.
-        spelling: a member of `SPELLINGS`.
-    """
-
-    quick: bool
-    spelling: str
-
-
-WAYS = {
-    "fewest operations": Way(True, "fused"),
-    "fewest keys": Way(False, "fused"),
-    "operator Softmax": Way(False, "softmax"),
-}
-"""What `--tune` chooses from; the first is the default (decision 0064)."""
-
 EXPOSED = ("q", "scores", "pattern", "z")
 """Tensors of a sublayer that can be outputs of the model."""
 
@@ -207,8 +187,6 @@ class Options:
         gate: a member of `GATES`.
         precision: a member of `PRECISIONS`.
         fit: fit heads to activations that the table does not name.
-        tune: measure which of `WAYS` is fastest for each kind of block.
-        ways: the kinds of blocks (`Block.kind`) for which a member of `WAYS` was chosen, and which.
         accuracy: how close programs must be.
         forms: choices about how the form becomes nodes.
     """
@@ -233,12 +211,5 @@ class Options:
         see="decisions/0023-gates-in-float32.md",
     )
     fit: bool = option(True, "Do not convert activations that the table does not name.", flag="--no-fit")
-    tune: bool = option(
-        False,
-        "Measure on this machine which way of writing the heads is fastest for each kind of block, and take it (form "
-        "local).",
-        see="decisions/0064-measured-on-the-users-machine.md",
-    )
-    ways: Mapping[str, str] = field(default_factory=dict)
     accuracy: Accuracy = field(default_factory=Accuracy)
     forms: FormOptions = DEFAULT_OPTIONS

@@ -24,7 +24,7 @@ from passes.match.names import Namer
 from passes.network.planning import Carried, asides_of, carry_out, route_for, unfit
 from passes.network.route import Route
 from passes.network.sizes import BATCH, TOKENS
-from passes.options import WAYS, WHOLE, Options, Way
+from passes.options import WHOLE, Options
 from passes.own_attention import own_attention
 from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
@@ -100,6 +100,10 @@ def _through(options: Options) -> bool:
     return options.form == WHOLE or options.forms.bias_token == "network"
 
 
+_LOCAL_WAYS = (("model", "fused"), ("double", "fused"), ("double", "softmax"))
+"""The precisions and spellings with which form `local` may have been written."""
+
+
 def alternatives(plan: Plan, conversion: Conversion, options: Options) -> Iterator[Conversion]:
     """A block of the plan as every form and way of writing converts it under `options`; each program once.
 
@@ -107,8 +111,9 @@ def alternatives(plan: Plan, conversion: Conversion, options: Options) -> Iterat
     """
     block, seen = conversion.block, list[tuple[object, ...]]()
     for form in FORMS:
-        for way in WAYS if form == "local" else ("",):
-            chosen = replace(options, form=form, ways={block.kind: way})
+        for precision, spelling in _LOCAL_WAYS if form == "local" else _LOCAL_WAYS[:1]:
+            forms = replace(options.forms, spelling=spelling)
+            chosen = replace(options, form=form, precision=precision, forms=forms)
             found = _decide(plan.view_of(block), block, chosen, inline=conversion.inline)
             if isinstance(found, Miss):
                 continue
@@ -250,15 +255,14 @@ def _with_head_dimension(options: Options, views: tuple[GraphView, ...]) -> Opti
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
     """Choose the program, then let the form accept or refuse it."""
-    chosen = WAYS.get(options.ways.get(block.kind, ""))
-    way = Way(options.precision == "model", options.forms.spelling) if chosen is None else chosen
     # The blocks of form whole are proved one by one in form maskless or staged.
     form = ("staged" if options.forms.sublayers == "3" else "maskless") if options.form == WHOLE else options.form
-    decision = choose(view, block, form, options.accuracy, inline=inline, quick=way.quick, spelling=way.spelling)
+    quick, spelling = options.precision == "model", options.forms.spelling
+    decision = choose(view, block, form, options.accuracy, inline=inline, quick=quick, spelling=spelling)
     if isinstance(decision, Miss):
         return decision
     prepare = prepare_whole if options.form == WHOLE else FORMS[form].prepare
-    return prepare(view, replace(decision, options=replace(options.forms, spelling=way.spelling)))
+    return prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:

@@ -17,7 +17,7 @@ from passes.match.linear import LinearOperator, Miss
 from passes.match.marks import made_for
 from passes.match.names import Namer
 from rewriter.graph.constants import Constants
-from rewriter.graph.types import FLOATS, elem_name
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, label
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
@@ -69,12 +69,6 @@ class Block:
         order = (_BFLOAT16, _FLOAT16, _FLOAT)
         types = (self.elem_type, self.gate_type, self.value_type)
         return next((elem_type for elem_type in order if elem_type in types), self.elem_type)
-
-    @property
-    def kind(self) -> str:
-        """Activation, element types and width, which determine what heads cost, in words."""
-        types = dict.fromkeys(elem_name(each) for each in (self.gate_type, self.value_type, self.elem_type))
-        return f"{self.identified.label}, {' and '.join(types)}, {self.neurons or '?'} neurons"
 
     @property
     def neurons(self) -> int | None:

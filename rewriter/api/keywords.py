@@ -26,7 +26,6 @@ class RewriteKeywords(TypedDict, total=False):
     gate: str
     precision: str
     fit: bool
-    tune: bool
     accuracy: float | None
     domain: float | None
     max_pattern_mb: float

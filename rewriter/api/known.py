@@ -153,7 +153,7 @@ def _found(
         name = conversion.block.name
         domains = domains_of(reached[fitted[name]]) if name in fitted else (None,)
         settings = [replace(options, accuracy=replace(options.accuracy, domain=domain)) for domain in domains]
-        found = (_picked(plan, side, b, conversion, alternatives(plan, conversion, each), whole) for each in settings)
+        found = (_picked(side, b, conversion, alternatives(plan, conversion, each), whole) for each in settings)
         picked = next((each for each in found if each is not None), None)
         if picked is not None or name not in fitted:
             chosen.append(picked or conversion)
@@ -171,7 +171,7 @@ def _found(
 
 
 def _picked(
-    plan: Plan, a: Side, b: Side, default: Conversion, every: Iterator[Conversion], whole: frozenset[str]
+    a: Side, b: Side, default: Conversion, every: Iterator[Conversion], whole: frozenset[str]
 ) -> Conversion | None:
     """The conversion whose program B's heads compute in float64; None if there is none.
 

@@ -24,11 +24,10 @@ from rewriter.api.estimating.counting import estimate_of
 from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
-from rewriter.api.timing.tuning import check_tunable, tuned
 from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.ort.providers import chosen_providers, require_float64
+from rewriter.ort.providers import require_float64
 from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
@@ -88,7 +87,6 @@ def rewrite(
     """
     of_rewriting, of_proof = parted(options)
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
-    check_tunable(choices)
     if validate and not dry_run:
         settings = checked(settings)
     if dry_run and save_after:
@@ -153,7 +151,7 @@ def made(unit: Unit) -> onnx.ModelProto:
 def _planned(
     run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings
 ) -> tuple[Options, tuple[Pass, ...], Unit, tuple[Timing, ...]]:
-    """The plan, made again with what was measured where that is needed: the options, the passes, and their outcome."""
+    """The options, the passes, and their outcome; planned again where pre-activations had to be measured first."""
 
     def planned() -> tuple[tuple[Pass, ...], Unit, tuple[Timing, ...]]:
         sequence = tuple(arrange(pipeline(choices)))
@@ -165,12 +163,6 @@ def _planned(
     if unit.fact(Plan).undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            sequence, unit, timings = planned()
-    if choices.tune and unit.fact(Plan).conversions:
-        with run.step("tune", "timing the ways of writing the heads"):
-            provider = chosen_providers(settings.providers)[-1]  # an accelerator, where one is used
-            ways, further = tuned(source, unit.fact(Plan), choices, provider, run.progress)
-            choices, notes = replace(choices, ways=ways), (*notes, *further)
             sequence, unit, timings = planned()
     return choices, sequence, _noted(unit, notes), timings
 

@@ -44,7 +44,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         after=None,
         validation=None,
         seconds={},
-        notes=(*plan.notes, *(() if options.tune else speed_notes(plan.conversions))),
+        notes=(*plan.notes, *speed_notes(plan.conversions)),
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(options),
     )

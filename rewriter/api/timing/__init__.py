@@ -1,1 +1,1 @@
-"""How fast models and heads run: `bench`, and the measurement behind `--tune`."""
+"""How fast models run: `bench`."""

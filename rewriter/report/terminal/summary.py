@@ -16,7 +16,7 @@ from rewriter.report.terminal.tables import HOW
 from rewriter.text import clean, counted, size
 
 _LABEL = 10
-_STEPS = {**{each: each for each in ("load", "plan", "calibrate", "tune", "apply", "save")}, "validate": "proof"}
+_STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
 
 
 def summary(report: Report, width: int) -> list[str]:
