@@ -84,6 +84,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
         "tests/passes/match/test_lower.py tests/passes/match/test_blocks.py",
         "tests/passes/test_apply.py",
     ),
+    "passes/match/bounds.py": ("tests/passes/match/test_bounds.py",),
     "passes/programs/*.py": (
         _FIGURES,
         "tests/passes/programs",
