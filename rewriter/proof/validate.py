@@ -1,17 +1,17 @@
-"""The proof that a rewritten model computes what the original does.
+"""The judge: PASS is a certificate and a run.
 
-Each block is proved by itself (`rewriter.proof.blocks.block`), then the model end to end (`rewriter.proof.end_to_end`),
-on every requested execution provider, with onnxruntime's default optimisation and without any. A large model is never
-loaded as a whole: blocks are cut out of it, and end to end it runs in consecutive segments. The `Validation` holds the
-measured numbers even if everything passed.
+The certificate (`rewriter.proof.certificate`) proves, for every input of every size, that the rewritten model computes
+what the original does, up to a bound at each activation. The run looks for what no certificate can see: both models on
+a few inputs, on each provider, with and without optimisation, compared by the one rule of `rewriter.proof.rule`.
+
+Where the certificate does not reach (forms with attention between all tokens), everything outside the blocks is shown
+to be the original's, and each block is tested by itself (`rewriter.proof.tested`). Reports call these blocks tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -20,68 +20,86 @@ from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.blocks.block import BlockItem, BlockProof, block_item, block_needs, made_inputs, prove_block
-from rewriter.proof.blocks.exposed import not_weights
+from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
-from rewriter.proof.diagnosis.blame import first_astray
-from rewriter.proof.diagnosis.doubt import doubt
-from rewriter.proof.end_to_end import CPU, Evaluations, ProviderProof, judge_end_to_end
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.inputs.search import other_cases, tried_sizes
-from rewriter.proof.planned import planned_side, reached, shaken
-from rewriter.proof.run.jobs import run_jobs
+from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
+from rewriter.proof.rule import Comparison, Results, compared
 from rewriter.proof.run.model import run_model
-from rewriter.proof.run.whole import ModelRuns, Progress, Results, Wanted, Way, within
+from rewriter.proof.run.whole import ModelRuns, Progress, Ran, Wanted, Way
 from rewriter.proof.settings import Settings
+from rewriter.proof.statistics import OutputStats, compare, merge, uncompared
+from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unchanged.model import unexplained_changes
 
-__all__ = ["Progress", "Settings", "Validation", "validate"]
+__all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
-Runner = Callable[[Side, Sequence[Case], Wanted, Progress], ModelRuns]
+CPU = Way("cpu", optimise=True)
+"""The control that other providers are compared with."""
 
-
-_SHARES = (0.2, 0.5, 0.75, 0.9, 1.0)
-"""Where these end, as shares of the time of a typical proof: the runs of the original, the proofs of the blocks, the
-runs of the rewritten model, the evaluations of the plan, the comparison. For the progress bar."""
+CHEAP = 2**26
+"""Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """How to run the models, which tensors the proof of each block needs, and which must stay within a domain."""
+class ProviderRun:
+    """A run on one execution provider.
 
-    ways: tuple[Way, ...]
-    needs: Mapping[str, tuple[str, ...]]
-    watched: tuple[str, ...] = ()
+    Attributes:
+        outputs: maps an output to statistics of rewritten against original, both optimised, over all cases.
+        compared: the rule, output by output; the worse of both optimisation levels.
+        error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
+        load_seconds: how long onnxruntime took to load the original and the rewritten model, optimised.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
+        cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
+        control: on a provider other than the CPU: the *original* there against the original on the CPU.
+        failures: what did not hold.
+    """
+
+    outputs: Mapping[str, OutputStats]
+    compared: Mapping[str, Comparison]
+    error_ratio: float | None
+    load_seconds: tuple[float, float]
+    cpu_nodes: tuple[str, ...]
+    cpu_nodes_of_original: int | None = 0
+    control: Mapping[str, OutputStats] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The result of the proof.
+    """The verdict.
 
     Attributes:
-        passed: whether every check passed.
-        providers: the proofs end to end, by execution provider as requested: cpu, cuda:device_id=1.
-        blocks: the proofs of the blocks, in graph order.
+        passed: whether everything held.
+        certificate: what was proved for every input; None if the models could not be compared at all.
+        providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
+        blocks: the tests of the blocks that are not certified, in graph order.
         cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        reference: what computed the float64 evaluation, or why nothing could.
         failures: the checks that failed, in words.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
-        quick: whether the model was proved end to end on two cases alone: the first and a small one.
+        notes: what the reader of a verdict should know, such as outputs whose run proves nothing.
     """
 
     passed: bool
-    providers: Mapping[str, ProviderProof]
-    blocks: tuple[BlockProof, ...]
+    certificate: Certificate | None
+    providers: Mapping[str, ProviderRun]
+    blocks: tuple[BlockTest, ...]
     cases: tuple[str, ...]
     skipped: tuple[str, ...]
-    reference: str
     failures: tuple[str, ...]
     by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
-    quick: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def certified(self) -> bool:
+        """Whether the rewritten model is proved for every input."""
+        return self.certificate is not None and self.certificate.certified
 
 
 def validate(
@@ -92,197 +110,307 @@ def validate(
     progress: Progress = lambda _what, _done, _total: None,
     variants: Variants = NO_VARIANTS,
 ) -> Validation:
-    """Prove `rewritten` against `original`; `variants` are other forms of the two to which the claims refer.
+    """Judge `rewritten` against `original`.
+
+    Args:
+        original: the specification.
+        rewritten: what is judged.
+        claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
+        settings: inputs and providers.
+        progress: called with (activity, steps done, total steps).
+        variants: other forms of the two to which the claims refer.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
         ProviderError: a provider is not available.
-        UsageError: the inputs do not fit the model, or `Settings.jobs` cannot be followed.
+        UsageError: the inputs do not fit the model.
     """
-    changed = _changed(original, rewritten, claims, variants)
+    progress("certifying", 0, 4)
+    held = {each.output: Claimed(each.max_error, each.domain if np.isfinite(each.domain) else None) for each in claims}
+    certificate = certify(original, rewritten, claims=held)
+    # Only tensors that kept their names are surely meant to be the same.
+    refuted = [
+        f"not certified: {each.text}" for each in certificate.refusals if each.refuted and each.tensor == each.original
+    ]
+    changed = [] if certificate.certified or not claims else _changed(original, rewritten, claims, variants)
     try:
-        return _measured(original, rewritten, claims, settings, progress, variants, changed)
+        return _judged(original, rewritten, claims, settings, progress, variants, certificate, [*refuted, *changed])
     except (ValidationError, LookupError, ValueError):
-        # The file differs from the claims so much that it cannot even be measured; the differences say more than
-        # the error does.
-        if not changed:
+        # The file may be so wrong that it does not run; what is known already says more than that.
+        if not (refuted or changed):
             raise
-        return Validation(False, {}, (), (), (), "nothing could be measured", tuple(changed), quick=settings.quick)
+        return Validation(False, certificate, {}, (), (), (), (*refuted, *changed))
 
 
 def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
-    """Differences from the original that no claim explains, read from the files without running them."""
-    if not claims:
-        return []
+    """Differences from the original that no claim explains, read from the files."""
     old = variants.lowered or original
     return unexplained_changes(Side.of(old), Side.of(variants.alone or rewritten), claims)
 
 
-def _measured(
+def _judged(
     original: LoadedModel,
     rewritten: LoadedModel,
     claims: Sequence[Claim],
     settings: Settings,
     progress: Progress,
     variants: Variants,
-    changed: Sequence[str],
+    certificate: Certificate,
+    known: Sequence[str],
 ) -> Validation:
-    """Run everything; `changed` are the failures that are known already."""
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
-    run: Runner = partial(run_model, by_blocks=by_blocks)
     old, new = Side.of(original), Side.of(rewritten)
-    lowered = variants.lowered
-    named = old if lowered is None or lowered.proto is original.proto else Side.of(lowered)
-    apart = new if variants.alone is None else Side.of(variants.alone)
-    planned = planned_side(named, claims)
+    named = old if variants.lowered is None or variants.lowered.proto is original.proto else Side.of(variants.lowered)
+    tested = () if certificate.certified else tuple(claims)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
-    needs = {claim.name: block_needs(named, claim) for claim in claims if not claim.path}
-    watched = tuple(claim.gate for claim in claims if not claim.path and np.isfinite(claim.domain))
-    asked = _Asked(ways, needs, watched)
-    # Positions that all blocks share are proved end to end, up to the last one; those of a block are proved with it.
+    wide = original.size <= CHEAP
     longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)
-    to_blocks, to_rewritten, to_plan, to_verdict = (within(progress, *ends) for ends in pairwise(_SHARES))
-    before = _run_original(run, old, named, settings, longest, asked, within(progress, 0.0, _SHARES[0]))
-
-    def items() -> Iterator[BlockItem]:
-        for number, claim in enumerate(claims):
-            to_blocks(f"proving {claim.name}", number, len(claims))
-            yield block_item(named, apart, planned, claim, _seen(named, claim, needs, before, settings), ways)
-
-    blocks = run_jobs(prove_block, items(), settings.jobs, settings.joblib_backend)
-
-    def wide(side: Side, what: str) -> Results | None:
-        return run(side, before.cases, Wanted(wide=True, what=what), to_plan).truth
-
-    exact = before.truth is not None
-    after = run(new, before.cases, Wanted(ways, wide=exact, what="the rewritten model"), to_rewritten)
-    runs = Evaluations(
-        before,
-        after,
-        planned=wide(planned, "the plan") if exact else None,
-        shaken=wide(shaken(planned), "the plan, shaken") if exact and any(c.unstable for c in claims) else None,
-        lowered=wide(named, "the lowered original") if exact and named is not old else None,
+    run = _Runner(settings, by_blocks, progress)
+    taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
+    watched = dict(_domains(claims, certificate))
+    before = run.original(old, named, ways, taps, tuple(watched), longest, wide=wide)
+    progress("running the rewritten model", 2, 4)
+    after = run_model(
+        new, before.cases, Wanted(ways, wide=wide, what="the rewritten model"), progress, by_blocks=by_blocks
     )
-    why = cache(partial(doubt, original, before))
-    providers: dict[str, ProviderProof] = {}
-    for number, name in enumerate(settings.providers):
-        to_verdict(f"end to end on {name}", number, len(settings.providers))
-        providers[name] = judge_end_to_end(original, runs, claims, name, why)
-    shown = [failure for run in after.ways.values() for case in run.results for failure in not_weights(claims, case)]
-    local = [
-        *changed,
-        *shown,
+    noisy = _moved(original, before, certificate, tested, settings.providers, progress, by_blocks=by_blocks)
+    apart = new if variants.alone is None else Side.of(variants.alone)
+    blocks = []
+    for number, claim in enumerate(tested):
+        progress(f"testing {claim.name}", number, len(tested))
+        seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
+        blocks.append(tested_block(named, apart, claim, seen, ways, settings.seed))
+    runs = {name: _provider(name, before, after, noisy.get(name, [])) for name in settings.providers}
+    failures = [
+        *known,
         *(failure for block in blocks for failure in block.failures),
-        *_beyond(claims, planned, before),
+        *_beyond(watched, before),
+        *(failure for each in runs.values() for failure in each.failures),
     ]
-    whole = [failure for proof in providers.values() for failure in proof.failures]
-    failures = [*local, *whole]
-    if whole and not local and exact and variants.alone is None and not by_blocks:
-        astray = first_astray(planned, new, claims, before.cases)
-        failures = ([] if astray is None else [astray]) + whole
+    notes = tuple(_notes(runs, certified=certificate.certified))
     return Validation(
         passed=not failures,
-        providers=providers,
+        certificate=certificate,
+        providers=runs,
         blocks=tuple(blocks),
         cases=tuple(case.name for case in before.cases),
         skipped=before.skipped,
-        reference=before.reference if before.truth is None else after.reference,
         failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
-        quick=settings.quick,
+        notes=notes,
     )
 
 
-def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[str]:
-    """Failures of blocks whose pre-activations left the domain of their program on some input."""
-    seen = reached(planned, claims)
-    failures = []
+def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:
+    """Pre-activations that must stay within a domain: tensor to block and domain."""
     for claim in claims:
-        largest = max(seen.get(claim.name, 0.0), before.reached.get(claim.gate, 0.0) if not claim.path else 0.0)
-        if largest > claim.domain:
-            failures.append(
-                f"{claim.name}: pre-activations reach {largest:.4g}, its program holds up to {claim.domain:.4g}; "
-                "convert it with a larger --domain, or exclude it with --skip"
+        if not claim.path and np.isfinite(claim.domain):
+            yield claim.gate, (claim.name, claim.domain)
+    for region in certificate.regions:
+        if not region.path and region.bound.domain is not None and region.leaves:
+            yield region.leaves[0], (region.original, region.bound.domain)
+
+
+def _beyond(watched: Mapping[str, tuple[str, float]], before: ModelRuns) -> Iterator[str]:
+    """Blocks whose pre-activations left the domain of their program on some input."""
+    for tensor, (name, domain) in watched.items():
+        largest = before.reached.get(tensor, 0.0)
+        if largest > domain:
+            yield (
+                f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
+                "--skip, or fit it on a larger domain (domain=R in Python)"
             )
-    return failures
 
 
 def cases_of(original: LoadedModel, settings: Settings, longest: int) -> tuple[Case, ...]:
-    """The inputs of the proof: those that were given, or generated ones, one with a sequence of `longest` tokens.
+    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens.
 
     Raises:
         UsageError: the inputs do not fit the model, or none can be made.
     """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
+    return few_of(make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest), longest)
 
 
-def few_of(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """The cases of the quick proof: the first, and the smallest of the others.
-
-    A single case would not tell samples from channels (`rewriter.proof.pass_rule`): every token would be a channel.
-    """
+def few_of(cases: Sequence[Case], longest: int = 0) -> tuple[Case, ...]:
+    """The first of the generated inputs, the smallest of the others, and the longest where positions are limited."""
     others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
-    return (*cases[:1], *others[:1])
+    return (*cases[:1], *others[:1], *(others[1:][-1:] if longest else others[1:2]))
 
 
-def _run_original(
-    run: Runner, original: Side, named: Side, settings: Settings, longest: int, asked: _Asked, progress: Progress
-) -> ModelRuns:
-    """The runs of the original on the cases that it accepts, with the tensors that the blocks read.
+@dataclass(frozen=True)
+class _Runner:
+    settings: Settings
+    by_blocks: bool
+    progress: Progress
 
-    If it accepts none of the generated ones, other sizes are searched.
-    """
-    ways = asked.ways
-    if any(parse_provider(way.provider).name != "cpu" for way in ways):
-        ways = tuple(dict.fromkeys((*ways, CPU)))
-    taps = tuple(dict.fromkeys(name for names in asked.needs.values() for name in names))
-    tapped_here = named is original
-    watched = asked.watched
-    wanted = Wanted(
-        ways, *((taps, watched) if tapped_here else ((), ())), wide=True, may_refuse=True, what="the original"
-    )
-    first = partial(_run_few, run) if settings.quick else run
-    cases = cases_of(original.model, settings, longest)
+    def original(
+        self,
+        original: Side,
+        named: Side,
+        ways: tuple[Way, ...],
+        taps: Mapping[str, tuple[str, ...]],
+        watched: tuple[str, ...],
+        longest: int,
+        *,
+        wide: bool,
+    ) -> ModelRuns:
+        """The runs of the original on the cases that it accepts, with the tensors that the tests of blocks read.
+
+        If it accepts none of the generated ones, other sizes are searched.
+        """
+        if any(parse_provider(way.provider).name != "cpu" for way in ways):
+            ways = tuple(dict.fromkeys((*ways, CPU)))
+        read = tuple(dict.fromkeys(name for names in taps.values() for name in names))
+        here = named is original
+        own = (read, watched) if here else ((), ())
+        wanted = Wanted(ways, *own, wide=wide, may_refuse=True, what="the original")
+        cases = cases_of(original.model, self.settings, longest)
+        try:
+            runs = self._run(original, cases, wanted)
+            if not runs.cases and (others := other_cases(original.model, self.settings)):
+                runs = replace(self._run(original, others, wanted), skipped=runs.skipped)
+            if not here and runs.cases:
+                # Only the lowered form, which computes the same, has the tensors under these names.
+                found = self._run(named, runs.cases, Wanted(ways[:1], read, watched, what="the original"))
+                runs = replace(runs, taps=found.taps, reached=found.reached)
+        except ValidationError as error:
+            raise ValidationError(_refused(original, error)) from error
+        if not runs.cases:
+            more = tried_sizes(original.model, self.settings)
+            raise ValidationError(
+                f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or "
+                f"sizes with --dim ({runs.skipped[0]})"
+            )
+        return runs
+
+    def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
+        self.progress(f"running {wanted.what}", 1, 4)
+        return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
+
+
+def _moved(
+    original: LoadedModel,
+    before: ModelRuns,
+    certificate: Certificate,
+    tested: Sequence[Claim],
+    providers: Sequence[str],
+    progress: Progress,
+    *,
+    by_blocks: bool,
+) -> dict[str, list[Results]]:
+    """By provider, the original's results with noise at the outputs of the blocks, draw by draw."""
+    points = [
+        Point(each.original, each.path, each.elem_type, each.bound.bound, each.linear_in or "")
+        for each in certificate.regions
+    ]
+    known = {point.tensor for point in points}
+    points += [
+        Point(each.output, each.path, each.elem_type, each.max_error, each.value if each.gated else "")
+        for each in tested
+        if each.output not in known
+    ]
+    proto, prefix = nudged(original.proto, points)
+    if not prefix:
+        return {}
+    side = Side.of(replace(original, proto=proto, path=None))
+    cases = [Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)}) for draw in DRAWS for case in before.cases]
+    ways = tuple(Way(name, optimise=False) for name in providers)
     try:
-        runs = first(original, cases, wanted, progress)
-        if not runs.cases and (others := other_cases(original.model, settings)):
-            runs = replace(first(original, others, wanted, progress), skipped=runs.skipped)
-        if not tapped_here and runs.cases:
-            # Only the lowered form, which computes the same, has the tensors under these names.
-            found = run(named, runs.cases, Wanted(ways[:1], taps, watched, what="the original"), progress)
-            runs = replace(runs, taps=found.taps, reached=found.reached)
-    except ValidationError as error:
-        raise ValidationError(_refused(original, error)) from error
-    if not runs.cases:
-        more = tried_sizes(original.model, settings)
-        raise ValidationError(
-            f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
-            f"with --dim ({runs.skipped[0]})"
-        )
-    return runs
+        runs = run_model(side, cases, Wanted(ways, what="the original with noise"), progress, by_blocks=by_blocks)
+    except ValidationError:
+        return {}  # then what optimisation changes in the original is all that is known of its rounding
+    count = len(before.cases)
+    return {
+        way.provider: [runs.ways[way].results[count * k : count * (k + 1)] for k in range(len(DRAWS))] for way in ways
+    }
 
 
-def _run_few(run: Runner, original: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
-    """The runs on the first case that the model accepts, and on the smallest of the others if it accepts that too."""
-    skipped: list[str] = []
-    for place in range(len(cases)):
-        runs = run(original, few_of(cases[place:]), wanted, progress)
-        skipped += runs.skipped
-        if runs.cases:
-            break
-    return replace(runs, skipped=tuple(dict.fromkeys(skipped)))
+def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results]) -> ProviderRun:
+    """Apply the rule to every output, without and with optimisation."""
+    plain, optimised = (before.ways[Way(name, optimise)] for optimise in (False, True))
+    failures: list[str] = []
+    found: dict[str, Comparison] = {}
+    for way in (Way(name, optimise=False), Way(name, optimise=True)):
+        for output in plain.results[0]:
+            each = compared(output, plain.results, [optimised.results, *noisy], after.ways[way].results)
+            if not each.holds:
+                failures.append(f"output {output} {each.reason} on {way}")
+            if output not in found or each.error > found[output].error:
+                found[output] = each
+    rewritten = after.ways[Way(name, optimise=True)]
+    fallen, there = _fallen(optimised, rewritten)
+    outputs = _statistics(optimised.results, rewritten.results)
+    for output, stats in outputs.items():
+        nothing = uncompared(stats)
+        failures += [] if nothing is None else [f"output {output}: nothing could be compared: it {nothing}"]
+    return ProviderRun(
+        outputs=outputs,
+        compared=found,
+        error_ratio=_error_ratio(before, after, name),
+        load_seconds=(optimised.load_seconds, rewritten.load_seconds),
+        cpu_nodes=fallen,
+        cpu_nodes_of_original=there,
+        control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, optimised.results),
+        failures=tuple(dict.fromkeys(failures)),
+    )
 
 
-def _seen(
-    named: Side, claim: Claim, needs: Mapping[str, tuple[str, ...]], runs: ModelRuns, settings: Settings
-) -> list[Mapping[str, Array]]:
-    """The values that a block reads in the runs; generated ones for a block in a body of control flow."""
-    if claim.path:
-        return made_inputs(named, claim, seed=settings.seed)
-    return [{name: values[name] for name in needs[claim.name]} for values in runs.taps]
+def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
+    """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
+    if before.truth is None:
+        return None
+    ratios = []
+    for output, values in before.truth[0].items():
+        if values.dtype.kind != "f":
+            continue
+        truth = [case[output].astype(np.float64) for case in before.truth]
+        for optimise in (False, True):
+            way = Way(name, optimise)
+            old, new = (_apart([case[output] for case in runs.ways[way].results], truth) for runs in (before, after))
+            kind = before.ways[way].results[0][output].dtype
+            floor = _eps(kind) * max((float(np.max(np.abs(each), initial=0.0)) for each in truth), default=0.0)
+            if np.isfinite(old) and np.isfinite(new) and max(old, floor) > 0:
+                ratios.append(max(new, floor) / max(old, floor))
+    return max(ratios, default=None)
+
+
+def _apart(values: Sequence[Array], truth: Sequence[Array]) -> float:
+    far = 0.0
+    for value, right in zip(values, truth, strict=True):
+        if value.shape == right.shape:
+            with np.errstate(all="ignore"):
+                gap = np.abs(value.astype(np.float64) - right)
+            far = max(far, float(np.max(gap, initial=0.0, where=np.isfinite(gap))))
+    return far
+
+
+def _eps(kind: np.dtype[np.generic]) -> float:
+    import ml_dtypes
+
+    return 0.5 * float(ml_dtypes.finfo(kind).eps) if kind.kind in "fV" else 0.0
+
+
+def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
+    return {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)]) for name in old[0]}
+
+
+def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
+    """CPU nodes of the rewritten model that are not CPU nodes of the original, and the number of the latter."""
+    if before.cpu_nodes is None or after.cpu_nodes is None:
+        return (), None
+    there = set(before.cpu_nodes)
+    return tuple(node for node in after.cpu_nodes if node not in there), len(before.cpu_nodes)
+
+
+def _notes(runs: Mapping[str, ProviderRun], *, certified: bool) -> Iterator[str]:
+    """Outputs on which the run proves nothing, since rounding moves the original's own as far as they are large."""
+    names = dict.fromkeys(name for each in runs.values() for name, c in each.compared.items() if c.proves_nothing)
+    if names:
+        rest = "the verdict rests on the certificate" if certified else "the verdict rests on the tests of the blocks"
+        yield f"the run proves nothing about {', '.join(names)}: rounding alone moves it as far as it is large; {rest}"
 
 
 def _refused(original: Side, error: ValidationError) -> str:

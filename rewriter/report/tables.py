@@ -4,36 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rewriter.proof.blocks.block import BlockProof
+from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
+from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
 from rewriter.report.details import HeadCount
 from rewriter.report.report import BlockRow
 from rewriter.report.table import Cell, Column, Row, Table, columns
 
 
-def converted_table(rows: Sequence[BlockRow], proofs: Sequence[BlockProof] = ()) -> Table:
-    """The blocks that become heads, each with its proof, which is numbered; columns without a value are left out."""
+def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
+    """The blocks that become heads, with the tests of those that are not certified; empty columns are left out."""
     heads = (
         *(Column("block", "name"), Column("no.", "count"), Column("linear operators", "operators")),
         *(Column("activation"), Column("program", "name"), *columns("count", "heads", "bias tokens")),
-        *(Column("certified error", "error"), Column("proof"), Column("block error", "error")),
-        Column("over original", "ratio"),
+        *(Column("error at most", "error"), Column("test"), Column("sizes")),
     )
-    known = {proof.name: (number, proof) for number, proof in enumerate(proofs, start=1)}
-    cells = tuple(_converted(row, *known.get(row.name, (None, None))) for row in rows)
+    known = {test.name: test for test in tests}
+    cells = tuple(_converted(row, number, known.get(row.name)) for number, row in enumerate(rows, start=1))
     return Table("Blocks that became attention heads", heads, cells).filled()
 
 
-def _converted(row: BlockRow, number: int | None, proof: BlockProof | None) -> Row:
+def _converted(row: BlockRow, number: int, test: BlockTest | None) -> Row:
     certified: Cell | float | None = Cell(0.0, "exact") if row.exact and not row.max_error else row.max_error
     if row.measured:
         certified = Cell(row.max_error, f"{row.max_error:.1e} (measured)")
     cells = (row.name, number, operators(row), row.activation, row.program, row.heads, row.bias_tokens, certified)
-    if proof is None:
-        return (*cells, None, None, None)
-    verdict = Cell("held", style="good") if proof.passed else Cell("failed", style="bad")
-    return (*cells, verdict, proof.block_error, proof.block_ratio)
+    if test is None:
+        return (*cells, None, None)
+    verdict = Cell("held", style="good") if test.passed else Cell("failed", style="bad")
+    return (*cells, verdict, ", ".join(test.sizes))
+
+
+def region_table(certificate: Certificate) -> Table:
+    """The activations that were replaced, with what is proved about each for every input."""
+    heads = (
+        *(Column("activation", "name"), Column("of", "name"), Column("proved"), Column("error at most", "error")),
+        *(Column("error at least", "error"), Column("at y", "error"), Column("for"), Column("nodes", "count")),
+    )
+    rows: list[Row] = []
+    for each in certificate.regions:
+        bound = each.bound
+        proved = "equal, by algebra" if bound.exact else "bounded, by enclosure"
+        reach = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
+        least = None if bound.exact else bound.at_least
+        rows.append((each.original, ", ".join(each.leaves), proved, bound.bound, least, bound.at, reach, each.nodes))
+    return Table("Certified for every input", heads, tuple(rows))
 
 
 def operators(row: BlockRow) -> str:

@@ -14,7 +14,7 @@ from rewriter.report.html.rendering import filled, policy, resource
 from rewriter.report.html.verdict import Verdict, verdict_of
 from rewriter.report.html.words import short
 from rewriter.report.report import Report
-from rewriter.report.tables import account_table, converted_table, operator_table
+from rewriter.report.tables import account_table, converted_table, operator_table, region_table
 
 _MOST_FAILURES = 200
 _LONGEST_SENTENCE = 600
@@ -73,7 +73,7 @@ def _blocks(report: Report) -> dict[str, Any]:
 def _proof(report: Report) -> dict[str, Any]:
     validation = report.validation
     if validation is None:
-        return {"proof": None, "failures": [], "more_failures": 0, "depth": [], "histograms": [], "more_histograms": 0}
+        return {"proof": None, "failures": [], "more_failures": 0, "histograms": [], "more_histograms": 0}
     plots, omitted = sections.histograms(validation)
     return {
         "proof": {
@@ -81,12 +81,13 @@ def _proof(report: Report) -> dict[str, Any]:
             "providers": tables.provider_table(validation),
             "cases": [short(case, _LONGEST_SENTENCE) for case in validation.cases],
             "skipped": [short(case, _LONGEST_SENTENCE) for case in validation.skipped],
-            "reference": short(validation.reference, _LONGEST_SENTENCE),
+            "regions": None
+            if validation.certificate is None or not validation.certificate.regions
+            else region_table(validation.certificate),
             "fallen": sorted({short(node) for proof in validation.providers.values() for node in proof.cpu_nodes}),
         },
         "failures": [short(failure, _LONGEST_SENTENCE) for failure in validation.failures[:_MOST_FAILURES]],
         "more_failures": max(len(validation.failures) - _MOST_FAILURES, 0),
-        "depth": sections.depth_plots(validation),
         "histograms": plots,
         "more_histograms": omitted,
     }

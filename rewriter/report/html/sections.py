@@ -6,17 +6,15 @@ opens at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
 from rewriter.report.details import Drawing
 from rewriter.report.html import numbers
 from rewriter.report.html.curves import error_figure, values_figure, weights_figure
-from rewriter.report.html.depth import Mark, depth_figure
 from rewriter.report.html.histogram import Bars, histogram_figure
 from rewriter.report.html.svg import Svg
 from rewriter.report.html.tables import Shown, key_table, name
@@ -111,36 +109,6 @@ def _proof_facts(validation: Validation) -> list[Fact]:
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
-
-_SIDES = (Key("original ring", "original"), Key("rewritten dot", "rewritten"))
-
-
-def depth_plots(validation: Validation) -> list[Plot]:
-    """Plots for whole blocks on real inputs, and for heads on adversarial points."""
-    whole = _marks(validation.blocks, lambda b: (b.block_original_error, b.block_error, b.block_allowed))
-    heads = _marks(validation.blocks, lambda b: (b.region_original_error, b.region_error, None))
-    plots = []
-    for identity, title, caption, marks in (
-        ("depth-blocks", "Whole blocks, on their real inputs", "Largest distance from float64, absolute.", whole),
-        (
-            "depth-heads",
-            "Heads alone, on adversarial points",
-            "Largest distance from float64, over max(1, |f|).",
-            heads,
-        ),
-    ):
-        if any(mark.rewritten is not None for mark in marks):
-            legend = list(_SIDES)
-            legend += [Key("allowed", "allowed")] if any(mark.allowed is not None for mark in marks) else []
-            legend += [Key("failed cross", "rewritten, failed")] if any(mark.failed for mark in marks) else []
-            plots.append(Plot(title, caption, depth_figure(identity, title, marks), tuple(legend)))
-    return plots
-
-
-def _marks(
-    blocks: Iterable[BlockProof], errors: Callable[[BlockProof], tuple[float | None, float | None, float | None]]
-) -> list[Mark]:
-    return [Mark(block.name, *errors(block), failed=not block.passed) for block in blocks]
 
 
 def histograms(validation: Validation) -> tuple[list[Plot], int]:

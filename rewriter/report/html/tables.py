@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rewriter.proof.end_to_end import ProviderProof
-from rewriter.proof.validate import Validation
+from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.details import DrawnHead
 from rewriter.report.html import numbers
 from rewriter.report.html.words import short
@@ -90,7 +89,7 @@ def provider_table(validation: Validation) -> Table:
     )
 
 
-def _provider(name: str, proof: ProviderProof) -> Row:
+def _provider(name: str, proof: ProviderRun) -> Row:
     failed = len(proof.failures)
     result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
     return (name, result, proof.error_ratio, *(Cell(value, numbers.seconds(value)) for value in proof.load_seconds))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewriter.errors import ExitStatus
-from rewriter.proof.distance import FACTOR
 from rewriter.report.report import Report
 from rewriter.text import counted
 
@@ -53,18 +52,11 @@ def verdict_of(report: Report) -> Verdict:
         return Verdict("Planned", "open", f"{blocks} would become {heads:,} attention heads. Nothing was written.")
     if validation is None:
         return Verdict("Not proved", "open", f"{became}, but the proof was skipped: the two models were not compared.")
-    measured = all(each.error_ratio is not None for each in validation.providers.values())
-    within = (
-        f"within {FACTOR:g} times the original’s own distance from float64, plus the certified error of the heads"
-        if measured
-        else "within what the rounding of its element types explains; there is no float64 evaluation to compare with"
-    )
     where = " and ".join(name.upper() for name in validation.providers)
-    inputs = counted(len(validation.cases), "input")
-    quick = " This was the quick proof: end to end the models were compared on two inputs only."
-    return Verdict(
-        "Proved quickly" if validation.quick else "Proved",
-        "good",
-        f"{became}, and the outputs stayed the same: on {inputs} run on {where}, every block and every output lies "
-        f"{within}.{quick if validation.quick else ''}",
-    )
+    run = f"it ran on {counted(len(validation.cases), 'input')} on {where}, and differed by rounding only"
+    if validation.certified:
+        meaning = (
+            f"{became}. For every input of every size the outputs are proved to be the original’s, over the reals "
+        )
+        return Verdict("Certified", "good", f"{meaning}and within the bounds below; {run}.")
+    return Verdict("Tested", "good", f"{became}. They were tested, not proved, block by block; {run}.")

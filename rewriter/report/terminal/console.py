@@ -14,6 +14,7 @@ from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
 from rewriter.report.report import Report
 from rewriter.report.table import Table
+from rewriter.report.tables import region_table
 from rewriter.report.terminal import tables
 from rewriter.report.terminal.layout import drawn, plain
 from rewriter.report.terminal.progress import shown
@@ -119,7 +120,7 @@ class Console:
         for warning in tables.warnings(report):
             self._line(warning)
         if report.validation is not None and any(not block.passed for block in report.validation.blocks):
-            self.print(tables.proofs(report.validation.blocks))
+            self.print(tables.tests(report.validation.blocks))
 
     def _line(self, text: Text) -> None:
         """A line; only a terminal wraps it, so that what reads a pipe finds it whole."""
@@ -130,8 +131,11 @@ class Console:
         if validation is None:
             return
         self.print(tables.outputs(validation, verbose=self._verbose))
-        self.print(tables.proofs(validation.blocks))
-        for line in (*tables.remarks(report), *tables.warnings(report), *tables.at_infinity(validation.blocks)):
+        if validation.certificate is not None and validation.certificate.regions:
+            self.print(region_table(validation.certificate))
+        if validation.blocks:
+            self.print(tables.tests(validation.blocks))
+        for line in (*tables.remarks(report), *tables.warnings(report)):
             self._line(line)
 
     # -- the last line -------------------------------------------------------------------------------------
@@ -164,7 +168,6 @@ class Console:
             return
         validation = report.validation
         providers = ", ".join(validation.providers) if validation else ""
-        how = "proved block by block" if validation and validation.by_blocks else "proved"
-        quick = " by the quick proof, end to end on two inputs" if validation and validation.quick else ""
-        line = f"PASSED  {report.what}, {how} on {providers}{quick}; written to {report.output} in {seconds:.1f} s"
+        how = "certified for every input" if validation and validation.certified else "tested, not certified"
+        line = f"PASSED  {report.what}, {how}, run on {providers}; written to {report.output} in {seconds:.1f} s"
         self._line(plain(line, "bold green"))

@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from rewriter.estimate.formula import Estimate
-from rewriter.proof.distance import FACTOR
+from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
+from rewriter.proof.validate import Validation
 from rewriter.report.folding import folded
 from rewriter.report.report import BlockRow, Report
 from rewriter.report.terminal.layout import written
@@ -42,17 +43,8 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
         yield "form", f"{report.form}{HOW.get(report.form, '')}; heads are neurons times heads per neuron"
     for number, text in enumerate(_left(report.left)):
         yield ("" if number else "left"), text
-    validation = report.validation
-    if validation is not None:
-        outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]
-        for number, text in enumerate(_outputs(outputs)):
-            yield ("" if number else "outputs"), text
-        ratios = [each.error_ratio for each in validation.providers.values() if each.error_ratio is not None]
-        if ratios:
-            cases = counted(len(validation.cases), "input")
-            ratio = f"{max(ratios):.2f} times the original's own error against float64"
-            more = "" if all(row.exact for row in report.converted) else ", beside what certified errors add"
-            yield "accuracy", f"{ratio} on {cases}; up to {FACTOR:g} is allowed{more}"
+    if report.validation is not None:
+        yield from _verdict(report.validation)
     if report.after is not None:
         before, after = report.before, report.after
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
@@ -66,6 +58,36 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
         yield "estimate", taken(report.estimate)
     for note in report.notes:
         yield "note", note
+
+
+def _verdict(validation: Validation) -> Iterator[tuple[str, str]]:
+    """What is proved, what is tested, and what the run showed."""
+    if validation.certificate is not None:
+        yield "proved", _proved(validation.certificate)
+    if validation.blocks:
+        sizes = ", ".join(dict.fromkeys(size for each in validation.blocks for size in each.sizes))
+        yield "tested", f"{counted(len(validation.blocks), 'block')}, on inputs of {sizes} rows"
+    outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]
+    for number, text in enumerate(_outputs(outputs)):
+        yield ("" if number else "outputs"), text
+    ratios = [each.error_ratio for each in validation.providers.values() if each.error_ratio is not None]
+    if ratios:
+        cases = counted(len(validation.cases), "input")
+        yield "accuracy", f"{max(ratios):.2f} times the original's own error against float64 on {cases}"
+
+
+def _proved(certificate: Certificate) -> str:
+    """What is proved for every input."""
+    regions = certificate.regions
+    if not certificate.certified:
+        return f"nothing for every input ({certificate.refusals[0].text})"
+    if all(each.bound.exact for each in regions):
+        within = "each activation equal"
+    else:
+        within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
+    ends = sorted({each.bound.domain for each in regions if each.bound.domain is not None})
+    reach = f", for |pre-activation| up to {ends[0]:g}" if ends else ""
+    return f"for every input of every size, over the reals: {within}{reach}; all else identical"
 
 
 def taken(estimate: Estimate) -> str:

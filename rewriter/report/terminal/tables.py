@@ -8,9 +8,8 @@ from dataclasses import replace
 from rich.text import Text
 
 from rewriter.pipeline import Timing
-from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.statistics import OutputStats
+from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.report.table import Cell, Column, Row, Table, columns
@@ -73,28 +72,18 @@ def outputs(validation: Validation, *, verbose: bool) -> Table:
     return table.pick(*shown, "passes at atol = rtol")
 
 
-def proofs(blocks: tuple[BlockProof, ...]) -> Table:
-    """The proof block by block."""
-    over, block = Column("over original", "ratio"), Column("block", "name")
-    heads = (block, *columns("error", "heads, in float64", "heads"), over, Column("whole block", "error"), over)
-    return Table(
-        "Proof, block by block: largest errors against float64, and over those of the original",
-        heads,
-        tuple(map(_proof, blocks)),
-    )
+def tests(blocks: tuple[BlockTest, ...]) -> Table:
+    """The blocks that are tested, not proved."""
+    heads = (Column("block", "name"), Column("sizes run"), *columns("error", "error in float64", "allowed"))
+    return Table("Blocks that are tested, not proved", heads, tuple(map(_test, blocks)))
 
 
-def _proof(each: BlockProof) -> Row:
-    heads = (each.exact_error, each.region_error, each.region_ratio)
-    return (Cell(each.name, style="" if each.passed else "bad"), *heads, each.block_error, each.block_ratio)
-
-
-QUICK = "every block was proved, but the model end to end on two inputs only; prove it without --quick to be sure"
-"""What a quick proof is."""
+def _test(each: BlockTest) -> Row:
+    return (Cell(each.name, style="" if each.passed else "bad"), ", ".join(each.sizes), each.error, each.allowed)
 
 
 def remarks(report: Report) -> list[Text]:
-    """The lines below the proof: inputs, the ratio of errors, and what certified errors amount to."""
+    """The lines below the verdict's tables: inputs, the ratio of errors, how much of the rule's room is used."""
     validation = report.validation
     if validation is None:
         return []
@@ -103,16 +92,9 @@ def remarks(report: Report) -> list[Text]:
         if proof.error_ratio is not None:
             ratio = f"{proof.error_ratio:.2f}"
             text = f"error against float64 on {provider}, rewritten over original: {ratio}"
-            lines.append(plain(f"{text} (reference: {validation.reference})"))
-        if proof.allowances:
-            certified = max(each.certified / (each.scale or 1.0) for each in proof.allowances.values())
-            used = max(each.rewritten / (each.allowed or 1.0) for each in proof.allowances.values())
-            lines.append(
-                plain(
-                    f"certified errors amount to at most {certified:.1e} of an output's largest value on {provider}; "
-                    f"{used:.0%} of the allowed error is used"
-                )
-            )
+            lines.append(plain(text))
+        used = max((each.error / each.allowed for each in proof.compared.values() if each.allowed), default=0.0)
+        lines.append(plain(f"{used:.1%} of what the rule allows is used on {provider}"))
         if proof.control:
             lines.append(plain(f"control, the original on {provider} against the CPU: {_differences(proof.control)}"))
         if proof.cpu_nodes_of_original:
@@ -126,26 +108,17 @@ def warnings(report: Report) -> list[Text]:
     if validation is None:
         return []
     lines = [plain(f"input skipped, because the original rejects it: {text}", "yellow") for text in validation.skipped]
-    if validation.quick:
-        lines.append(plain(f"quick proof: {QUICK}", "yellow"))
+    lines += [plain(note, "yellow") for note in validation.notes]
     if validation.by_blocks:
         before, after = validation.segments
         lines.append(
             plain(
-                "proved block by block: neither model was loaded as a whole; end to end they ran in consecutive "
-                f"segments ({before} of the original, {after} of the rewritten); onnxruntime optimised within these",
+                "neither model was loaded as a whole: they ran in consecutive segments "
+                f"({before} of the original, {after} of the rewritten); onnxruntime optimised within these",
                 "yellow",
             )
         )
     for provider, proof in validation.providers.items():
-        if proof.error_ratio is None:
-            lines.append(
-                plain(f"on {provider}: {validation.reference}; the original stands in for it{_moved(proof)}", "yellow")
-            )
-        if proof.distrusted:
-            text = f"{proof.doubt}; the original stands in for it{_moved(proof)}"
-            names = ", ".join(proof.distrusted)
-            lines.append(plain(f"on {provider}, float64 cannot serve as the truth for {names}: {text}", "yellow"))
         if proof.cpu_nodes:
             lines.append(plain(f"fell back to the CPU on {provider}: {', '.join(proof.cpu_nodes)}", "yellow"))
         if proof.cpu_nodes_of_original is None:
@@ -153,36 +126,5 @@ def warnings(report: Report) -> list[Text]:
     return lines
 
 
-def _moved(proof: ProviderProof) -> str:
-    """How far rounding moves the original where it stands in for the truth, as a share of its outputs."""
-    share = max(proof.stand_in.values(), default=0.0)
-    if share < _AMPLIFIED:
-        return ""
-    return f", although rounding alone moves its outputs by up to {share:.1%}; the blocks are proved by themselves"
-
-
-_AMPLIFIED = 1e-4
-"""From this share of an output on, the model amplifies rounding, and the report says so."""
-
-
 def _differences(outputs: Mapping[str, OutputStats]) -> str:
     return ", ".join(f"{name} differs by {stats.max_abs:.1e}" for name, stats in outputs.items())
-
-
-def at_infinity(blocks: tuple[BlockProof, ...]) -> list[Text]:
-    """Results of heads at infinite pre-activations, with blocks that agree in one line."""
-    found: dict[str, list[str]] = {}
-    for block in blocks:
-        for text in block.infinite:
-            found.setdefault(text, []).append(block.name)
-    return [
-        plain(
-            f"infinite pre-activations: {text} ({_some(names)}); all finite ones agree within the certified error",
-            "yellow",
-        )
-        for text, names in found.items()
-    ]
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

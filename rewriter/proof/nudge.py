@@ -1,0 +1,151 @@
+"""A copy of a model with noise at chosen tensors: how far rounding, or a certified error, moves its outputs.
+
+At a tensor x the noise is s (eps |x| + error max(1, |x|)), for a gate h(g) u with error max(|u|, |x|), where eps is one
+unit in the last place, `error` the certified bound, and s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated
+between values, or 1 everywhere, since errors of one sign may add up. Phase and kind are inputs of the model, so that
+one session serves all draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import TensorProto, helper
+
+from rewriter.arrays import Array
+from rewriter.graph.view import Path, graph_at, holder_name, subgraphs
+
+FREQUENCY = 12345.678
+"""Makes the noise of values that differ by 1e-3 or more uncorrelated."""
+
+_WIDE = {
+    TensorProto.FLOAT: TensorProto.FLOAT,
+    TensorProto.FLOAT16: TensorProto.FLOAT,
+    TensorProto.DOUBLE: TensorProto.DOUBLE,
+}
+"""Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
+
+DRAWS: Sequence[Mapping[str, float]] = (
+    {"phase": 0.0, "steady": 0.0},
+    {"phase": 1.0, "steady": 0.0},
+    {"phase": 0.0, "steady": 1.0},
+)
+"""What the models are run with: two patterns of signs, and one sign."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A tensor that gets noise.
+
+    Attributes:
+        tensor: its name.
+        path: the graph that makes it.
+        elem_type: its element type.
+        error: certified bound, over max(1, |x|).
+        value: the tensor u of a gate; empty for an activation.
+    """
+
+    tensor: str
+    path: Path
+    elem_type: int
+    error: float = 0.0
+    value: str = ""
+
+
+def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, str]:
+    """A copy with noise at those points that it has, and the prefix of the names of its further inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
+    prefix = "noise/"
+    while any(name.startswith(prefix) for name in taken):
+        prefix = f"_{prefix}"
+    kinds = set()
+    # Bodies before what holds them: a path is followed by names of nodes, which noise does not change.
+    for point in sorted(points, key=lambda each: -len(each.path)):
+        graph = _graph(copy, point.path)
+        if graph is not None and point.elem_type in _WIDE and _inject(graph, point, prefix):
+            kinds.add(_WIDE[point.elem_type])
+    for kind in sorted(kinds):
+        for name in ("phase", "steady"):
+            copy.graph.input.append(helper.make_tensor_value_info(f"{prefix}{name}_{kind}", kind, []))
+    return copy, prefix if kinds else ""
+
+
+def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dict[str, Array]:
+    """The further inputs of a model with noise, for one of `DRAWS`."""
+    found = {}
+    for value in model.graph.input:
+        if value.name.startswith(prefix):
+            name = value.name.removeprefix(prefix).split("_")[0]
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            found[value.name] = np.asarray(draw[name], kind)
+    return found
+
+
+def _graph(model: onnx.ModelProto, path: Path) -> onnx.GraphProto | None:
+    graph = model.graph
+    for name, attribute in path:
+        holder = next((node for node in graph.node if holder_name(node) == name), None)
+        if holder is None or attribute not in dict(subgraphs(holder)):
+            return None
+        graph = dict(subgraphs(holder))[attribute]
+    return graph_at(model, path)
+
+
+def _inject(graph: onnx.GraphProto, point: Point, prefix: str) -> bool:
+    """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
+    for place, node in enumerate(graph.node):
+        if point.tensor in node.output:
+            output = list(node.output).index(point.tensor)
+            node.output[output] = f"{prefix}{point.tensor}/raw"
+            nodes = [*graph.node[: place + 1], *_noise(point, prefix), *graph.node[place + 1 :]]
+            kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+            del graph.node[:]
+            graph.node.extend(kept)
+            return True
+    return False
+
+
+def _noise(point: Point, prefix: str) -> Iterator[onnx.NodeProto]:
+    own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
+    phase, steady = (f"{prefix}{name}_{wide}" for name in ("phase", "steady"))
+    numbers = {
+        "frequency": FREQUENCY,
+        "one": 1.0,
+        "eps": float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
+        "error": point.error,
+    }
+    for name, number in numbers.items():
+        value = helper.make_tensor(f"{own}{name}", wide, [], [number])
+        yield helper.make_node("Constant", [], [f"{own}{name}"], value=value)
+
+    def node(operator: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
+        names = [each if "/" in each else f"{own}{each}" for each in inputs]
+        return helper.make_node(operator, names, [output if output == point.tensor else f"{own}{output}"], **attributes)
+
+    yield helper.make_node("Cast", [f"{own}raw"], [f"{own}x"], to=wide)
+    yield node("Mul", ["x", "frequency"], "turns")
+    yield helper.make_node("Add", [f"{own}turns", phase], [f"{own}angle"])
+    yield node("Sin", ["angle"], "sine")
+    yield helper.make_node("Sub", [f"{own}one", steady], [f"{own}mixed"])
+    yield node("Mul", ["sine", "mixed"], "part")
+    yield helper.make_node("Add", [f"{own}part", steady], [f"{own}sign"])
+    yield node("Abs", ["x"], "size")
+    yield node("Mul", ["size", "eps"], "rounding")
+    if point.value:
+        yield helper.make_node("Cast", [point.value], [f"{own}value"], to=wide)
+        yield node("Abs", ["value"], "unit")
+    else:
+        yield helper.make_node("Identity", [f"{own}one"], [f"{own}unit"])
+    yield node("Max", ["unit", "size"], "scale")
+    yield node("Mul", ["scale", "error"], "certified")
+    yield node("Add", ["rounding", "certified"], "most")
+    yield node("Mul", ["most", "sign"], "noise")
+    yield node("Add", ["x", "noise"], "noisy")
+    yield helper.make_node("Cast", [f"{own}noisy"], [point.tensor], to=point.elem_type)

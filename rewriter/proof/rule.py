@@ -1,0 +1,149 @@
+"""The rule: how far one model may be from another in a run.
+
+A certificate proves what two models compute over the reals. A run only has to find what no certificate can see: a
+runtime that does something else. What rounding may amount to is measured on the original alone: by onnxruntime's own
+optimisation, and by noise of one unit in the last place at the outputs of the blocks. For each output, over all runs,
+
+    ||B - A|| <= FACTOR max(||A_optimised - A||, ||A_noisy - A||, eps ||A||)        (Euclidean norms)
+
+A graph that a runtime compiles wrongly is off by the size of its outputs; rounding is orders of magnitude below it.
+Where it is not, `Comparison.proves_nothing` says so, and the verdict rests on the certificate. Shapes, element types
+and the places of NaN and infinities must be the same; integers and booleans may differ only as often as noise changes
+them. The rule is the same for `rewrite`, `validate` and `diff`, whatever options made the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.proof.inputs.roles import is_float
+
+FACTOR = 16.0
+"""How much further than its own rounding a model may be: the noise that was tried is a sample of what rounding does,
+and heads round a few times as often as the operator that they replace."""
+
+NOTHING = 0.5
+"""An allowance of this share of an output's norm excuses any result: such an output proves nothing."""
+
+Results = Sequence[Mapping[str, Array]]
+"""Case by case, an output's name to its values."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output of two models, over all cases.
+
+    Attributes:
+        name: the output.
+        error: the largest ||B - A|| / ||A|| of a case.
+        rounding: what rounding amounts to in the original, in the same unit.
+        allowed: the largest error that the rule allows.
+        reason: why the rule does not hold; empty where it does.
+    """
+
+    name: str
+    error: float
+    rounding: float
+    allowed: float
+    reason: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rule holds."""
+        return not self.reason
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether rounding alone moves this output as far as it is large."""
+        return self.allowed >= NOTHING
+
+
+def compared(name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Comparison:
+    """Apply the rule to one output.
+
+    Args:
+        name: the output.
+        original: the original's results without optimisation, case by case.
+        variants: results of the original that differ by rounding alone: with optimisation, with noise.
+        rewritten: the results to be judged.
+    """
+    ours, theirs = ([case[name] for case in results] for results in (original, rewritten))
+    others = [[case[name] for case in results] for results in variants]
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape:
+            return Comparison(name, np.inf, 0.0, 0.0, f"has shape {list(b.shape)} instead of {list(a.shape)}")
+        if a.dtype != b.dtype:
+            return Comparison(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
+    if not ours or not is_float(ours[0].dtype):
+        return _whole(name, ours, others, theirs)
+    places = _misplaced(ours, others, theirs)
+    if places:
+        return Comparison(name, np.inf, 0.0, 0.0, places)
+    eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
+    sizes = [_norm(a) for a in ours]
+    moved = [_share(a, v, size) for other in others for a, v, size in zip(ours, other, sizes, strict=True)]
+    rounding = max([eps, *moved])
+    error = max(_share(a, b, size) for a, b, size in zip(ours, theirs, sizes, strict=True))
+    allowed = FACTOR * rounding
+    if error <= allowed or allowed >= NOTHING:
+        return Comparison(name, error, rounding, allowed)
+    reason = (
+        f"is off by {error:.3g} of its norm, where {allowed:.3g} is allowed: {FACTOR:g} x {rounding:.3g} of rounding"
+    )
+    return Comparison(name, error, rounding, allowed, reason)
+
+
+def _norm(values: Array) -> float:
+    wide = values.astype(np.float64).ravel()
+    wide = wide[np.isfinite(wide)]
+    top = float(np.max(np.abs(wide), initial=0.0))
+    # Scaled, so that squares neither overflow nor vanish.
+    return top * float(np.linalg.norm(wide / top)) if top else 0.0
+
+
+def _share(a: Array, b: Array, size: float) -> float:
+    """||b - a|| over the norm of the original; over entries that are finite in both."""
+    if a.shape != b.shape:
+        return 0.0
+    with np.errstate(all="ignore"):
+        gap = b.astype(np.float64) - a.astype(np.float64)
+    apart = _norm(gap)
+    return apart / size if size else (np.inf if apart else 0.0)
+
+
+def _misplaced(ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> str:
+    """Which NaN or infinities differ, where no variant of the original moves them; empty where none do."""
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        steady = np.ones(a.shape, bool)
+        for other in others:
+            if other[place].shape == a.shape:
+                steady &= _kinds(other[place]) == _kinds(a)
+        wrong = (_kinds(a) != _kinds(b)) & steady
+        if wrong.any():
+            return f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite otherwise"
+    return ""
+
+
+def _kinds(values: Array) -> Array:
+    """0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
+    wide = values.astype(np.float64)
+    return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
+
+
+def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Comparison:
+    """Integers, booleans and strings: as many may differ as noise changes, times the factor."""
+    count = max(sum(a.size for a in ours), 1)
+    moved = [
+        sum(int(np.sum(a != v)) if a.shape == v.shape else a.size for a, v in zip(ours, other, strict=True))
+        for other in others
+    ]
+    different = sum(int(np.sum(a != b)) for a, b in zip(ours, theirs, strict=True))
+    rounding = max(moved, default=0) / count
+    error, allowed = different / count, FACTOR * rounding
+    reason = "" if error <= allowed else f"differs in {different} of {count} entries, which rounding does not explain"
+    return Comparison(name, error, rounding, allowed, reason)
