@@ -107,7 +107,8 @@ def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> It
         "- *error ratio*: the error against a float64 evaluation of the original, over the original's own.",
         "",
         "*Certified*: proved for every input of every size, over the reals, up to the error stated. Rounding is not",
-        "part of the proof; both models ran with onnxruntime on generated inputs. `attnonly-report.json` has all figures.",
+        "part of the proof; both models ran with onnxruntime on generated inputs. `attnonly-report.json` has all",
+        "figures.",
         "",
     )
     left = [f"{name}, {row.name}: {row.reason}" for name, each in models.items() if each.converted for row in each.left]
