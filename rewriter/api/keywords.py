@@ -42,9 +42,6 @@ class RewriteKeywords(TypedDict, total=False):
     dims: Mapping[str, int] | None
     seed: int
     proof: str
-    quick: bool
-    jobs: int
-    joblib_backend: str | None
     isolate: bool
     memory_limit_mb: int | None
     time_limit: float | None

@@ -26,11 +26,10 @@ from rewriter.files.walk import iter_nodes
 from rewriter.proof.blocks.activation import RegionProof, prove_region, regions_of
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Side
-from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import Given
 from rewriter.proof.noise import QUANTISERS
-from rewriter.proof.pass_rule import CAP
+from rewriter.proof.pass_rule import CAP, coarsest_allowance
 from rewriter.proof.reference.float64 import NoReference
 from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import Wanted, Way

@@ -95,16 +95,6 @@ def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
         raise click.BadParameter(str(error)) from error
 
 
-def _backend(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    from rewriter.proof.run.jobs import parse_backend
-
-    try:
-        parse_backend(text)
-    except RewriteError as error:
-        raise click.BadParameter(str(error)) from error
-    return text
-
-
 def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for value in values:
@@ -119,6 +109,5 @@ _CALLBACKS: Mapping[str, Callable[[click.Context, click.Parameter, Any], Any]] =
     "accuracy": _accuracy,
     "providers": _providers,
     "dims": _dimension,
-    "joblib_backend": _backend,
 }
 """Options whose text needs a parser of its own."""

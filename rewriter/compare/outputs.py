@@ -19,10 +19,10 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Claim
 from rewriter.proof.distance import gap, largest
-from rewriter.proof.end_to_end import coarsest_allowance
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.judging import Judged, Values, disparity, judge
+from rewriter.proof.pass_rule import coarsest_allowance
 from rewriter.proof.run.whole import Way
 from rewriter.proof.sensitivity import Sensitivity, own_rounding, sensitivity
 from rewriter.proof.statistics import compare, merge, top_k_share, uncompared

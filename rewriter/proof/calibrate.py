@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
-from rewriter.proof.end_to_end import CPU
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.inputs.search import other_cases
 from rewriter.proof.run.model import run_model
-from rewriter.proof.run.whole import Progress, Wanted
+from rewriter.proof.run.whole import Progress, Wanted, Way
 from rewriter.proof.settings import Settings
 
 
@@ -35,7 +34,7 @@ def largest_magnitudes(
         cases = load_cases(settings.inputs, model.proto)
     else:
         cases = make_cases(model.proto, seed=settings.seed, dims=settings.dims)
-    wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
+    wanted = Wanted((Way("cpu", optimise=True),), watched=taps, may_refuse=True, what="the original")
     runs = run_model(side, cases, wanted, progress, by_blocks=settings.by_blocks(model.size))
     if not runs.cases and (others := other_cases(model, settings)):
         runs = run_model(side, others, wanted, progress, by_blocks=settings.by_blocks(model.size))

@@ -23,7 +23,7 @@ from rewriter.graph.view import Path, graph_at, holder_name, subgraphs
 FREQUENCY = 12345.678
 """Makes the noise of values that differ by 1e-3 or more uncorrelated."""
 
-_WIDE = {
+_WIDE: Mapping[int, int] = {
     TensorProto.FLOAT: TensorProto.FLOAT,
     TensorProto.FLOAT16: TensorProto.FLOAT,
     TensorProto.DOUBLE: TensorProto.DOUBLE,
@@ -125,9 +125,9 @@ def _noise(point: Point, prefix: str) -> Iterator[onnx.NodeProto]:
         value = helper.make_tensor(f"{own}{name}", wide, [], [number])
         yield helper.make_node("Constant", [], [f"{own}{name}"], value=value)
 
-    def node(operator: str, inputs: Sequence[str], output: str, **attributes: int) -> onnx.NodeProto:
+    def node(operator: str, inputs: Sequence[str], output: str) -> onnx.NodeProto:
         names = [each if "/" in each else f"{own}{each}" for each in inputs]
-        return helper.make_node(operator, names, [output if output == point.tensor else f"{own}{output}"], **attributes)
+        return helper.make_node(operator, names, [f"{own}{output}"])
 
     yield helper.make_node("Cast", [f"{own}raw"], [f"{own}x"], to=wide)
     yield node("Mul", ["x", "frequency"], "turns")

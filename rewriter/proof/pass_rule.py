@@ -17,12 +17,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from rewriter.arrays import Array
+from rewriter.files.walk import iter_nodes
 from rewriter.proof.distance import FACTOR, gap
 
-__all__ = ["CAP", "FACTOR", "Channels", "Excess", "Wide", "against_rounding", "exact_rounding", "worst"]
+__all__ = [
+    "CAP",
+    "FACTOR",
+    "Channels",
+    "Excess",
+    "Wide",
+    "against_rounding",
+    "coarsest_allowance",
+    "exact_rounding",
+    "worst",
+]
 
 Wide = NDArray[np.float64]
 
@@ -210,3 +222,30 @@ def _largest(values: Sequence[Array], samples: tuple[int, ...] | None) -> Wide:
 def _finite_magnitude(values: Array) -> Wide:
     wide = np.abs(values.astype(np.float64))
     return np.where(np.isfinite(wide), wide, 0.0)
+
+
+# By element type, what rounding may amount to at the outputs of a whole model, as a share of their scale. Half
+# precision gets fewer eps, because 256 eps of float16 would be a quarter of the scale.
+_ALLOWANCES = {
+    onnx.TensorProto.DOUBLE: 256 * 2.0**-52,
+    onnx.TensorProto.FLOAT: 256 * 2.0**-23,
+    onnx.TensorProto.FLOAT16: 8 * 2.0**-10,
+    onnx.TensorProto.BFLOAT16: 8 * 2.0**-7,
+}
+_QUANTISED_ALLOWANCE = 4 * 2.0**-8
+"""For activations quantised to 8 bits: a difference in the last place may move a value by a whole step."""
+
+_QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"}
+
+
+def coarsest_allowance(model: onnx.ModelProto) -> float:
+    """Rounding of the coarsest arithmetic in the model, by the types of its weights, its casts and its quantisers."""
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    found: list[float] = []
+    for node in iter_nodes(model.graph.node):
+        types.update(attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to")
+        if node.op_type in _QUANTISERS:
+            found.append(_QUANTISED_ALLOWANCE)
+    known = [_ALLOWANCES[kind] for kind in types if kind in _ALLOWANCES]
+    return max(found + known, default=_ALLOWANCES[onnx.TensorProto.FLOAT])

@@ -32,9 +32,6 @@ class Settings:
         inputs: inputs to use instead of generated ones.
         proof: `whole` loads whole models; `blocks` proves block by block and runs the models in consecutive
             segments; `auto` chooses `blocks` above `LARGE` bytes.
-        quick: prove the blocks, and the model end to end on two cases alone: the first and a small one.
-        jobs: how many blocks are proved at once; -1 means one per processor.
-        joblib_backend: the joblib backend that runs them: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
         isolate: carry the proof out in a separate process.
         memory_limit_mb: how much that process may allocate, in megabytes (10^6 bytes).
         time_limit: how long that process may run, in seconds.
@@ -64,18 +61,6 @@ class Settings:
         choices=PROOFS,
         see="decisions/0020-proof-in-segments.md",
     )
-    quick: bool = option(
-        False,
-        "Prove every block, but the model end to end on two inputs only. The report says so; prove in full before you "
-        "rely on the result.",
-        see="proof.md#quick",
-    )
-    jobs: int = option(1, "Number of blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
-    joblib_backend: str | None = option(
-        None,
-        "Backend with which joblib proves blocks: loky, dask:scheduler_host=tcp://HOST:PORT, ray.",
-        metavar="NAME[:KEY=VALUE,...]",
-    )
     isolate: bool = option(False, "Run the models in a separate process, with the limits below.")
     memory_limit_mb: int | None = option(None, "Memory that the isolated process may allocate, in MB.", least=1)
     time_limit: float | None = option(None, "Time that the isolated process may take.", metavar="SECONDS", above=0.0)
@@ -93,10 +78,8 @@ def checked(settings: Settings) -> Settings:
         UsageError: options contradict each other, or this system does not support them.
     """
     from rewriter.ort.providers import chosen_providers
-    from rewriter.proof.run.jobs import check_jobs
 
     _check_limits(settings)
-    check_jobs(settings.jobs, settings.joblib_backend)
     return replace(settings, providers=chosen_providers(settings.providers))
 
 

@@ -39,6 +39,15 @@ __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 CPU = Way("cpu", optimise=True)
 """The control that other providers are compared with."""
 
+CEILINGS: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT: 1e-6,
+    onnx.TensorProto.DOUBLE: 1e-6,
+    onnx.TensorProto.FLOAT16: 2.0**-10,
+    onnx.TensorProto.BFLOAT16: 2.0**-7,
+}
+"""The largest error over max(1, |f|) that a pass may claim for an activation unless the user asked for more, by element
+type: above the programs of the table, and for half precision the spacing of its numbers, to which constants round."""
+
 CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
@@ -126,13 +135,19 @@ def validate(
         UsageError: the inputs do not fit the model.
     """
     progress("certifying", 0, 4)
-    held = {each.output: Claimed(each.max_error, each.domain if np.isfinite(each.domain) else None) for each in claims}
+    held = {
+        each.output: Claimed(
+            min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
+            each.domain if np.isfinite(each.domain) else None,
+        )
+        for each in claims
+    }
     certificate = certify(original, rewritten, claims=held)
     # Only tensors that kept their names are surely meant to be the same.
     refuted = [
         f"not certified: {each.text}" for each in certificate.refusals if each.refuted and each.tensor == each.original
     ]
-    changed = [] if certificate.certified or not claims else _changed(original, rewritten, claims, variants)
+    changed = _changed(original, rewritten, claims, variants)
     try:
         return _judged(original, rewritten, claims, settings, progress, variants, certificate, [*refuted, *changed])
     except (ValidationError, LookupError, ValueError):
@@ -143,7 +158,9 @@ def validate(
 
 
 def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
-    """Differences from the original that no claim explains, read from the files."""
+    """Differences from the original that no claim explains, and claimed blocks that are not attention."""
+    if not claims:
+        return []
     old = variants.lowered or original
     return unexplained_changes(Side.of(old), Side.of(variants.alone or rewritten), claims)
 

@@ -60,7 +60,7 @@ def counts_for(source: LoadedModel, plan: Plan, settings: Settings) -> Counts:
     # As the proof does: positions that all blocks share are proved end to end.
     longest = max((each.longest or 0 for each in plan.conversions), default=0) if plan.route is not None else 0
     cases = cases_of(source, settings, longest)
-    cases = few_of(cases) if settings.quick else cases
+    cases = few_of(cases)
     runs = [_run_of(source.proto, plan, case) for case in cases]
     blocks = plan.conversions
     sizes = [byte_count(tensor) for tensor in source.proto.graph.initializer if tensor.data_type != _STRING]

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, Report, rewrite
-from rewriter.proof.end_to_end import Allowance
+from rewriter.proof.pass_rule import Allowance
 from rewriter.proof.statistics import compare
 from rewriter.report.report import SCHEMA_VERSION, BlockRow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values

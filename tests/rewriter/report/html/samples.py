@@ -14,7 +14,7 @@ from rewriter import ExitStatus, Report, rewrite
 from rewriter.api.rewriting import made
 from rewriter.pipeline import Unit
 from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.end_to_end import ProviderProof
+from rewriter.proof.pass_rule import ProviderProof
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
 from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key

@@ -1,1 +1,0 @@
-"""What went wrong where: why an original is far from float64, and which block of a rewritten model is to blame."""
