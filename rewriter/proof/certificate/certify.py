@@ -105,12 +105,15 @@ class Refusal:
         original: the tensor of the original that it was compared with.
         node: what makes it, in words.
         reason: in a sentence.
+        refuted: whether that proves that the models differ: a function that is off by more than is claimed, a constant
+            or an attribute that is another.
     """
 
     tensor: str
     original: str
     node: str
     reason: str
+    refuted: bool = False
 
     @property
     def text(self) -> str:
@@ -203,9 +206,9 @@ class _Matching:
                     yield Refusal(name, name, "", "is not computed as in the original")
                 return
 
-    def _refused(self, a: Tensor, b: Tensor, rank: int, reason: str) -> bool:
+    def _refused(self, a: Tensor, b: Tensor, rank: int, reason: str, *, refuted: bool = False) -> bool:
         node = label(b.node) if b.node is not None else ""
-        self._why.append((rank, Refusal(b.name, a.name, node, reason)))
+        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted)))
         return False
 
     def _same(self, scope: Scope, name: str, other: Scope, others: str) -> Reading:
@@ -315,7 +318,9 @@ class _Matching:
         one, two = substitute(mine, values), substitute(other, values)
         proved = self._proved(a, ours, one, two, gated=value is not None)
         if not proved.holds:
-            return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})")
+            return self._refused(
+                a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=proved.at_least > proved.limit
+            )
         self.regions[a.key, b.key] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
