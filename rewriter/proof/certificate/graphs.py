@@ -27,12 +27,15 @@ from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
 from rewriter.graph.view import holder_name, key_of, label, opsets, subgraphs
 from rewriter.text import quoted
 
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-)
-"""Operators that draw numbers: two nodes are the same source only under the same name."""
+_RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
+"""What the names of operators that draw numbers contain."""
+_KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
+"""The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
+
+FUNCTION, SOURCE = "(function)", "(source)"
+"""Stand among the attributes of a node for the content of the function that it calls, and the numbers that it draws."""
 
 Kind = Literal["node", "constant", "input"]
 
@@ -107,9 +110,13 @@ class Model:
             NotCertifiable: the model has sparse initializers, or an attribute that refers to one of a function.
         """
         self._loaded = loaded
+        self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto)
+            # Functions of another operator set stay, and are compared as they are written.
+            left = [function.SerializeToString(deterministic=True) for function in proto.functions]
+            self.functions = {(each.domain, each.name): _digest(sorted(left)) for each in proto.functions}
         else:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
@@ -225,10 +232,22 @@ class Scope:
         return self.bodies[id(node), attribute]
 
     def attributes(self, node: onnx.NodeProto) -> list[tuple[str, object]]:
-        """The attributes of a node that are no graphs, comparable; tensors by digest. Raises NotCertifiable."""
-        return [
+        """What a node is beside operator, operands and bodies, comparable: attributes, with tensors by digest.
+
+        A node that may draw numbers is the same as another only under the same name.
+
+        Raises:
+            NotCertifiable: an attribute has a type that is not supported.
+        """
+        found = [
             (a.name, self._attribute(a)) for a in sorted(node.attribute, key=lambda a: a.name) if a.type not in (5, 10)
         ]
+        key = key_of(node)
+        if key in self.model.functions:
+            found.append((FUNCTION, self.model.functions[key]))
+        if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
+            found.append((SOURCE, (self.path, list(node.output))))
+        return found
 
     def _attribute(self, attribute: onnx.AttributeProto) -> object:
         if attribute.ref_attr_name:
@@ -257,9 +276,8 @@ class Scope:
             (name, len(body.inputs), [body.number(each) for each in body.outputs])
             for name, body in ((name, self.body(node, name)) for name, _ in subgraphs(node))
         ]
-        source = node.name if node.op_type in RANDOM else ""
         operands = [self.number(name) for name in node.input]
-        made = (key, self.attributes(node), bodies, operands, len(node.output), source)
+        made = (key, self.attributes(node), bodies, operands, [bool(name) for name in node.output])
         for place, name in enumerate(node.output):
             if name:
                 self.numbers[name] = _digest("node", place, *made)
@@ -334,5 +352,5 @@ def _type_of(kind: onnx.TypeProto) -> object:
     if not kind.HasField("tensor_type"):
         return kind.SerializeToString(deterministic=True)
     tensor = kind.tensor_type
-    dims = [dim.dim_value or dim.dim_param for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    dims = [str(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
     return tensor.elem_type, dims

@@ -178,9 +178,9 @@ class _Rows:
         ends: list[Expression | None] = [None, None]
         for place, name in enumerate(node.input[1:]):
             values = scope.find(name).values if name else None
-            if name and (values is None or values.size != 1):
+            if name and (values is None or values.size != 1 or not np.isfinite(float(values.ravel()[0]))):
                 return None
-            if values is not None and np.isfinite(float(values.ravel()[0])):
+            if values is not None:
                 ends[place] = constant(float(values.ravel()[0]))
         if not isinstance(row, Row) or row.column or node.attribute:
             return None

@@ -37,6 +37,8 @@ from rewriter.proof.certificate.keys import read_keys
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
 _MOST_NAMES = 400
+_PLAIN_BROADCAST = 7
+"""The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _FURTHER = (
     "Where",
     "Clip",
@@ -85,19 +87,28 @@ class Region:
         expression: over the leaves.
         leaves: leaf of the expression to tensor.
         inside: the tensors of the region that are no leaves, its own included.
+        vectors: whether a constant of it has an axis.
     """
 
     expression: Expression
     leaves: Mapping[Expression, Tensor]
     inside: tuple[Tensor, ...]
+    vectors: bool
 
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """An expression, and all leaves that were met on the way: one that cancels still has a say in the shape."""
+    """An expression, and all that was met on the way and has a say in the shape, even where it cancels.
+
+    Attributes:
+        expression: the expression.
+        leaves: the leaves.
+        vectors: whether there were constants with an axis.
+    """
 
     expression: Expression
     leaves: frozenset[Expression] = frozenset()
+    vectors: bool = False
 
 
 class Reader:
@@ -124,7 +135,7 @@ class Reader:
             return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
         inside = [each for part in parts for each in self._inside.get(part, [])]
-        return Region(found.expression, leaves, tuple(inside))
+        return Region(found.expression, leaves, tuple(inside), found.vectors)
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
@@ -158,7 +169,7 @@ class Reader:
         tensor = scope.find(name)
         if tensor.values is not None:
             number = _number(tensor.values, integer=integer)
-            return None if number is None else _Read(number)
+            return None if number is None else _Read(number, vectors=tensor.values.ndim > 0)
         if tensor.constant is not None:
             return None
         if tensor.name in self._stops:
@@ -192,6 +203,8 @@ class Reader:
 
     def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         key = key_of(node)
+        if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
+            return None
         if key == ("", "Reshape"):
             return _read(read_keys(scope, node, self.leaf))
         if key == ("", "Where"):
@@ -219,7 +232,9 @@ class Reader:
                     return None
                 end = float(numbers.astype(np.float64).ravel()[0])
             else:
-                end = float(attributes(node).get(name, np.inf))
+                end = float(attributes(node).get(name, -np.inf if name == "min" else np.inf))
+            if end == (np.inf if name == "min" else -np.inf):
+                return None
             ends.append(None if np.isinf(end) else constant(end))
         return None if value is None else _read(clip(value.expression, *ends), value)
 
@@ -259,7 +274,8 @@ def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
         return None
     if not operands:
         return _Read(expression, frozenset(part for part in ordered(expression) if part.operator == "leaf"))
-    return _Read(expression, frozenset().union(*(each.leaves for each in operands)))
+    leaves = frozenset().union(*(each.leaves for each in operands))
+    return _Read(expression, leaves, any(each.vectors for each in operands))
 
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")

@@ -176,7 +176,7 @@ def test_the_refusal_names_region_and_witness() -> None:
     found = of(*WRONG["beyond 300"][:2])
     assert found.refusals[0].tensor == "h"
     assert "(the activation h)" in found.refusals[0].reason
-    assert "more than 1e-06" in found.refusals[0].reason
+    assert "more than 1e-07" in found.refusals[0].reason
 
 
 # -- what is outside of regions ---------------------------------------------------------------------------------------
@@ -300,6 +300,56 @@ def test_functions_are_inlined() -> None:
     for text, certified in ((functions, True), (wrong, False)):
         b = mlp("h = own.Heads(y)", functions=text, domains={"own": 1})
         assert judged(a, b).certified is certified
+
+
+def function(body: str, opset: int) -> str:
+    return f'<opset_import: ["": {opset}], domain: "own"> Heads (y) => (h) {{ {body} }}'
+
+
+def test_functions_of_another_operator_set_are_compared_as_they_are_written() -> None:
+    options: dict[str, Any] = {"domains": {"own": 1}}
+    a, same = (mlp("h = own.Heads(y)", functions=function("h = Sigmoid(y)", 11), **options) for _ in range(2))
+    assert judged(a, same).certified
+    found = judged(a, mlp("h = own.Heads(y)", functions=function("h = Tanh(y)", 11), **options))
+    assert found.refusals[0].reason == "calls a local function of another content"
+    old = mlp("h = own.Heads(y)", functions=function("h = Softmax(y)", 11), **options)
+    assert not judged(old, mlp("h = Softmax(y)")).certified, "before opset 13 it is another function"
+
+
+DRAWS = {
+    "normal": "RandomNormalLike(y)",
+    "dropout": "Dropout(y, half, yes)",
+    "a custom operator": "own.Noise(y)",
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_one_draw_does_not_stand_for_two(draw: str) -> None:
+    options: dict[str, Any] = {"domains": {"own": 1}, "constants": {"half": np.asarray(0.5), "yes": YES}}
+    two = f"a = {draw} b = {draw} h = Sub(a, b)"
+    assert of(two, two, **options).certified
+    found = of(two, two.replace("Sub(a, b)", "Sub(a, a)"), **options)
+    assert found.refusals[0].reason == "may draw other numbers than the original"
+
+
+YES = numpy_helper.from_array(np.asarray(True), "yes")
+
+
+def test_bounds_that_are_infinite() -> None:
+    options: dict[str, Any] = {"constants": {"top": np.asarray(np.inf), "bottom": np.asarray(-np.inf)}}
+    assert of("h = Relu(y)", "r = Relu(y) h = Clip(r, bottom, top)", **options).certified
+    assert not of("h = Relu(y)", "r = Relu(y) h = Clip(r, top)", **options).certified
+    assert not of("h = Relu(y)", "r = Relu(y) h = Clip(r, bottom, bottom)", **options).certified
+
+
+def test_constants_with_an_axis_do_not_meet_tensors_that_may_be_single_numbers() -> None:
+    first, second = "m = ReduceSum<keepdims = 0>(x) y = Tanh(m)", "out = Mul(x, h)"
+    vector: dict[str, Any] = {"first": first, "second": second, "constants": {"one": np.ones(1)}}
+    wrong = mlp("n = Neg(y) e = Exp(n) d = Add(e, one) h = Div(y, d)", **vector)
+    right = mlp(HEADS, first=first, second=second)
+    original = mlp(SILU, first=first, second=second)
+    assert judged(original, right).certified
+    assert "may be a single number" in judged(original, wrong).refusals[0].reason
 
 
 @pytest.mark.parametrize("elem", ["float", "float16", "double"])
