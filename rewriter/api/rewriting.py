@@ -33,7 +33,7 @@ from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, Validation
-from rewriter.proof.validate import validate as judge
+from rewriter.proof.validate import validate as prove
 from rewriter.report.report import Report
 from rewriter.text import quoted
 
@@ -278,7 +278,7 @@ def _to_file(
 def _validated(
     run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
 ) -> Validation:
-    return judge(models.source, result, claims, settings, run.progress, models.variants)
+    return prove(models.source, result, claims, settings, run.progress, models.variants)
 
 
 def _proved(report: Report, validation: Validation) -> Report:

@@ -1,9 +1,10 @@
 """A copy of a model with noise at chosen tensors: how far rounding, or a certified error, moves its outputs.
 
-At a tensor x the noise is s (eps |x| + error max(1, |x|)), for a gate h(g) u with error max(|u|, |x|), where eps is one
-unit in the last place, `error` the certified bound, and s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated
-between values, or 1 everywhere, since errors of one sign may add up. Phase and kind are inputs of the model, so that
-one session serves all draws.
+At an activation x = f(y) the noise is s (eps max(|x|, |y|) + error max(1, |x|)), at a gate x = h(g) u it is
+s (eps max(|x|, |g u|) + error max(|u|, |x|)), where eps is one unit in the last place, `error` the certified bound, and
+s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated between values, or 1 everywhere, since errors of one sign
+may add up. Rounding is in units of the argument, since activations are y times a weight that is computed to so many
+digits. Phase and kind are inputs of the model, so that one session serves all draws.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Point:
         path: the graph that makes it.
         elem_type: its element type.
         error: certified bound, over max(1, |x|).
+        argument: the tensor y, or g of a gate; empty if unknown.
         value: the tensor u of a gate; empty for an activation.
     """
 
@@ -54,6 +56,7 @@ class Point:
     path: Path
     elem_type: int
     error: float = 0.0
+    argument: str = ""
     value: str = ""
 
 
@@ -137,12 +140,15 @@ def _noise(point: Point, prefix: str) -> Iterator[onnx.NodeProto]:
     yield node("Mul", ["sine", "mixed"], "part")
     yield helper.make_node("Add", [f"{own}part", steady], [f"{own}sign"])
     yield node("Abs", ["x"], "size")
-    yield node("Mul", ["size", "eps"], "rounding")
-    if point.value:
-        yield helper.make_node("Cast", [point.value], [f"{own}value"], to=wide)
-        yield node("Abs", ["value"], "unit")
-    else:
-        yield helper.make_node("Identity", [f"{own}one"], [f"{own}unit"])
+    for name, tensor in (("unit", point.value), ("argument", point.argument)):
+        if tensor:
+            yield helper.make_node("Cast", [tensor], [f"{own}{name}/wide"], to=wide)
+            yield helper.make_node("Abs", [f"{own}{name}/wide"], [f"{own}{name}"])
+        else:
+            yield helper.make_node("Identity", [f"{own}one" if name == "unit" else f"{own}size"], [f"{own}{name}"])
+    yield node("Mul", ["argument", "unit"] if point.value and point.argument else ["argument", "one"], "product")
+    yield node("Max", ["product", "size"], "digits")
+    yield node("Mul", ["digits", "eps"], "rounding")
     yield node("Max", ["unit", "size"], "scale")
     yield node("Mul", ["scale", "error"], "certified")
     yield node("Add", ["rounding", "certified"], "most")

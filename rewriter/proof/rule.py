@@ -14,6 +14,7 @@ them. The rule is the same for `rewrite`, `validate` and `diff`, whatever option
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ and heads round a few times as often as the operator that they replace."""
 
 NOTHING = 0.5
 """An allowance of this share of an output's norm excuses any result: such an output proves nothing."""
+
+SMALL = 1e-2
+"""A case whose entries are smaller than this share of another case's is measured on that share: where terms cancel to
+almost nothing, rounding is that of the terms."""
 
 Results = Sequence[Mapping[str, Array]]
 """Case by case, an output's name to its values."""
@@ -85,7 +90,7 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
     if places:
         return Comparison(name, np.inf, 0.0, 0.0, places)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
-    sizes = [_norm(a) for a in ours]
+    sizes = _sizes(ours)
     moved = [_share(a, v, size) for other in others for a, v, size in zip(ours, other, sizes, strict=True)]
     rounding = max([eps, *moved])
     error = max(_share(a, b, size) for a, b, size in zip(ours, theirs, sizes, strict=True))
@@ -96,6 +101,13 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
         f"is off by {error:.3g} of its norm, where {allowed:.3g} is allowed: {FACTOR:g} x {rounding:.3g} of rounding"
     )
     return Comparison(name, error, rounding, allowed, reason)
+
+
+def _sizes(values: Sequence[Array]) -> list[float]:
+    """The norm of each case, at least `SMALL` of what it would be if its entries were as large as in the largest."""
+    norms = [_norm(each) for each in values]
+    top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
+    return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
 
 
 def _norm(values: Array) -> float:

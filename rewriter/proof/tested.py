@@ -22,6 +22,7 @@ from rewriter.graph.extract import cut
 from rewriter.proof.blocks.exposed import exposed_failures, exposed_of
 from rewriter.proof.blocks.spread import spread, variants, wanted
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.distance import magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
@@ -110,7 +111,8 @@ class _Parts:
 def _tested(
     original: Side, rewritten: Side, claim: Claim, parts: _Parts, seen: Sequence[Feeds], ways: Sequence[Way]
 ) -> BlockTest:
-    cases, plain = _accepted(claim, parts.before, seen)
+    gated = original.part(claim, tuple(seen[0]), [*claim.block_outputs, claim.gate])
+    cases, plain = _accepted(claim, gated, seen)
     sizes = tuple(dict.fromkeys("x".join(map(str, case.feeds[claim.block_inputs[0]].shape[:-1])) for case in cases))
     failures: list[str] = []
     noisy = _noisy(parts.before, claim, claim.max_error)
@@ -153,7 +155,7 @@ def _advice(claim: Claim) -> str:
 
 
 def _accepted(claim: Claim, before: LoadedModel, seen: Sequence[Feeds]) -> tuple[list[Case], Results]:
-    """The cases that the original's block accepts (a static shape inside may fix sizes), and its results."""
+    """The cases that the original's block accepts (a static shape may fix sizes), within the domain; its results."""
     drawn = [Case(f"seen {number}", each) for number, each in enumerate(seen)]
     drawn += spread(claim, seen)
     cases = [_scaled(case, claim, scale) for scale in SCALES for case in drawn]
@@ -161,10 +163,11 @@ def _accepted(claim: Claim, before: LoadedModel, seen: Sequence[Feeds]) -> tuple
     kept, results = [], []
     for case in cases:
         with suppress(ValidationError):
-            found = session.run(wanted(case.feeds, before), list(claim.block_outputs))
-            if all(np.isfinite(found[name].astype(np.float64)).all() for name in claim.block_outputs):
+            found = session.run(wanted(case.feeds, before), [*claim.block_outputs, claim.gate])
+            finite = all(np.isfinite(value.astype(np.float64)).all() for value in found.values())
+            if finite and magnitude(found[claim.gate]) <= claim.domain:
                 kept.append(case)
-                results.append(found)
+                results.append({name: found[name] for name in claim.block_outputs})
     if not kept:
         raise ValidationError("the original's block gives finite results on none of the inputs tried")
     return kept, results
@@ -183,7 +186,9 @@ def _scaled(case: Case, claim: Claim, scale: float) -> Case:
 
 
 def _noisy(before: LoadedModel, claim: Claim, error: float) -> tuple[LoadedModel, str]:
-    point = Point(claim.output, (), claim.elem_type, error, claim.value if claim.gated else "")
+    made = {name for node in before.proto.graph.node for name in node.output}
+    gate = claim.gate if claim.gate in made else ""
+    point = Point(claim.output, (), claim.elem_type, error, gate, claim.value if claim.gated else "")
     proto, prefix = nudged(before.proto, [point])
     return LoadedModel(proto, None, before.base_dir, (), 0), prefix
 

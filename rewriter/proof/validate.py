@@ -144,8 +144,11 @@ def validate(
     }
     certificate = certify(original, rewritten, claims=held)
     # Only tensors that kept their names are surely meant to be the same.
+    names = {each.output: f"{each.name}: " for each in claims}
     refuted = [
-        f"not certified: {each.text}" for each in certificate.refusals if each.refuted and each.tensor == each.original
+        f"{names.get(each.original, '')}not certified: {each.text}"
+        for each in certificate.refusals
+        if each.refuted and each.tensor == each.original
     ]
     changed = _changed(original, rewritten, claims, variants)
     try:
@@ -320,12 +323,12 @@ def _moved(
 ) -> dict[str, list[Results]]:
     """By provider, the original's results with noise at the outputs of the blocks, draw by draw."""
     points = [
-        Point(each.original, each.path, each.elem_type, each.bound.bound, each.linear_in or "")
+        Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
         for each in certificate.regions
     ]
     known = {point.tensor for point in points}
     points += [
-        Point(each.output, each.path, each.elem_type, each.max_error, each.value if each.gated else "")
+        Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
         for each in tested
         if each.output not in known
     ]

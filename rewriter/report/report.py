@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,7 +177,7 @@ class Report(Result):
             "form": self.form,
             "exit_status": int(self.exit_status),
             "blocks": [plain_data(row) for row in self.blocks],
-            "validation": None if self.validation is None else plain_data(self.validation),
+            "validation": None if self.validation is None else plain_data(_brief(self.validation)),
             "operators": {
                 "before": dict(self.before.operators),
                 "after": None if after is None else dict(after.operators),
@@ -195,6 +195,17 @@ class Report(Result):
     def write(self, path: Path) -> None:
         """Write the JSON to `path`, atomically."""
         write_json(path, self.to_json())
+
+
+def _brief(validation: Validation) -> Validation:
+    """Without the functions of the regions, which may be long and stand in the certificate."""
+    found = validation.certificate
+    if found is None:
+        return validation
+    return replace(
+        validation,
+        certificate=replace(found, regions=tuple(replace(each, functions=()) for each in found.regions)),
+    )
 
 
 def json_text(data: Mapping[str, Any]) -> str:

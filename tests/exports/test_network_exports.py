@@ -59,12 +59,6 @@ def test_the_proof_passes(name: str, exporter: str, way: str, export: Export, tm
     assert report.validation.providers["cpu"].error_ratio <= 2.0
 
 
-def test_quick_proofs_of_gates_pass(export: Export) -> None:
-    """One case makes every token a channel, in some of which the noise of gates cancels."""
-    report: Any = rewrite(export("phi3", "torchscript"), form="masked", quick=True)
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
-
-
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_form_whole_names_the_cache(exporter: str, export: Export) -> None:
     plan = make_plan(onnx.load(export("gpt2-cache", exporter)), Options(form="whole", forms=FormOptions(max_tokens=64)))

@@ -75,7 +75,7 @@ def test_a_model_that_changes_at_any_step(change: Callable[[Path], None], extern
             assert list(files(folder / "out")) == ["attnonly.onnx"], (moment, status)
         for name, data in kept.items():
             (folder / "in" / name).write_bytes(data)
-        assert rewrite(source, out, force=True, quick=True).exit_status is ExitStatus.CONVERTED
+        assert rewrite(source, out, force=True).exit_status is ExitStatus.CONVERTED
         assert {Path(name).suffix for name in files(folder / "out")} <= {".onnx", ".data"}
     else:
         pytest.fail("a run has more steps than were tried")
@@ -95,7 +95,7 @@ def _converted(source: Path, out: Path, moment: int, change: Callable[[Path], No
             change(data if data.exists() else source)
 
     try:
-        report = rewrite(source, out, force=True, quick=True, progress=progress)
+        report = rewrite(source, out, force=True, progress=progress)
     except RewriteError as error:
         return int(error.exit_status)
     return int(report.exit_status) if seen >= moment else _NEVER
@@ -120,7 +120,7 @@ def test_two_runs_with_one_output(force: list[str], tmp_path: Path) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "attnonly.onnx"
-    command = [sys.executable, "-m", "rewriter", str(tmp_path / "model.onnx"), "-o", str(out), "--quick", *force]
+    command = [sys.executable, "-m", "rewriter", str(tmp_path / "model.onnx"), "-o", str(out), *force]
     runs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [run.communicate()[1] for run in runs]
     statuses = sorted(run.returncode for run in runs)

@@ -72,7 +72,7 @@ class Setting:
     def arguments(self, folder: Path) -> list[str]:
         """Those of `rewrite`."""
         source, out = folder / "in", folder / "out"
-        report = ["--report", str(out / "r.json"), "--quick"]
+        report = ["--report", str(out / "r.json")]
         if self.folder:
             return [str(source), "-o", str(out / "attnonly"), *report]
         return [str(source / "model.onnx"), "-o", str(out / "attnonly.onnx"), *report, "--force"]

@@ -58,7 +58,7 @@ def trial(seed: int, number: int, folder: Path, *, sound: bool) -> Outcome:
         data, rng = case(seed, number)
         return tried(data, a_way(rng), folder)
     rng = Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
-    return tried_transformer(transformer(rng), a_way(rng, ("rewrite",), proved=0.3, quick=0.5), number)
+    return tried_transformer(transformer(rng), a_way(rng, ("rewrite",), proved=0.3), number)
 
 
 def main() -> int:

@@ -81,7 +81,6 @@ def a_way(
     commands: tuple[str, ...] = ("rewrite", "inspect", "heads"),
     *,
     proved: float = 0.02,
-    quick: float = 1.0,
 ) -> Way:
     """One of `WAYS`, sometimes with fitting, which takes seconds.
 
@@ -89,11 +88,10 @@ def a_way(
         rng: makes every choice.
         commands: those to choose from.
         proved: how often a rewritten model is proved.
-        quick: how often the proof is the quick one.
     """
     way = dict(rng.choice([way for way in WAYS if way["command"] in commands]))
     if way["command"] == "rewrite":
-        way |= {"validate": rng.random() < proved, "quick": rng.random() < quick}
+        way |= {"validate": rng.random() < proved}
         way |= {"fit": rng.random() < 0.01}
     return way
 
@@ -192,7 +190,7 @@ def _leaves_a_domain(model: onnx.ModelProto, feeds: Sequence[Feeds], options: Ma
         path = Path(folder, "inputs.npz")
         values = {f"{place}/{name}": value for place, each in enumerate(feeds) for name, value in each.items()}
         np.savez(path, **values)  # type: ignore[arg-type]
-        report = rewrite(model, **{**options, "validate": True, "quick": False, "inputs": path})
+        report = rewrite(model, **{**options, "validate": True, "inputs": path})
     failures = () if report.validation is None else report.validation.failures
     told = any("the proof checks only the inputs that it runs" in note for note in report.notes)
     return told and any("--domain" in failure for failure in failures)

@@ -46,6 +46,8 @@ FLOOR = 1e-15
 MOST_CELLS = 20_000
 """Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
 _MOST_COVER = 4_000
+_MOST_PARTS = 200_000
+"""Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
 _ORDER = 8
 """Order of the Taylor series."""
 _WIDEST, _FARTHEST = fmpq(1), fmpq(1024)
@@ -367,7 +369,7 @@ class _Search:
         """An upper bound of |F_B - F_A| / |y|, within a factor 2 where that is cheap; None where there is none."""
         heap: list[tuple[float, fmpq, fmpq]] = [(-math.inf, -self._end, self._end)]
         lower = 0.0
-        for _ in range(_MOST_COVER):
+        for _ in range(min(_MOST_COVER, _MOST_PARTS // len(self._parts))):
             upper, low, high = heapq.heappop(heap)
             if -upper <= max(2.0 * lower, FLOOR):
                 return -upper

@@ -99,7 +99,7 @@ class CertifiedRegion:
     elem_type: int
     nodes: int
     bound: Bound
-    functions: tuple[tuple[str, ...], tuple[str, ...]]
+    functions: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)

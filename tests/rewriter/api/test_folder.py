@@ -19,7 +19,7 @@ from tests.conftest import slow
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
-FAST: dict[str, Any] = {"providers": "cpu", "quick": True}
+FAST: dict[str, Any] = {"providers": "cpu"}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def files(folder: Path) -> set[str]:
 def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.with_name("out")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert run([str(folder), "-o", str(out), "--provider", "cpu", "--quick"]) == 0
+    assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[-1] == f"PASSED 1 model, 1 block, 8 attention heads, written to {out}"
     assert "onnx/plain.onnx\ncopied    as it is" in text
@@ -59,9 +59,9 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     card = (out / "README.md").read_text(encoding="utf-8")
     (row,) = (line for line in card.splitlines() if line.startswith("| model.onnx"))
     assert row.startswith("| model.onnx | 1 | silu | 8 | exact | ")
-    assert row.endswith(" | proved on cpu, 2 inputs, quick |")
+    assert row.endswith(" | certified, run on cpu, 3 inputs |")
     assert "| onnx/plain.onnx | 0 |  |  |  |  |  | copied as it is" in card
-    assert "; options providers=cpu quick=True." in card
+    assert "; options providers=cpu." in card
     report = json.loads((out / "attnonly-report.json").read_text(encoding="utf-8"))
     assert (report["exit_status"], report["copied"]) == (0, ["config.json", "onnx/plain.data", "tokenizer/vocab.txt"])
     assert report["models"]["model.onnx"]["output"] == str(out / "model.onnx")

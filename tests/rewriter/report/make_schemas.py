@@ -150,8 +150,7 @@ TYPES: dict[str, Any] = {
     "OutputVerdict.share": Finite,
     "OutputVerdict.top_k": Share,
     "PairProof.load_seconds": tuple[Finite, Finite],
-    "ProviderProof.load_seconds": tuple[Finite, Finite],
-    "ProviderProof.stand_in": Mapping[str, Finite],
+    "ProviderRun.load_seconds": tuple[Finite, Finite],
     "Tap.magnitude": Finite,
     "Validation.segments": tuple[Positive, Positive],
 }

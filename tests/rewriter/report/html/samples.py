@@ -13,10 +13,11 @@ import rewriter.api.rewriting
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.api.rewriting import made
 from rewriter.pipeline import Unit
-from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.pass_rule import ProviderProof
+from rewriter.proof.certificate.bounds import Bound
+from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Refusal
 from rewriter.proof.statistics import OutputStats
-from rewriter.proof.validate import Validation
+from rewriter.proof.tested import BlockTest
+from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
 from rewriter.report.report import BlockRow, Shape
 from tests.textmodels import ERF_GELU, SILU, mlp
@@ -104,23 +105,11 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         )
         for number in range(left)
     ]
-    proofs = tuple(
-        BlockProof(
-            name=row.name,
-            exact_error=3.5e-8,
-            region_error=3.1e-7,
-            region_ratio=2.6,
-            block_error=2e-6 * 1.05**number,
-            block_ratio=1.1,
-            failures=(),
-            region_original_error=1e-7,
-            block_original_error=1.8e-6 * 1.05**number,
-            block_allowed=7.2e-6 * 1.05**number,
-        )
-        for number, row in enumerate(rows[:blocks])
-    )
+    tests = tuple(BlockTest(row.name, ("2x67", "3x19"), 2e-16, 3e-15, ()) for row in rows[: blocks // 2])
+    regions = tuple(_region(row.name) for row in rows[blocks // 2 : blocks])
+    certificate = Certificate(False, regions, (Refusal("t", "t", named(0, "node"), "stands elsewhere"),), 0.1)
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
-    provider = ProviderProof(outputs, 1.3, (0.1, 0.2), tuple(names), ())
+    provider = ProviderRun(outputs, {}, 1.3, (0.1, 0.2), tuple(names))
     cases = (*(names or ("batch 1",)),)
     counts = tuple(HeadCount(row.name, 4096, 16384, 2 * 4096 * 16384, 0.006, 16384, None) for row in rows[:blocks])
     drawings = tuple(_drawing(names[number % len(names)] if names else f"program {number}") for number in range(30))
@@ -131,7 +120,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         blocks=tuple(rows),
         before=Shape({names[0] if names else "Erf": 100, "MatMul": 400}, 500, 40_000_000_000),
         after=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
-        validation=Validation(True, {"cpu": provider, "cuda": provider}, proofs, cases, cases, "double kernels", ()),
+        validation=Validation(True, certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
         seconds={"load": 1.0, "plan": 2.0, "total": 3.0},
         notes=names,
         exit_status=ExitStatus.CONVERTED,
@@ -147,15 +136,15 @@ def extreme() -> Report:
     assert validation is not None
     base = validation.blocks[0]
     blocks = (
-        replace(base, name="nought", block_error=0.0, block_original_error=0.0, block_allowed=0.0, region_error=0.0),
-        replace(base, name="infinite", block_error=float("inf"), failures=("it is infinite",)),
-        replace(base, name="unknown", block_error=None, block_original_error=None, block_ratio=None),
-        replace(base, name="tiny", block_error=1e-300, block_original_error=1e300),
+        replace(base, name="nought", error=0.0, allowed=0.0),
+        replace(base, name="infinite", error=float("inf"), failures=("it is infinite",)),
+        replace(base, name="unknown", error=None, allowed=None, sizes=()),
+        replace(base, name="tiny", error=1e-300, allowed=1e300),
     )
     far = float("inf")
     stats = replace(_stats("out"), max_abs=far, max_rel=far, min_tolerance=far, cosine=None, original_ulps=())
-    provider = ProviderProof(
-        {"out": stats, "integers": replace(stats, ulps=(), rewritten_ulps=())}, None, (0.1, 0.2), (), ()
+    provider = ProviderRun(
+        {"out": stats, "integers": replace(stats, ulps=(), rewritten_ulps=())}, {}, None, (0.1, 0.2), ()
     )
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
@@ -191,6 +180,11 @@ def _stats(name: str) -> OutputStats:
         original_ulps=counts,
         rewritten_ulps=counts,
     )
+
+
+def _region(name: str) -> CertifiedRegion:
+    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, relative=None, cells=7, key="k")
+    return CertifiedRegion(name, name, (), ("y",), None, 1, 9, bound, (("t0",), ("t0",)))
 
 
 def _drawing(name: str) -> Drawing:
