@@ -21,7 +21,6 @@ from tests.pages import ROOT, commands, difference, examples, examples_in, run_p
 
 PAGES = (
     "README.md",
-    "SECURITY.md",
     "docs/comparing.md",
     "docs/forms.md",
     "docs/heads.md",

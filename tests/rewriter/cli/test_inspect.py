@@ -126,7 +126,7 @@ def test_heads_are_pure(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("head_dim", [None, 5, 16])
 def test_inspect_and_form_staged_agree_on_heads(head_dim: int | None) -> None:
-    """W1 and W2 over heads of the model's own dimension, 8, or of --option head_dim; counted in the graph that is made."""
+    """W1 and W2 over heads of the model's own dimension, 8, or as given; counted in the graph that is made."""
     path = MODELS / "silu-decoder.onnx"
     stated = next(
         form for form in inspect(path, head_dimension=head_dim).accounting.blocks[0].forms if form.form == "staged"
