@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         NothingToConvertError,
         ProviderError,
         RewriteError,
-        TimeLimitError,
         UsageError,
         ValidationError,
     )
@@ -54,7 +53,6 @@ __all__ = [
     "Report",
     "RewriteError",
     "Text",
-    "TimeLimitError",
     "UsageError",
     "ValidationError",
     "ablate",
@@ -80,7 +78,7 @@ __all__ = [
 
 _HOMES = {
     "errors": (
-        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
+        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError"),
         *("UsageError", "ValidationError"),
     ),
     "api.comparing": ("diff", "validate"),

@@ -42,9 +42,6 @@ class RewriteKeywords(TypedDict, total=False):
     dims: Mapping[str, int] | None
     seed: int
     proof: str
-    isolate: bool
-    memory_limit_mb: int | None
-    time_limit: float | None
 
 
 def describe(function: Callable[..., Any], *declared: type) -> None:
