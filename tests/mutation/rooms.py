@@ -10,11 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PROOF = "tests/rewriter/proof"
 _REFERENCE = f"{_PROOF}/reference"
-_PLANNED = f"{_PROOF}/test_planned.py"
-_PAIRS = f"tests/rewriter/compare/test_outputs.py tests/rewriter/compare/test_taps.py {_PROOF}/test_sensitivity.py"
-_COMPARING = "tests/rewriter/api/test_comparing.py"
 _FIGURES = "tests/passes/test_stated_figures.py"
-_BLOCKS = f"{_PROOF}/blocks {_PLANNED}"
 _WHOLE = (
     f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "
     "tests/rewriter/api/test_rewriting.py"
@@ -24,10 +20,11 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "rewriter/proof": [
         f"rewriter/proof/{name}.py"
         for name in (
-            *("end_to_end", "pass_rule", "judging", "statistics", "distance", "planned", "sensitivity"),
+            *("rule", "nudge", "tested", "validate", "statistics", "distance"),
+            *("certificate/expressions", "certificate/arithmetic", "certificate/bounds", "certificate/graphs"),
+            *("certificate/regions", "certificate/keys", "certificate/certify"),
             *("unchanged/model", "unchanged/scopes", "unchanged/definitions", "unchanged/same"),
-            *("unchanged/is_attention", "blocks/activation", "blocks/sublayer", "blocks/block", "blocks/spread"),
-            *("blocks/adversarial_points", "diagnosis/doubt"),
+            *("unchanged/is_attention", "blocks/spread"),
             *("reference/engine", "reference/audit", "reference/tolerance", "reference/decisions"),
         )
     ],
@@ -53,18 +50,12 @@ ROOMS: Mapping[str, Sequence[str]] = {
 """Room to the modules that decide something."""
 
 _TESTS: Mapping[str, Sequence[str]] = {
-    "rewriter/proof/reference/*.py": (_REFERENCE, _PLANNED),
-    "rewriter/proof/pass_rule.py": (f"{_PROOF}/test_pass_rule.py {_PROOF}/test_judging.py", _WHOLE),
-    "rewriter/proof/distance.py": (f"{_PROOF}/test_pass_rule.py {_PROOF}/test_judging.py {_BLOCKS}", _WHOLE),
-    "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py {_PROOF}/test_histogram.py {_PAIRS}", _WHOLE),
-    "rewriter/proof/planned.py": (_PLANNED, _WHOLE),
-    "rewriter/proof/diagnosis/*.py": (f"{_PROOF}/diagnosis", _PAIRS, _COMPARING),
-    "rewriter/proof/sensitivity.py": (f"{_PROOF}/test_sensitivity.py", _PAIRS, _COMPARING),
-    "rewriter/proof/judging.py": (f"{_PROOF}/test_judging.py", _PAIRS, _COMPARING),
+    "rewriter/proof/certificate/*.py": (f"{_PROOF}/certificate",),
+    "rewriter/proof/reference/*.py": (_REFERENCE,),
+    "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py {_PROOF}/test_histogram.py", _WHOLE),
     "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
-    "rewriter/proof/end_to_end.py": (f"{_PROOF}/test_end_to_end.py", _WHOLE),
-    "rewriter/proof/blocks/*.py": (_BLOCKS, _WHOLE, "tests/passes/network"),
-    "rewriter/proof/*.py": (f"{_PROOF}/unchanged {_BLOCKS}", _WHOLE),
+    "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/network"),
+    "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/unchanged", _WHOLE),
     "passes/programs/softmax.py": (_FIGURES,),
     "passes/programs/line.py": (_FIGURES,),
     "passes/programs/powers.py": (_FIGURES,),
@@ -102,9 +93,6 @@ _OWN: Mapping[str, str] = {
     "rewriter/files/save.py": "test_save test_mapped",
     "rewriter/files/soundness/functions.py": "test_structure",
     "rewriter/files/soundness/scopes.py": "test_structure",
-    "rewriter/proof/blocks/activation.py": "test_region test_activation",
-    "rewriter/proof/blocks/adversarial_points.py": "test_activation",
-    "rewriter/proof/blocks/sublayer.py": "test_sublayer test_block",
     "rewriter/proof/reference/decisions.py": "test_audit",
     "rewriter/proof/reference/engine.py": "test_reference_engine",
     "rewriter/proof/statistics.py": "test_statistics test_histogram",

@@ -18,12 +18,8 @@ from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
 from tests.mutation.rooms import _OWN, ROOMS, ROOT, suites_of
 
 FIXED = {
-    "float64-slack": ("rewriter/proof/pass_rule.py", "SLACK = 16.0", "SLACK = 17e6"),
-    "certified-is-measured": (
-        "rewriter/proof/end_to_end.py",
-        "truth.rebuilt, truth.planned",
-        "truth.rebuilt, truth.rebuilt",
-    ),
+    "a-wider-rule": ("rewriter/proof/rule.py", "FACTOR = 16.0", "FACTOR = 1e9"),
+    "kinks-closed": ("rewriter/proof/certificate/expressions.py", "number >= 0):", "number > 0):"),
     "audit-excuses": ("rewriter/proof/reference/audit.py", "if not error <= limit:", "if not error <= limit + 1:"),
     "own-after-numpy": (
         "rewriter/proof/reference/engine.py",
@@ -117,12 +113,12 @@ def test_a_sample_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_a_module_s_own_tests_come_first() -> None:
     """Where there are any; what comes later is not run twice."""
-    own, *others = suites_of("rewriter/proof/judging.py")
-    assert own == ("tests/rewriter/proof/test_judging.py",)
+    own, *others = suites_of("rewriter/proof/statistics.py")
+    assert own == ("tests/rewriter/proof/test_statistics.py", "tests/rewriter/proof/test_histogram.py")
     assert others
     assert all(own[0] not in group for group in others)
-    first = suites_of("rewriter/proof/blocks/block.py")[0]
-    assert first == ("tests/rewriter/proof/blocks/test_block.py",)
+    first = suites_of("rewriter/proof/blocks/spread.py")[0]
+    assert first == ("tests/rewriter/proof/blocks/test_spread.py",)
     assert suites_of("rewriter/files/journal.py")[0] == ("tests/rewriter/files/test_journal.py",)
     assert suites_of("rewriter/compare/weights.py")[0] == ("tests/rewriter/compare/test_weights.py",)
 
@@ -150,4 +146,5 @@ def test_the_page_tells_the_results() -> None:
         if row["result"] == "survived":
             assert f"`{row['module']}`" in page, row
     known = {(module, line) for module, line, _ in EQUIVALENT}
-    assert {(row["module"], row["diff"][1][2:]) for row in rows if row["result"] == "equivalent"} <= known
+    still = [row for row in rows if (ROOT / row["module"]).is_file()]  # results outlive the modules that they are about
+    assert {(row["module"], row["diff"][1][2:]) for row in still if row["result"] == "equivalent"} <= known

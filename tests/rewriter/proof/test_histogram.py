@@ -83,23 +83,8 @@ def test_against_truth() -> None:
     assert counts_against([np.arange(3)], [truth]) == ()
 
 
-def test_proof_fills_all_three() -> None:
+def test_a_run_fills_it() -> None:
     report = rewrite(mlp(SILU))
     assert report.validation is not None
     stats = report.validation.providers["cpu"].outputs["out"]
-    assert sum(stats.ulps) == sum(stats.original_ulps) == sum(stats.rewritten_ulps) == stats.elements
-    (block,) = report.validation.blocks
-    assert block.region_original_error is not None
-    assert block.region_original_error > 0.0
-    assert block.block_error is not None
-    assert block.block_allowed is not None
-    assert block.block_original_error is not None
-    assert 0.0 < block.block_error <= block.block_allowed
-    assert block.block_original_error > 0.0
-
-
-def test_a_planted_error_moves_the_counts() -> None:
-    expected = np.linspace(-1, 1, 1000).astype(np.float32)
-    counts = compare("out", expected, expected + np.float32(1e-3)).ulps
-    assert sum(counts[: place(1000.0)]) == 0
-    assert sum(counts[place(1e-3 / EPS) :]) > 0
+    assert sum(stats.ulps) == stats.elements

@@ -1,0 +1,139 @@
+"""The rule on arrays by hand, and the noise that it is fed with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewriter import ExitStatus, rewrite
+from rewriter.files.load import load_model
+from rewriter.ort.sessions import open_session
+from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
+from rewriter.proof.rule import FACTOR, Comparison, compared
+from rewriter.proof.run.model import run_model
+from rewriter.proof.settings import Settings, checked
+from rewriter.proof.validate import validate
+from tests.textmodels import SILU, mlp
+
+RNG = np.random.default_rng(0)
+A = RNG.normal(0.0, 1.0, (3, 5)).astype(np.float32)
+EPS = float(np.finfo(np.float32).eps)
+
+
+def judged(b: Any, *variants: Any, a: Any = A) -> Comparison:
+    return compared("out", [{"out": a}], [[{"out": v}] for v in variants], [{"out": b}])
+
+
+def test_rounding_passes_and_more_does_not() -> None:
+    assert judged(A).error == 0.0
+    assert judged(A * np.float32(1 + 8 * EPS)).holds
+    assert not judged(A * np.float32(1 + 64 * EPS)).holds
+
+
+def test_the_original_s_own_rounding_is_the_measure() -> None:
+    moved = A * np.float32(1.001)
+    found = judged(A * np.float32(1.01), moved)
+    assert found.holds
+    assert found.allowed == pytest.approx(FACTOR * 1e-3, rel=1e-3)
+    assert not judged(A * np.float32(1.02), moved).holds
+
+
+def test_a_single_wrong_entry_shows() -> None:
+    wrong = A.copy()
+    wrong[2, 4] += np.float32(1e-3)
+    assert "is off by" in judged(wrong).reason
+
+
+def test_what_rounding_moves_as_far_as_it_is_large_proves_nothing() -> None:
+    found = judged(-A, 1.1 * A)
+    assert found.proves_nothing
+    assert found.holds
+    assert not judged(-A).holds
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_places_of_nan_and_infinities(value: float) -> None:
+    odd = A.copy()
+    odd[1, 1] = value
+    assert "finite in one model only" in judged(odd).reason
+    assert "finite in one model only" in judged(A, a=odd).reason
+    assert judged(odd, a=odd).holds
+    assert judged(A, odd).holds  # the original's own rounding decides it
+
+
+def test_shape_and_type() -> None:
+    assert judged(A[:2]).reason == "has shape [2, 5] instead of [3, 5]"
+    assert judged(A.astype(np.float64)).reason == "has type float64 instead of float32"
+
+
+def test_integers_may_differ_as_often_as_noise_changes_them() -> None:
+    a = np.arange(100)
+    one, many = a.copy(), a.copy()
+    one[0], many[:40] = -1, -1
+    assert not judged(one, a=a).holds
+    assert judged(one, one, a=a).holds
+    assert not judged(many, one, a=a).holds
+
+
+def test_a_small_case_is_measured_on_the_scale_of_the_others() -> None:
+    small = (A * 1e-9).astype(np.float32)
+    cases = [{"out": A}, {"out": small}]
+    assert compared("out", cases, [], [{"out": A}, {"out": small * np.float32(1.5)}]).holds
+    assert not compared("out", cases, [], [{"out": A}, {"out": A}]).holds
+    nothing = [{"out": np.zeros_like(A)}]
+    assert compared("out", nothing, [], nothing).holds
+    assert not compared("out", nothing, [], [{"out": A}]).holds
+
+
+def _moved(point: Point, draw: int) -> Any:
+    model = mlp(SILU)
+    x = {"x": RNG.normal(0.0, 1.0, (2, 3, 4)).astype(np.float32)}
+    noisy, prefix = nudged(model, [point])
+    plain = open_session(model, "cpu", optimise=False).run(x)["out"]
+    return np.abs(
+        open_session(noisy, "cpu", optimise=False).run({**x, **feeds(noisy, prefix, DRAWS[draw])})["out"] - plain
+    )
+
+
+def test_noise_is_of_the_size_that_is_asked_for() -> None:
+    rounding = _moved(Point("h", (), 1, argument="y"), 0).max()
+    coarse = _moved(Point("h", (), 1, 0.05, argument="y"), 0).max()
+    steady = _moved(Point("h", (), 1, 0.05, argument="y"), 2).max()
+    assert 1e-8 < rounding < 1e-4
+    assert 1e-2 < coarse < 10.0
+    assert steady > 1e-2
+
+
+def test_unknown_tensors_get_no_noise() -> None:
+    assert nudged(mlp(SILU), [Point("absent", (), 1)])[1] == ""
+
+
+def test_what_a_runtime_makes_of_a_file_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate holds, and what ran was something else: only the run can see that."""
+    model = mlp(SILU)
+    report = rewrite(model)
+    assert report.rewritten is not None
+    assert report.exit_status is ExitStatus.CONVERTED
+    made = load_model(report.rewritten)
+    settings = checked(Settings(providers=("cpu",)))
+    assert validate(load_model(model), made, (), settings).passed
+    right = run_model
+
+    def miscompiled(side: Any, *arguments: Any, **options: Any) -> Any:
+        runs = right(side, *arguments, **options)
+        if side.model.proto is not made.proto:
+            return runs
+        ways = {
+            way: replace(ran, results=[{name: value * 1.01 for name, value in case.items()} for case in ran.results])
+            for way, ran in runs.ways.items()
+        }
+        return replace(runs, ways=ways)
+
+    monkeypatch.setattr("rewriter.proof.validate.run_model", miscompiled)
+    found = validate(load_model(model), made, (), settings)
+    assert found.certified
+    assert not found.passed
+    assert "is off by 0.01" in found.failures[0]
