@@ -33,7 +33,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/estimate/": ("rewriter.estimate",),
     "rewriter/timing/": ("rewriter.timing", "rewriter.ort", "rewriter.child", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
-    "rewriter/compare/files/": ("rewriter.compare.files", *_GROUND),
     "rewriter/report/": (
         "rewriter.report",
         "rewriter.estimate",

@@ -9,8 +9,8 @@ import math
 
 from rewriter.api.known import Known
 from rewriter.compare.bisect import Fault
-from rewriter.compare.files.models import GraphDifference, NodeChange, difference
-from rewriter.compare.files.tensors import TensorChange
+from rewriter.compare.graphs import GraphDifference, NodeChange, difference
+from rewriter.compare.weights import TensorChange
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import upstream
 from rewriter.report.comparison import FaultRow

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.compare.bisect import Isolated
-from rewriter.compare.files.models import GraphDifference
 from rewriter.compare.generation import Generation
+from rewriter.compare.graphs import GraphDifference
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import PairProof
 from rewriter.errors import ExitStatus

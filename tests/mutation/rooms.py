@@ -39,9 +39,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
             *("programs/gates", "match/linear", "match/lower", "match/bounds"),
         )
     ],
-    "rewriter/compare/files": [
-        f"rewriter/compare/files/{name}.py" for name in ("models", "nodes", "scopes", "tensors", "fields")
-    ],
+    "rewriter/compare": [f"rewriter/compare/{name}.py" for name in ("graphs", "weights")],
     "rewriter/files": [
         *(f"rewriter/files/{name}.py" for name in ("external", "journal", "load", "modelfile", "save", "tensors")),
         *(f"rewriter/files/{name}.py" for name in ("datafiles", "mapped", "outputrules", "walk")),
@@ -90,7 +88,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
         "tests/passes/programs",
         "tests/passes/forms",
     ),
-    "rewriter/compare/files/*.py": ("tests/rewriter/compare/files",),
+    "rewriter/compare/*.py": ("tests/rewriter/compare",),
     "rewriter/files/*.py": ("tests/rewriter/files", "tests/rewriter/api/test_rewriting.py"),
     "rewriter/graph/*.py": ("tests/rewriter/graph", "tests/passes/match tests/rewriter/api/test_rewriting.py"),
 }
@@ -98,10 +96,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
 
 
 _OWN: Mapping[str, str] = {
-    "rewriter/compare/files/models.py": "test_differences test_wiring",
-    "rewriter/compare/files/nodes.py": "test_node_matching",
-    "rewriter/compare/files/scopes.py": "test_wiring",
-    "rewriter/compare/files/tensors.py": "test_weights",
+    "rewriter/compare/graphs.py": "test_differences test_wiring test_node_matching",
     "rewriter/files/load.py": "test_load test_modelfile test_external",
     "rewriter/files/outputrules.py": "test_save",
     "rewriter/files/save.py": "test_save test_mapped",

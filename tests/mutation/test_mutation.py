@@ -30,7 +30,7 @@ FIXED = {
         "forms={**NUMPY_OPERATORS, **own}",
         "forms={**own, **NUMPY_OPERATORS}",
     ),
-    "depth-of-weights": ("rewriter/compare/files/scopes.py", " and one[0] == other[0]", ""),
+    "depth-of-weights": ("rewriter/compare/graphs.py", " and one[0] == other[0]", ""),
 }
 """Name to module, a piece of it, and what takes its place."""
 
@@ -124,7 +124,7 @@ def test_a_module_s_own_tests_come_first() -> None:
     first = suites_of("rewriter/proof/blocks/block.py")[0]
     assert first == ("tests/rewriter/proof/blocks/test_block.py",)
     assert suites_of("rewriter/files/journal.py")[0] == ("tests/rewriter/files/test_journal.py",)
-    assert suites_of("rewriter/compare/files/nodes.py")[0] == ("tests/rewriter/compare/files/test_node_matching.py",)
+    assert suites_of("rewriter/compare/weights.py")[0] == ("tests/rewriter/compare/test_weights.py",)
 
 
 def test_own_tests_of_another_name_are_there() -> None:

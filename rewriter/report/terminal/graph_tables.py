@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from rewriter.compare.files.models import GraphDifference
+from rewriter.compare.graphs import GraphDifference
 from rewriter.report.table import Column, Table, columns
 from rewriter.report.tables import operator_table
 from rewriter.report.terminal.layout import plain

@@ -28,7 +28,7 @@ from pydantic_core import core_schema
 from rewriter.api.inspection import Inspection
 from rewriter.compare.bisect import Isolated
 from rewriter.compare.boundaries import Boundary
-from rewriter.compare.files.models import GraphDifference
+from rewriter.compare.graphs import GraphDifference
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import PairProof
 from rewriter.health.findings import Diagnosis

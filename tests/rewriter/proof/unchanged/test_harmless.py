@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.options import FormOptions, Options
 from passes.plan import apply, make_plan
-from tests.rewriter.compare.files.edits import (
+from tests.rewriter.compare.edits import (
     Change,
     body,
     graphs,

@@ -22,7 +22,7 @@ from rewriter.proof.unchanged.is_attention import not_attention
 from rewriter.proof.unchanged.model import unexplained_changes
 from tests.committed import EACH_FILE
 from tests.plans import Silu
-from tests.rewriter.compare.files.edits import Change, body, maker, reads
+from tests.rewriter.compare.edits import Change, body, maker, reads
 from tests.rewriter.proof.unchanged.house import (
     BLOCK,
     NO_SOFTMAX,

@@ -17,7 +17,7 @@ from rewriter.files.load import LoadedModel, load_model
 from rewriter.proof.claims import Side
 from rewriter.proof.unchanged.model import unexplained_changes
 from rewriter.proof.unchanged.same import same_attributes, same_node, same_tensors
-from tests.rewriter.compare.files.edits import maker, weight
+from tests.rewriter.compare.edits import maker, weight
 from tests.rewriter.proof.unchanged.house import BLOCK, NODE, WEIGHT, side
 from tests.textmodels import text_model
 

@@ -17,7 +17,7 @@ from rewriter import ExitStatus, rewrite
 from rewriter.api.rewriting import made
 from rewriter.pipeline import Unit
 from tests.committed import EACH_FILE
-from tests.rewriter.compare.files.edits import (
+from tests.rewriter.compare.edits import (
     Change,
     body,
     maker,

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare.files import tensors
-from rewriter.compare.files.models import GraphDifference, difference
-from rewriter.compare.files.tensors import compare_tensors, fingerprint
+from rewriter.compare import weights
+from rewriter.compare.graphs import GraphDifference, difference
+from rewriter.compare.weights import compare_tensors, fingerprint
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, load_model
 from tests.counting import steps
@@ -203,7 +203,7 @@ def test_strings() -> None:
 
 
 def test_external_data_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_PIECE", 64)
+    monkeypatch.setattr(weights, "_PIECE", 64)
     values = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     changed = values.copy()
     changed[39, 7] += 1
@@ -236,11 +236,11 @@ def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path, monkeypatc
 
 
 def test_pieces_are_bounded_and_hold_whole_elements() -> None:
-    assert 2**20 <= tensors._PIECE <= 2**26
-    assert tensors._PIECE % 16 == 0
+    assert 2**20 <= weights._PIECE <= 2**26
+    assert weights._PIECE % 16 == 0
 
 
-@pytest.mark.parametrize("count", [1, tensors._SAMPLE // 4, tensors._SAMPLE, 3 * tensors._SAMPLE])
+@pytest.mark.parametrize("count", [1, weights._SAMPLE // 4, weights._SAMPLE, 3 * weights._SAMPLE])
 def test_fingerprints_do_not_tell_where_the_data_is(count: int, tmp_path: Path) -> None:
     values = np.arange(1, count + 1, dtype=np.float32)
     (tmp_path / "data").write_bytes(b"\x07" * 64 + values.tobytes())

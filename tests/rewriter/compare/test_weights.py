@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare.files import tensors
-from rewriter.compare.files.tensors import TensorChange, compare_tensors, digest, fingerprint, kind_of, only
+from rewriter.compare import weights
+from rewriter.compare.weights import TensorChange, compare_tensors, digest, fingerprint, kind_of, only
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel
 
@@ -133,7 +133,7 @@ def external(path: Path, values: Any, offset: int = 0) -> tuple[LoadedModel, onn
 
 def test_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elements of all pieces count; the largest difference may be in any of them; a read may return less than asked."""
-    monkeypatch.setattr(tensors, "_PIECE", 16)
+    monkeypatch.setattr(weights, "_PIECE", 16)
     values = np.arange(10.0)
     changed = values + np.array([0, 0.5, 0, 0, 0, -3, 0, 0, 0, 1.0])
     pread, asked = os.pread, []
@@ -196,12 +196,12 @@ def test_files_are_closed(tmp_path: Path) -> None:
 
 
 def test_digests_cover_type_dims_and_all_data() -> None:
-    zeros = np.zeros(4 * tensors._SAMPLE, np.uint8)
+    zeros = np.zeros(4 * weights._SAMPLE, np.uint8)
     middle = zeros.copy()
-    middle[2 * tensors._SAMPLE] = 1
+    middle[2 * weights._SAMPLE] = 1
     ends = [zeros.copy() for _ in range(2)]
-    ends[0][tensors._SAMPLE - 1] = 1
-    ends[1][-tensors._SAMPLE] = 1
+    ends[0][weights._SAMPLE - 1] = 1
+    ends[1][-weights._SAMPLE] = 1
     given = [loaded(numpy_helper.from_array(each, "w")) for each in (zeros, middle, *ends)]
     assert len({digest(*each) for each in given}) == 4
     prints = [fingerprint(*each) for each in given]

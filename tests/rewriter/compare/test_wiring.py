@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare.files import tensors
-from rewriter.compare.files.models import GraphDifference, difference
+from rewriter.compare import weights
+from rewriter.compare.graphs import GraphDifference, difference
 from rewriter.files.load import load_model
-from tests.rewriter.compare.files.edits import (
+from tests.rewriter.compare.edits import (
     Change,
     body,
     graphs,
@@ -307,8 +307,8 @@ def test_the_order_of_nodes_is_free(make: Make) -> None:
 
 def test_weights_that_agree_at_both_ends_are_not_taken_for_each_other() -> None:
     """A large weight is looked for by a fingerprint of its ends, and believed only after comparing all of it."""
-    middle = np.zeros((3 * tensors._SAMPLE, 4), np.float32)
-    middle[tensors._SAMPLE] = 1.0
+    middle = np.zeros((3 * weights._SAMPLE, 4), np.float32)
+    middle[weights._SAMPLE] = 1.0
     constants = {"zeros": np.zeros_like(middle), "middle": middle}
     models = [
         named(f"a = Add(x, {name}) out = Sub(a, {other})", constants=constants)

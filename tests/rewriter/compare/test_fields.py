@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from rewriter.compare.files.fields import FieldChange, declared, fields, remarks
+from rewriter.compare.graphs import FieldChange, declared, difference
 from rewriter.files.load import LoadedModel
 from tests.textmodels import text_model
 
@@ -22,7 +22,7 @@ def model() -> onnx.ModelProto:
 FUNCTION = '<opset_import: ["": 17], domain: "d"> f (a) => (b) { c = Neg(a) b = e.Inner(c) }'
 
 
-def entries_of(found: list[FieldChange]) -> list[tuple[str, str, str | None, str | None]]:
+def entries_of(found: Iterable[FieldChange]) -> list[tuple[str, str, str | None, str | None]]:
     return [(change.what, change.name, change.a, change.b) for change in found]
 
 
@@ -66,10 +66,10 @@ def opset(domain: str, version: int) -> Change:
 )
 def test_models(change: Change, expected: list[object], said: list[object]) -> None:
     a, b = both(change)
-    assert entries_of(list(fields(a, b))) == expected
-    assert entries_of(list(remarks(a.proto, b.proto))) == said
-    turned = [(what, name, right, left) for what, name, left, right in entries_of(list(fields(b, a)))]
-    assert turned == expected
+    found = difference(a, b)
+    assert entries_of(found.fields) == expected
+    assert entries_of(found.remarks) == said
+    assert [(what, name, right, left) for what, name, left, right in entries_of(difference(b, a).fields)] == expected
 
 
 def value(name: str, dims: list[str | int | None] | None, elem: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -138,6 +138,7 @@ def test_annotations_are_in_order() -> None:
         entry = each.graph.quantization_annotation.add(tensor_name="h")
         for key in keys:
             entry.quant_parameter_tensor_names.add(key=key, value="v")
-    assert list(remarks(ours, theirs)) == []
+    a, b = (LoadedModel(each, None, None, (), 0) for each in (ours, theirs))
+    assert difference(a, b).remarks == ()
     theirs.graph.quantization_annotation[0].quant_parameter_tensor_names.add(key="c", value="w")
-    assert entries_of(list(remarks(ours, theirs))) == [("annotation", "h", "a: v, b: v", "a: v, b: v, c: w")]
+    assert entries_of(difference(a, b).remarks) == [("annotation", "h", "a: v, b: v", "a: v, b: v, c: w")]

@@ -1,1 +1,0 @@
-"""Compare two models as files: operators, nodes, weights, metadata. Nothing is run here."""
