@@ -164,13 +164,13 @@ NORMALISE = "ns, nt, nm, nv"
     [
         (f"p = Gemm(x, W1, b1) y = BatchNormalization(p, {NORMALISE})", "out = MatMul(h, W2)", ROWS),
         (
-            f"p = MatMul(x, W1) f = Flatten<axis = 2>(p) q = BatchNormalization(f, {NORMALISE}) "  # noqa: ISC004
+            f"p = MatMul(x, W1) f = Flatten<axis = 2>(p) q = BatchNormalization(f, {NORMALISE}) "
             "n = Shape(p) y = Reshape(q, n)",
             "out = MatMul(h, W2)",
             {},
         ),
         (
-            f"p = MatMul(x, W1) q = Transpose<perm = [0, 2, 1]>(p) r = BatchNormalization(q, {NORMALISE}) "  # noqa: ISC004
+            f"p = MatMul(x, W1) q = Transpose<perm = [0, 2, 1]>(p) r = BatchNormalization(q, {NORMALISE}) "
             "y = Transpose<perm = [0, 2, 1]>(r)",
             "out = MatMul(h, W2)",
             {},
