@@ -41,12 +41,10 @@ def check_functions(model: onnx.ModelProto) -> None:
         if key in functions:
             raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
         if (not key[0] and onnx.defs.has(function.name)) or key[0] in RUNTIME_DOMAINS:
-            whose = (
-                f"is in the domain {quoted(key[0])} of onnxruntime" if key[0] else "has the name of an ONNX operator"
-            )
+            fault = f"is in onnxruntime's domain {quoted(key[0])}" if key[0] else "has the name of an ONNX operator"
             raise ModelError(
-                f"local function {quoted(function.name)} {whose}; runtimes differ in which of the two they run: move it "
-                "to a domain of its own"
+                f"local function {quoted(function.name)} {fault}; runtimes differ in which of the two they run: move "
+                "it to a domain of its own"
             )
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}
