@@ -48,7 +48,7 @@ MOST_CELLS = 20_000
 _MOST_COVER = 4_000
 _ORDER = 8
 """Order of the Taylor series."""
-_WIDEST, _FARTHEST = fmpq(1), fmpq(1024)
+_WIDEST, _FARTHEST = fmpq(1), fmpq(4096)
 """Width of the cells, and |y|, up to which series are tried."""
 _PRECISION, _FAR = 128, fmpq(2) ** 40
 
