@@ -204,6 +204,7 @@ def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: 
 
 
 NEEDS_DOMAIN = (
-    "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or on --domain"
+    "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or up to "
+    "--option domain=R"
 )
 """Why a block with an unnamed activation is left if the model was not run to measure its pre-activations."""

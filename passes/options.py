@@ -71,6 +71,7 @@ class Accuracy:
         "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
         metavar="R",
         above=0.0,
+        rare=True,
     )
     reached: Mapping[str, float] = field(default_factory=dict)
 
@@ -98,8 +99,9 @@ class FormOptions:
         "Largest attention pattern at run time, in units of 2^20 bytes; more heads run in chunks (not in form local).",
         metavar="MB",
         above=0.0,
+        rare=True,
     )
-    attention_op: bool = option(False, "Use ai.onnx.Attention nodes (form masked, opset 23 or newer).")
+    attention_op: bool = option(False, "Use ai.onnx.Attention nodes (form masked, opset 23 or newer).", rare=True)
     max_tokens: int = option(
         DEFAULT_MAX_TOKENS,
         "Longest sequence of the forms with one-hot positions (maskless, staged, whole); compact takes it for open "
@@ -111,18 +113,21 @@ class FormOptions:
         None,
         "Amount by which positions lower forbidden logits. Default: enough to make their weights exactly 0.",
         above=0.0,
+        rare=True,
     )
     bias_token: str = option(
         "sublayer",
         "Each sublayer appends its own bias tokens, or they are carried through the whole network (form masked).",
         choices=BIAS_TOKENS,
         see="decisions/0015-bias-token-through-the-network.md",
+        rare=True,
     )
     spelling: str = option(
         "fused",
         "Form local: evaluate softmax fused with what follows, or write an operator Softmax over stacked scores.",
         choices=SPELLINGS,
         see="forms.md#softmax-in-form-local",
+        rare=True,
     )
     sublayers: str = option(
         "1",
@@ -130,11 +135,12 @@ class FormOptions:
         "hidden columns of the stream.",
         choices=SUBLAYERS,
         see="forms.md#three-sublayers-on-one-stream",
+        rare=True,
     )
     expose: tuple[str, ...] = option(
         (),
         "Make tensors of the heads outputs: q, scores, pattern or z, as pattern,z or pattern:GLOB for some blocks "
-        "(forms compact and masked, and --spelling softmax; repeatable).",
+        "(forms compact and masked, and --option spelling=softmax; repeatable).",
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
@@ -145,6 +151,7 @@ class FormOptions:
         name="head_dim",
         metavar="N",
         least=1,
+        rare=True,
     )
 
     @property
@@ -195,7 +202,7 @@ class Options:
     scope: str = option(
         "mlp", "Convert MLP blocks, or every elementwise activation of a linear operator's output.", choices=SCOPES
     )
-    inline: bool = option(False, "Write the heads out instead of calling a model-local function.")
+    inline: bool = option(False, "Write the heads out instead of calling a model-local function.", rare=True)
     only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
     skip: tuple[str, ...] = option((), "Do not convert blocks whose names match (repeatable).", metavar="GLOB")
     gate: str = option(
@@ -209,7 +216,8 @@ class Options:
         "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
         choices=PRECISIONS,
         see="decisions/0023-gates-in-float32.md",
+        rare=True,
     )
-    fit: bool = option(True, "Do not convert activations that the table does not name.", flag="--no-fit")
+    fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
     accuracy: Accuracy = field(default_factory=Accuracy)
     forms: FormOptions = DEFAULT_OPTIONS

@@ -49,7 +49,7 @@ class CarryBiasTokens:
     name = "carry-bias-tokens"
     requires = (Lower.name,)
     prepares = False
-    runs = "with --bias-token network or --form whole"
+    runs = "with --option bias_token=network or --form whole"
 
     def run(self, unit: Unit) -> Unit:
         """Leave `CarriedPlan`; without a route in the plan, the model stays as it is."""

@@ -158,7 +158,7 @@ def _carried(plan: Plan, route: Route) -> Carried:
 def _through_network(plan: Plan, options: Options) -> Plan:
     """The plan with bias tokens that the network carries; blocks that cannot use those are left."""
     whole: Whole | Miss | None = None
-    instead = "form masked" if options.form == WHOLE else "--bias-token sublayer"
+    instead = "form masked" if options.form == WHOLE else "--option bias_token=sublayer"
     misses = {id(conversion): unfit(conversion, instead) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
     route = route_for(plan.views[0], fit, instead) if fit else None

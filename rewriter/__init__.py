@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         NothingToConvertError,
         ProviderError,
         RewriteError,
-        TimeLimitError,
         UsageError,
         ValidationError,
     )
@@ -57,7 +56,6 @@ __all__ = [
     "Report",
     "RewriteError",
     "Text",
-    "TimeLimitError",
     "UsageError",
     "ValidationError",
     "ablate",
@@ -84,7 +82,7 @@ __all__ = [
 
 _HOMES = {
     "errors": (
-        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError", "TimeLimitError"),
+        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError"),
         *("UsageError", "ValidationError"),
     ),
     "api.certifying": ("certify",),

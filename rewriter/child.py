@@ -1,8 +1,7 @@
 """A child process of this package: started with a module, asked over a pipe, killed with all that it started.
 
-Used where a model must not take down the caller (`rewriter.proof.sandbox`) and where models must not disturb each other
-(`rewriter.timing`). Requests are pickled; answers are lines of JSON, since a process that ran a hostile model is no
-longer trusted.
+Used where models must not disturb each other (`rewriter.timing`). Requests are pickled; answers are lines of JSON,
+since a process that ran a hostile model is no longer trusted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ class ExitStatus(IntEnum):
     NOTHING_TO_CONVERT = 3
     BAD_MODEL = 4
     PROVIDER_UNAVAILABLE = 5
-    TIMED_OUT = 6
     INTERNAL_ERROR = 70
 
 
@@ -56,9 +55,3 @@ class ValidationError(RewriteError):
     """The proof could not be carried out, so no output is written."""
 
     exit_status = ExitStatus.VALIDATION_FAILED
-
-
-class TimeLimitError(ValidationError):
-    """The proof did not finish in the time that it was given, which says nothing about the model."""
-
-    exit_status = ExitStatus.TIMED_OUT

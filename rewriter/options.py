@@ -1,8 +1,9 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
 The command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options
-in a report are all derived from these fields. A field without `option(...)` is not an option; a field that holds
-another such dataclass contributes the options of that class.
+in a report are all derived from these fields. Rare options have no flag of their own; `--option NAME=VALUE` sets them.
+A field without `option(...)` is not an option; a field that holds another such dataclass contributes the options of
+that class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -20,6 +21,7 @@ from rewriter.errors import UsageError
 
 Made = TypeVar("Made")
 _KEY = "option"
+_TRUTH = {None: True, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Option:
         repeatable: whether it is a sequence, with one entry for each time the option is given.
         flag: name on the command line, if not derived from the keyword.
         see: page of docs/ with more about it, with an anchor if needed.
+        rare: whether the command line has it as `--option NAME=VALUE` only.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Option:
     repeatable: bool = False
     flag: str = ""
     see: str = ""
+    rare: bool = False
 
     def checked(self, value: Any) -> Any:
         """The value; a single entry of a repeatable option becomes a tuple.
@@ -78,15 +82,28 @@ class Option:
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     @property
-    def negated(self) -> bool:
-        """Whether the flag says that the option, true by default, is off."""
-        return self.flag == f"--no-{self.name}"
-
-    @property
     def text(self) -> str:
         """The help as Python users read it, with the choices."""
-        text = f"False: {self.help[0].lower()}{self.help[1:]}" if self.negated else self.help
-        return text + (f" One of {', '.join(self.choices)}." if self.choices else "")
+        return self.help + (f" One of {', '.join(self.choices)}." if self.choices else "")
+
+    def parsed(self, text: str | None) -> Any:
+        """The value that a text on the command line stands for; None stands for no text, which is true for a flag.
+
+        Raises:
+            UsageError: the text is no such value, or out of range.
+        """
+        if self.kind is bool:
+            if text not in _TRUTH:
+                raise UsageError(f"{self.name} is '{text}'; it must be true or false")
+            return _TRUTH[text]
+        if not text:
+            raise UsageError(f"{self.name} has no value; write --option {self.name}={self.metavar or 'VALUE'}")
+        if self.kind in (int, float):
+            try:
+                return self.checked(self.kind(text))
+            except ValueError as error:
+                raise UsageError(f"{self.name} is '{text}'; it must be {self._range}") from error
+        return self.checked(text)
 
     @property
     def words(self) -> str:
@@ -140,9 +157,14 @@ def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
     known = {found.name: found for found in options_of(kind)}
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            raise TypeError(f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+            raise TypeError(unknown_option(name, known))
     return _built(kind, {name: known[name].checked(value) for name, value in given.items()})
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """What to say about an option that does not exist."""
+    near = get_close_matches(name, list(known), 1)
+    return f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
 
 
 def values_of(instance: Any) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tests.pages import ROOT, commands, difference, examples, examples_in, run_p
 
 PAGES = (
     "README.md",
-    "SECURITY.md",
     "docs/comparing.md",
     "docs/forms.md",
     "docs/heads.md",
@@ -89,7 +88,7 @@ def test_commands_of_the_action_are_accepted() -> None:
     text = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"- run: rewrite (.*)", text)
     with convert.make_context("rewrite", shlex.split(line)) as context:
-        assert context.params["time_limit"] == 1200
+        assert context.params["report"] == Path("report.json")
 
 
 def test_the_set_up_commands_are_those_of_ci() -> None:

@@ -68,12 +68,12 @@ def fit_function(f: Function, domain: tuple[float, float], tolerance: float, nam
     """
     low, high = _symmetric(f, *(float(end) for end in domain))
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        return f"its domain from {low:.6g} to {high:.6g} is not an interval; give --domain"
+        return f"its domain from {low:.6g} to {high:.6g} is not an interval; give --option domain=R"
     y = np.linspace(low, high, 20_001)
     values = _values(f, y)
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
-        return f"it is not finite at y = {y[wrong[0]]:.6g}; give --domain without such points"
+        return f"it is not finite at y = {y[wrong[0]]:.6g}; give --option domain=R without such points"
     size = max(1.0, float(np.max(np.abs(values))))
     # Kinks of the slope first: once their ramps are subtracted, second derivatives are finite and can be searched.
     corners = find_kinks(lambda points: _values(f, points), low, high)
@@ -314,7 +314,7 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
     if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
         return (
             f"the best head program found has error {error:.2g} on [{low:.6g}, {high:.6g}], more than 1e-3 of the "
-            f"largest value {size:.3g}; give a narrower --domain"
+            f"largest value {size:.3g}; give a narrower --option domain=R"
         )
     total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
     note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"

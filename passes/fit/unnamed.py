@@ -93,7 +93,7 @@ def fitted(
     if program.max_error > allowed:
         return (
             f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "
-            f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --domain"
+            f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --option domain=R"
         )
     if not gated:
         return program

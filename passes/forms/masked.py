@@ -39,7 +39,7 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss
     if conversion.options.attention_op and opset < ATTENTION_OPSET:
         return Miss(
             f"the operator Attention needs opset {ATTENTION_OPSET}, and the model has {opset}; convert the model to a "
-            "newer opset first, or omit --attention-op",
+            "newer opset first, or omit --option attention_op",
             output,
         )
     program = conversion.program

@@ -43,13 +43,15 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
             block.output,
         )
     if options.attention_op:
-        return Miss("--attention-op needs form masked: the operator cannot add the scores of positions", block.output)
+        return Miss(
+            "--option attention_op needs form masked: the operator cannot add the scores of positions", block.output
+        )
     slots = options.max_tokens + max(group.bias_tokens for group in groups)
     size = slots * slots * np.dtype(conversion.dtype).itemsize / _MEGABYTE
     if size > options.max_pattern_mb:
         return Miss(
-            f"W_QK of {slots} positions takes {size:.0f} MB, more than --max-pattern-mb {options.max_pattern_mb:g}; "
-            "lower --max-tokens or raise --max-pattern-mb",
+            f"W_QK of {slots} positions takes {size:.0f} MB, more than "
+            f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens or raise that limit",
             block.output,
         )
     prepared = prepare_masked(view, replace(conversion, options=replace(options, attention_op=False)))

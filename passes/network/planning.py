@@ -1,4 +1,4 @@
-"""Planning with a bias token that is carried through the network (`--bias-token network`).
+"""Planning with a bias token that is carried through the network (`--option bias_token=network`).
 
 Which conversions can read a carried bias token, along which `Route`, and the same conversions in the graph that
 carries it.

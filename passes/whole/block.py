@@ -46,8 +46,8 @@ def prepare_whole(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     if size > options.max_pattern_mb:
         fitting = max(1, int((options.max_pattern_mb / one) ** 0.5) - rows + options.max_tokens)
         return Miss(
-            f"the patterns of {heads} heads over {rows} rows take {size:.0f} MB, more than --max-pattern-mb "
-            f"{options.max_pattern_mb:g}; lower --max-tokens to {fitting} or raise --max-pattern-mb",
+            f"the patterns of {heads} heads over {rows} rows take {size:.0f} MB, more than "
+            f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens to {fitting}, or raise that limit",
             conversion.block.output,
         )
     return prepared

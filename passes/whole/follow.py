@@ -187,7 +187,8 @@ class _Finder:
                 if same and self.stream[data] in (skip, self.renewed.get(skip)):
                     found[result] = Three(conversion.block.name, data, skip, index)
             if result not in found:
-                what = "is not added to the stream that the block reads, as three sublayers would; use --sublayers 1"
+                what = "is not added to the stream that the block reads, as three sublayers would; "
+                what += "use --option sublayers=1"
                 return Miss(f"'{result}' {what}", result)
         return found
 

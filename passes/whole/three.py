@@ -1,4 +1,4 @@
-"""A block of form `whole` as three sublayers on the network's stream (`--sublayers 3`; the post, Theorems 7 and 8).
+"""A block of form `whole` as three sublayers on the network's stream (`sublayers=3`; the post, Theorems 7 and 8).
 
 The stream has hidden columns behind the positions, 0 wherever no block is at work:
 

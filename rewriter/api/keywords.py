@@ -45,9 +45,6 @@ class RewriteKeywords(TypedDict, total=False):
     quick: bool
     jobs: int
     joblib_backend: str | None
-    isolate: bool
-    memory_limit_mb: int | None
-    time_limit: float | None
 
 
 def describe(function: Callable[..., Any], *declared: type) -> None:

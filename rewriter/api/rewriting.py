@@ -7,7 +7,7 @@ saved file, which gets its final name only after it passed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,11 +31,10 @@ from rewriter.ort.providers import require_float64
 from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
 from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
-from rewriter.proof.sandbox import prove
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, Validation
+from rewriter.proof.validate import validate as prove
 from rewriter.report.report import Report
-from rewriter.text import quoted
 
 Arrange = Callable[[tuple[Pass, ...]], Sequence[Pass]]
 """Gets the passes that the options ask for, and returns those to run."""
@@ -46,7 +45,6 @@ def rewrite(
     output: str | os.PathLike[str] | None = None,
     *,
     passes: Arrange | None = None,
-    save_after: Mapping[str, str | os.PathLike[str]] | None = None,
     dry_run: bool = False,
     validate: bool = True,
     force: bool = False,
@@ -64,7 +62,6 @@ def rewrite(
             written, and `Report.rewritten` holds the result.
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
-        save_after: pass name to a file; the model after that pass is saved there, unproved.
         dry_run: stop after the plan; `Report.estimate` says what the run would take.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
@@ -89,8 +86,6 @@ def rewrite(
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
     if validate and not dry_run:
         settings = checked(settings)
-    if dry_run and save_after:
-        raise UsageError("a dry run writes nothing; leave out --save-after")
     arrange = passes or (lambda each: each)
     run = Run(progress)
     with run.step("load", "loading"):
@@ -99,8 +94,7 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    sequence = arrange(pipeline(choices))
-    saved = _checked_stages(save_after or {}, sequence, source, out, force=force)
+    _check_pipeline(arrange(pipeline(choices)))
     start = Unit(source.proto, partial(read_tensor, source))
     choices, sequence, unit, timings = _planned(run, source, start, arrange, choices, settings)
     if validate and not dry_run and source.size <= LARGE:
@@ -120,9 +114,6 @@ def rewrite(
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
-    for name, path in saved.items():
-        with staged_output(unit.stages[name], path, source=source, force=force) as staged:
-            staged.commit()
     report = replace(report, passes=(*timings, *further))
     claims = claims_of(plan, choices.accuracy.error)
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
@@ -187,26 +178,10 @@ def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
     return unit.having(replace(plan, notes=(*plan.notes, *notes)))
 
 
-def _checked_stages(
-    wanted: Mapping[str, str | os.PathLike[str]],
-    passes: Sequence[Pass],
-    source: LoadedModel,
-    out: Path | None,
-    *,
-    force: bool,
-) -> dict[str, Path]:
-    """Pass name to the path for the model after that pass; checked before the long work starts."""
-    names = [each.name for each in passes]
-    if MlpToAttention.name not in names:
+def _check_pipeline(passes: Sequence[Pass]) -> None:
+    """Raise UsageError for a pipeline that converts nothing."""
+    if MlpToAttention.name not in [each.name for each in passes]:
         raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
-    stages = {name: Path(path) for name, path in wanted.items()}
-    for name, path in stages.items():
-        if name not in names:
-            raise UsageError(f"no pass '{name}' runs; those that do: {', '.join(names)}")
-        if out is not None and path.absolute() == out.absolute():
-            raise UsageError(f"{quoted(path)} cannot be both the result and the model after '{name}'; change one path")
-        check_output(path, source=source, force=force)
-    return stages
 
 
 def _calibrated(

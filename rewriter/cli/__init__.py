@@ -28,7 +28,6 @@ from rewriter.cli.interpret.heads import heads
 from rewriter.cli.interpret.rank import rank
 from rewriter.cli.interpret.run_cached import run_cached
 from rewriter.cli.options import with_json_files
-from rewriter.cli.passes import passes
 from rewriter.cli.streams import forgiving
 from rewriter.cli.validate import validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
@@ -40,7 +39,6 @@ COMMANDS: dict[str, click.Command] = {
     "validate": validate,
     "diff": diff,
     "bench": bench,
-    "passes": passes,
     "doctor": doctor,
     "heads": heads,
     "run": run_cached,

@@ -51,11 +51,11 @@ def certify(
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
     from rewriter.proof.certificate.certify import UNCLAIMED
-    from rewriter.report.certification import read_certification
+    from rewriter.report.certification import read_certificate
     from rewriter.report.terminal.certification import show_certification, show_check
     from rewriter.report.terminal.console import Console
 
-    stated = None if check is None else read_certification(check)
+    stated = None if check is None else read_certificate(check)
     console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
     found = prove(original, rewritten, limit=UNCLAIMED if limit is None else limit, allow_links=allow_links)
     write_report(report, found.to_json)

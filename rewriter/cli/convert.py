@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from passes.options import Options
-from rewriter.cli.declared import declared_options
+from rewriter.cli.declared import declared_options, rare_options
 from rewriter.cli.folder import convert_folder
 from rewriter.cli.options import (
     SETTINGS,
@@ -32,7 +32,6 @@ Commands for models (rewrite COMMAND --help):
   validate   judge whether a rewritten model computes what the original does
   diff       compare any two models: graphs, weights, outputs
   bench      measure how long models take beside the original
-  passes     list the passes of the pipeline and their options
   doctor     check versions, execution providers, memory and disk
 
 \b
@@ -51,19 +50,8 @@ Exit status:
   3   nothing to convert; nothing is written
   4   the model is unreadable, malformed or unsafe
   5   an execution provider is not available, or lacks float64
-  6   the proof did not finish within --time-limit; nothing is written
   70  internal error; please report it
 """
-
-
-def _stages(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    stages: dict[str, Path] = {}
-    for value in values:
-        name, sign, path = value.partition("=")
-        if not (name and sign and path):
-            raise click.BadParameter(f"'{value}' is not PASS=FILE, such as lower=lowered.onnx")
-        stages[name] = Path(path)
-    return stages
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -87,15 +75,8 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @declared_options(Options)
 @click.option("--dry-run", is_flag=True, help="Print the plan, and what the run would take; write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
-@click.option(
-    "--save-after",
-    metavar="PASS=FILE",
-    multiple=True,
-    callback=_stages,
-    help="Also save the model after a pass, unproved (repeatable); `rewrite passes` lists the passes.",
-)
-@click.option("--time-passes", is_flag=True, help="Print the time of each pass.")
 @declared_options(Settings)
+@rare_options(Options, Settings)
 @links_option
 @file_option("--html", metavar="FILE.html", help="Write the report as a page.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
@@ -112,7 +93,6 @@ def convert(
     html: Path | None,
     quiet: bool,
     verbose: bool,
-    time_passes: bool,
     **options: Any,
 ) -> int:
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
@@ -124,18 +104,16 @@ def convert(
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if model.is_dir():
-        refused = {"--html": html, "--save-after": options.pop("save_after"), "--force": options.pop("force")}
-        refused["--allow-links"] = options.pop("allow_links")
+        refused = {"--html": html, "--force": options.pop("force"), "--allow-links": options.pop("allow_links")}
         return convert_folder(
             model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
-            refused={**refused, "--time-passes": time_passes}, **options,
+            refused=refused, **options,
         )  # fmt: skip
     check_suffix(output)
     check_report(report, (model, output), suffix=".json", force=options["force"])
     if html is not None:
         check_page(html, (model, output), report=report, force=options["force"])
     from rewriter import rewrite
-    from rewriter.report.terminal import tables
     from rewriter.report.terminal.console import Console
 
     if STANDARD in (output, report) and output == report:
@@ -161,7 +139,5 @@ def convert(
         from rewriter.report.html import write_page
 
         write_page(result, html)
-    if time_passes:
-        console.print(tables.passes(result.passes))
     console.show(result, proved=not no_validate, planned_only=dry_run)
     return int(result.exit_status)

@@ -1,4 +1,7 @@
-"""Command-line options from the dataclasses that declare them (`rewriter.options`)."""
+"""Command-line options from the dataclasses that declare them (`rewriter.options`).
+
+Rare options have no flag of their own: `--option NAME=VALUE` carries them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import click
 
 from rewriter.errors import RewriteError
-from rewriter.options import Option, options_of
+from rewriter.options import Option, options_of, unknown_option
 
 Command = Callable[..., Any]
 
@@ -21,25 +24,52 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
 
     Args:
         *kinds: the dataclasses.
-        only: names of the options to add; default: all.
+        only: names of the options to add; default: all that are not rare.
         **instead: click attributes that differ for this command, by option name, as `name={"help": ...}`.
     """
-    found = [each for kind in kinds for each in options_of(kind) if only is None or each.name in only]
-    negated = {f"no_{each.name}": each.name for each in found if each.negated}
+    every = [each for kind in kinds for each in options_of(kind)]
+    found = [each for each in every if (not each.rare if only is None else each.name in only)]
 
     def decorated(command: Command) -> Command:
-        result: Command
-
-        @functools.wraps(command)
-        def called(*arguments: Any, **options: Any) -> Any:
-            for flag, name in negated.items():
-                options[name] = not options.pop(flag)
-            return command(*arguments, **options)
-
-        result = called
         for each in reversed(found):
-            result = _option(each, instead.get(each.name, {}))(result)
-        return result
+            command = _option(each, instead.get(each.name, {}))(command)
+        return command
+
+    return decorated
+
+
+def rare_options(*kinds: type) -> Callable[[Command], Command]:
+    """Add `--option NAME=VALUE`, which sets any rare option of dataclasses, to a command with their other options."""
+    known = {each.name: each for kind in kinds for each in options_of(kind)}
+
+    def parsed(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        values = {}
+        for text in texts:
+            name, sign, value = text.partition("=")
+            name = name.replace("-", "_")
+            each = known.get(name)
+            if each is None:
+                raise click.BadParameter(unknown_option(name, [name for name in known if known[name].rare]))
+            if not each.rare:
+                raise click.BadParameter(f"'{name}' has a flag of its own: {each.command_line}")
+            try:
+                values[name] = each.parsed(value if sign else None)
+            except RewriteError as error:
+                raise click.BadParameter(str(error)) from error
+        return values
+
+    def decorated(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(*arguments: Any, option: Mapping[str, Any], **options: Any) -> Any:
+            return command(*arguments, **options, **option)
+
+        return click.option(
+            "--option",
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=parsed,
+            help=f"Set a rare option (repeatable): {', '.join(name for name in known if known[name].rare)}.",
+        )(called)
 
     return decorated
 
@@ -47,8 +77,6 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Command], Command]:
     flag = each.command_line
     attributes: dict[str, Any] = {"help": each.help}
-    if each.negated:
-        return click.option(flag, f"no_{each.name}", is_flag=True, **{**attributes, **instead})
     if each.kind is bool:
         return click.option(flag, each.name, is_flag=True, **{**attributes, **instead})
     if each.metavar:
@@ -95,16 +123,6 @@ def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
         raise click.BadParameter(str(error)) from error
 
 
-def _backend(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    from rewriter.proof.run.jobs import parse_backend
-
-    try:
-        parse_backend(text)
-    except RewriteError as error:
-        raise click.BadParameter(str(error)) from error
-    return text
-
-
 def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for value in values:
@@ -119,6 +137,5 @@ _CALLBACKS: Mapping[str, Callable[[click.Context, click.Parameter, Any], Any]] =
     "accuracy": _accuracy,
     "providers": _providers,
     "dims": _dimension,
-    "joblib_backend": _backend,
 }
 """Options whose text needs a parser of its own."""

@@ -67,7 +67,7 @@ def machine_problems(machine: Machine, model: ModelNeeds | None) -> Iterator[Pro
     if model is None:
         return
     if machine.available is not None and model.memory is not None and machine.available < model.memory:
-        advice = "close other programs or take a larger machine" if model.by_blocks else "use --proof blocks"
+        advice = "close other programs or take a larger machine" if model.by_blocks else "use --option proof=blocks"
         yield Problem(
             f"the proof of this model takes about {_gigabytes(model.memory)} of memory, and "
             f"{_gigabytes(machine.available)} are available",

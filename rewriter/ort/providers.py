@@ -221,8 +221,8 @@ def require_float64(texts: Sequence[str], blocks: Sequence[str]) -> None:
     others = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
     raise ProviderError(
         f"execution provider '{without.text}' does not compute in float64, which the heads of "
-        f"{one_line(blocks[0])}{others} need; use --form local with --precision model, leave these blocks out with "
-        "--skip, or name another provider"
+        f"{one_line(blocks[0])}{others} need; use --form local with --option precision=model, leave these blocks "
+        "out with --skip, or name another provider"
     )
 
 

@@ -1,16 +1,14 @@
 """The options of the proof.
 
-`checked` verifies that this machine can follow them: the providers start, joblib is installed, the system supports the
-limits. The module imports little at the top, because the command line loads it even when nothing will be proved.
+`checked` verifies that this machine can follow them: the providers start, joblib is installed. The module imports
+little at the top, because the command line loads it even when nothing will be proved.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rewriter.errors import UsageError
 from rewriter.options import option
 from rewriter.proof.inputs.given import Given
 
@@ -35,9 +33,6 @@ class Settings:
         quick: prove the blocks, and the model end to end on two cases alone: the first and a small one.
         jobs: how many blocks are proved at once; -1 means one per processor.
         joblib_backend: the joblib backend that runs them: `loky`, `dask:scheduler_host=tcp://HOST:PORT`.
-        isolate: carry the proof out in a separate process.
-        memory_limit_mb: how much that process may allocate, in megabytes (10^6 bytes).
-        time_limit: how long that process may run, in seconds.
     """
 
     providers: tuple[str, ...] = option(
@@ -56,13 +51,14 @@ class Settings:
     dims: Mapping[str, int] = option(
         {}, "Size of a symbolic dimension in generated inputs (repeatable).", metavar="NAME=VALUE", flag="--dim"
     )
-    seed: int = option(0, "Seed of the generated inputs.", least=0, below=2**32)
+    seed: int = option(0, "Seed of the generated inputs.", least=0, below=2**32, rare=True)
     proof: str = option(
         "auto",
         "Load whole models, or one block or segment of a model at a time (blocks). auto: blocks above "
         f"{LARGE // 10**6} MB.",
         choices=PROOFS,
         see="decisions/0020-proof-in-segments.md",
+        rare=True,
     )
     quick: bool = option(
         False,
@@ -70,15 +66,15 @@ class Settings:
         "rely on the result.",
         see="proof.md#quick",
     )
-    jobs: int = option(1, "Number of blocks to prove at once; -1: one per processor. Needs joblib.", least=-1)
+    jobs: int = option(
+        1, "Number of blocks to prove at once; -1: one per processor. Needs joblib.", least=-1, rare=True
+    )
     joblib_backend: str | None = option(
         None,
         "Backend with which joblib proves blocks: loky, dask:scheduler_host=tcp://HOST:PORT, ray.",
         metavar="NAME[:KEY=VALUE,...]",
+        rare=True,
     )
-    isolate: bool = option(False, "Run the models in a separate process, with the limits below.")
-    memory_limit_mb: int | None = option(None, "Memory that the isolated process may allocate, in MB.", least=1)
-    time_limit: float | None = option(None, "Time that the isolated process may take.", metavar="SECONDS", above=0.0)
 
     def by_blocks(self, size: int) -> bool:
         """Whether a model of `size` bytes, weights included, is proved without ever loading it as a whole."""
@@ -95,15 +91,5 @@ def checked(settings: Settings) -> Settings:
     from rewriter.ort.providers import chosen_providers
     from rewriter.proof.run.jobs import check_jobs
 
-    _check_limits(settings)
     check_jobs(settings.jobs, settings.joblib_backend)
     return replace(settings, providers=chosen_providers(settings.providers))
-
-
-def _check_limits(settings: Settings) -> None:
-    limits = {"memory limit": settings.memory_limit_mb, "time limit": settings.time_limit}
-    for name, value in limits.items():
-        if value is not None and not settings.isolate:
-            raise UsageError(f"a {name} applies only to an isolated proof: add --isolate (isolate=True)")
-    if settings.isolate and os.name != "posix":
-        raise UsageError("--isolate needs the resource limits of a POSIX system; run without it, or in a container")

@@ -203,7 +203,7 @@ def _beyond(claims: Sequence[Claim], planned: Side, before: ModelRuns) -> list[s
         if largest > claim.domain:
             failures.append(
                 f"{claim.name}: pre-activations reach {largest:.4g}, its program holds up to {claim.domain:.4g}; "
-                "convert it with a larger --domain, or exclude it with --skip"
+                "convert it with a larger --option domain=R, or exclude it with --skip"
             )
     return failures
 

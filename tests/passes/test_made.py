@@ -149,6 +149,6 @@ def test_softmax_spelling_is_proved(text: str) -> None:
 
 def test_softmax_spelling_needs_its_opset_and_form() -> None:
     plan = make_plan(mlp("h = Relu(y)", opset=10, ir=5), Options(forms=FormOptions(spelling="softmax")))
-    assert "--spelling softmax needs opset 11, and the model has 10" in plan.left[0].miss.reason
+    assert "--option spelling=softmax needs opset 11, and the model has 10" in plan.left[0].miss.reason
     with pytest.raises(Exception, match="spelling is for form local"):
         rewrite(mlp(SILU), form="masked", spelling="softmax")

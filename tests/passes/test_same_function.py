@@ -189,4 +189,6 @@ def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
     big = {"W1": values("W1") * 5e3}
     report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
     assert report.validation is not None
-    assert any("pre-activations reach" in failure and "--domain" in failure for failure in report.validation.failures)
+    assert any(
+        "pre-activations reach" in failure and "--option domain" in failure for failure in report.validation.failures
+    )

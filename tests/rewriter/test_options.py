@@ -14,6 +14,7 @@ from passes.forms import FORMS
 from passes.options import APPLIES, FORM_NAMES, WHOLE, FormOptions, Options
 from rewriter import UsageError, rewrite
 from rewriter.api.keywords import RewriteKeywords
+from rewriter.cli import run
 from rewriter.cli.convert import convert
 from rewriter.options import build, option, options_of, values_of
 from rewriter.proof.settings import Settings
@@ -83,11 +84,53 @@ def test_the_keywords_of_rewrite_are_the_declared_options() -> None:
 def test_the_command_line_has_every_declared_option() -> None:
     params = {name: each for each in convert.params if isinstance(each, click.Option) for name in each.opts}
     for each in DECLARED.values():
+        if each.rare:
+            assert each.name in (params["--option"].help or "")
+            continue
         param = params[each.command_line]
         assert param.help == each.help
         if each.choices:
             assert isinstance(param.type, click.Choice)
             assert tuple(param.type.choices) == each.choices
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("inline", "inline", True),
+        ("inline=true", "inline", True),
+        ("fit=false", "fit", False),
+        ("max-pattern-mb=1.5", "max_pattern_mb", 1.5),
+        ("max_pattern_mb=8", "max_pattern_mb", 8.0),
+        ("seed=7", "seed", 7),
+        ("spelling=softmax", "spelling", "softmax"),
+        ("joblib_backend=dask:scheduler_host=tcp://h:1", "joblib_backend", "dask:scheduler_host=tcp://h:1"),
+    ],
+)
+def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
+    context = convert.make_context("rewrite", ["m.onnx", "--option", text])
+    assert context.params["option"] == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speling=softmax", "unknown option 'speling'; did you mean 'spelling'?"),
+        ("=3", "unknown option ''"),
+        ("form=local", "'form' has a flag of its own: --form"),
+        ("spelling=bold", "unknown spelling 'bold'; known are: fused, softmax"),
+        ("spelling", "spelling has no value; write --option spelling=VALUE"),
+        ("domain=", "domain has no value; write --option domain=R"),
+        ("domain=wide", "domain is 'wide'; it must be a number above 0"),
+        ("domain=nan", "domain is nan; it must be a number above 0"),
+        ("seed=1.5", "seed is '1.5'; it must be an integer of at least 0"),
+        ("inline=maybe", "inline is 'maybe'; it must be true or false"),
+    ],
+)
+def test_rare_options_that_are_refused(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["m.onnx", "--dry-run", "--option", text]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rewrite: Invalid value for '--option': {message}")
 
 
 def test_the_report_repeats_the_options() -> None:

@@ -14,10 +14,9 @@ from passes.options import Options
 from passes.pipeline import PASSES, pipeline
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
-from rewriter.cli import run
 from rewriter.options import build
 from rewriter.pipeline import Pass, Unit, run_passes, split
-from tests.textmodels import FIRST, SILU, mlp, text_model
+from tests.textmodels import SILU, mlp, text_model
 
 NAMES = [each.name for each in PASSES]
 
@@ -170,41 +169,11 @@ def test_a_pipeline_must_convert() -> None:
         rewrite(mlp(SILU), passes=lambda passes: passes[:-1])
 
 
-# -- stages and times ------------------------------------------------------------------------------------------------
+# -- stages ----------------------------------------------------------------------------------------------------------
 
 
-def test_save_after_a_pass(tmp_path: Path) -> None:
+def test_a_pass_sees_the_model_after_those_before() -> None:
     model = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})
-    onnx.save(model, tmp_path / "model.onnx")
-    stage = tmp_path / "lowered.onnx"
-    report = rewrite(tmp_path / "model.onnx", tmp_path / "out.onnx", save_after={"lower": stage})
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert [node.op_type for node in onnx.load(stage).graph.node] == ["MatMul", "Add", "Gelu", "MatMul", "Add"]
-
-
-def test_save_after_is_refused_before_the_long_work(tmp_path: Path) -> None:
-    onnx.save(mlp(SILU), tmp_path / "model.onnx")
-    with pytest.raises(UsageError, match="no pass 'lowr' runs; those that do: lower, mlp-to-attention"):
-        rewrite(tmp_path / "model.onnx", save_after={"lowr": tmp_path / "l.onnx"})
-    with pytest.raises(UsageError, match=r"model\.onnx"):
-        rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "model.onnx"}, force=True)
-    with pytest.raises(UsageError, match="a dry run writes nothing"):
-        rewrite(tmp_path / "model.onnx", save_after={"lower": tmp_path / "l.onnx"}, dry_run=True)
-    out = tmp_path / "out.onnx"
-    with pytest.raises(UsageError, match="both the result and the model after 'lower'"):
-        rewrite(tmp_path / "model.onnx", out, save_after={"lower": out})
-
-
-def test_the_command_line_lists_and_times_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["passes"]) == 0
-    listed = capsys.readouterr().out
-    assert [line.split()[0] for line in listed.splitlines() if line and not line.startswith(" ")] == NAMES
-    assert "--max-pattern-mb" in listed
-    onnx.save(text_model(f"{FIRST} {SILU} out = MatMul(h, W2)"), tmp_path / "model.onnx")
-    arguments = [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx"), "--time-passes"]
-    assert run([*arguments, "--save-after", f"lower={tmp_path / 'l.onnx'}"]) == 0
-    printed = capsys.readouterr().out
-    assert "nodes before" in printed
-    assert "mlp-to-attention" in printed
-    assert (tmp_path / "l.onnx").exists()
-    assert run([*arguments, "--save-after", "lower"]) == 2
+    unit, _ = run_passes(pipeline(Options()), unit_of(model))
+    assert [node.op_type for node in unit.stages["lower"].graph.node] == ["MatMul", "Add", "Gelu", "MatMul", "Add"]
+    assert unit.stages["mlp-to-attention"] is unit.model

@@ -42,7 +42,7 @@ DOUBLE: tuple[tuple[str, str, int], ...] = (
     ("gate weight", "weights", 2),
     ("gate key", "keys", 2),
 )
-"""The same for gates in float64 (`--precision double`)."""
+"""The same for gates in float64 (`--option precision=double`)."""
 
 SQUARE: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("silu key", "W_K", -1, ("silu-decoder", "silu")),
@@ -131,7 +131,7 @@ PLANNED: tuple[tuple[str, Callable[[Program], Program], tuple[str, ...], tuple[s
     ("an approximation with a certificate of 1/2", _claiming(max_error=0.5), _TWO, ("--accuracy",)),
     ("an approximation with a rounding of 1/2", _claiming(rounding=0.5), _TWO, ()),
     ("an approximation with a rounding of 1/2 in float64", _claiming(rounding=0.5, double=True), _TWO, ()),
-    ("a certificate up to |y| = 1e-3 only", _narrow, _TWO, ("--domain",)),
+    ("a certificate up to |y| = 1e-3 only", _narrow, _TWO, ("--option domain",)),
 )
 """What is wrong with every program, how, where, and what a message must say."""
 

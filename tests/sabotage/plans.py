@@ -146,7 +146,9 @@ NEGATED = applied(heads("out = Neg(own)"))
 
 HONEST: tuple[Sabotage, ...] = (
     Sabotage("a gate of 1e-10 with W2 times 1e20", NONE, on("amplified"), words=("--accuracy", "--gate"), honest=True),
-    Sabotage("one rare token leaves the domain of a gate", NONE, on("rare-token"), words=("--domain",), honest=True),
+    Sabotage(
+        "one rare token leaves the domain of a gate", NONE, on("rare-token"), words=("--option domain",), honest=True
+    ),
     Sabotage("all outputs are NaN", NONE, on("nan"), Expect.MODEL, honest=True),
     Sabotage("all outputs are NaN, heads negated", NEGATED, on("nan"), Expect.MODEL, honest=True),
     Sabotage("no tokens", NONE, on("silu", dims={"tokens": 0}), Expect.REFUSED, honest=True),

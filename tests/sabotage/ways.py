@@ -14,7 +14,6 @@ from tests.sabotage.subjects import on, square
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "in segments": {"proof": "blocks"},
-    "in a process of its own": {"isolate": True},
     "inlined": {"inline": True},
 }
 """How it is proved or written, and the options for that."""

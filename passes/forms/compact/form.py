@@ -49,7 +49,8 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Mis
     """As for form `masked`; bias-token values that the graph stores in float32 are rounded to it."""
     if conversion.options.attention_op:
         return Miss(
-            "--attention-op needs form masked: the operator takes the same keys for all tokens", conversion.block.output
+            "--option attention_op needs form masked: the operator takes the same keys for all tokens",
+            conversion.block.output,
         )
     prepared = prepare_masked(view, conversion)
     if isinstance(prepared, Miss) or not _wide(prepared):
@@ -66,8 +67,8 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Mis
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         return Miss(
-            f"--spelling softmax needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a newer "
-            "opset first, or omit it",
+            f"--option spelling=softmax needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model "
+            "to a newer opset first, or omit it",
             conversion.block.output,
         )
     prepared = prepare_compact(view, conversion)

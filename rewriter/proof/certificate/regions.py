@@ -285,9 +285,7 @@ def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
     if expression is None:
         return None
     leaves = frozenset().union(*(each.leaves for each in operands))
-    return _Read(
-        expression, leaves, any(each.vectors for each in operands), any(each.together for each in operands)
-    )
+    return _Read(expression, leaves, any(each.vectors for each in operands), any(each.together for each in operands))
 
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")

@@ -106,7 +106,9 @@ def run_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, b
         raise
     except Exception as error:  # each backend has its own exceptions for a lost worker
         reason = f"{type(error).__name__}: {one_line(error, 160)}"
-        raise ValidationError(f"a worker failed ({reason}); run with --jobs 1 to see which block it was") from error
+        raise ValidationError(
+            f"a worker failed ({reason}); run with --option jobs=1 to see which block it was"
+        ) from error
     return results
 
 

@@ -191,5 +191,5 @@ def _check_defaults(side: Side, cases: Sequence[Case]) -> None:
     if given:
         raise UsageError(
             f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
-            "prove with --proof whole"
+            "prove with --option proof=whole"
         )

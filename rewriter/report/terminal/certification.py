@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 
@@ -59,7 +60,7 @@ def _row(group: Sequence[CertifiedRegion]) -> Row:
     return (names, kind if first.linear_in is None else f"{kind}, a gate", within, *known, domain_of(first))
 
 
-def show_check(console: Console, found: Certification, stated: Certification) -> ExitStatus:
+def show_check(console: Console, found: Certification, stated: Mapping[str, Any]) -> ExitStatus:
     """Print whether a stated certificate is what was computed from the files, and how it differs."""
     differences = [*found.differences(stated), *(found.problems[:_FEW] if not found.certificate.certified else ())]
     for difference in differences:

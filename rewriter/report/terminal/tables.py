@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from rich.text import Text
 
-from rewriter.pipeline import Timing
 from rewriter.proof.blocks.block import BlockProof
 from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.statistics import OutputStats
@@ -28,15 +27,6 @@ HOW = {"local": ": fused softmax over {self, bias tokens}"}
 def converted(rows: tuple[BlockRow, ...], form: str) -> Table:
     """The blocks that become heads."""
     return replace(converted_table(rows), title=f"Blocks to attention heads, form {form}{HOW.get(form, '')}")
-
-
-def passes(timings: tuple[Timing, ...]) -> Table:
-    """What each pass took."""
-    heads = (Column("pass"), Column("seconds", "error"), *columns("count", "nodes before", "nodes after"))
-    rows = (
-        (each.name, Cell(each.seconds, f"{each.seconds:.3f}"), each.nodes_before, each.nodes_after) for each in timings
-    )
-    return Table("Passes", heads, tuple(rows))
 
 
 def left(rows: tuple[BlockRow, ...]) -> Table:

@@ -464,13 +464,13 @@ def test_old_opsets_are_refused(form: str) -> None:
 def test_attention_operator_needs_its_opset() -> None:
     reason = refusal(mlp(SILU), "masked", attention_op=True)
     assert "needs opset 23, and the model has 17" in reason
-    assert "omit --attention-op" in reason
+    assert "omit --option attention_op" in reason
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])
 def test_position_forms_state_their_memory(form: str) -> None:
     reason = refusal(mlp(SILU), form, max_tokens=8192)
-    assert "W_QK of 8193 positions takes 256 MB, more than --max-pattern-mb 64; lower --max-tokens" in reason
+    assert "W_QK of 8193 positions takes 256 MB, more than --option max_pattern_mb=64; lower --max-tokens" in reason
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])

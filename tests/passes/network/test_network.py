@@ -163,7 +163,7 @@ def test_blocks_of_other_architectures_are_left_with_the_reason() -> None:
     assert left.reason is not None
     assert "the bias token cannot be carried through the network" in left.reason
     assert reason in left.reason
-    assert left.reason.endswith("use --bias-token sublayer")
+    assert left.reason.endswith("use --option bias_token=sublayer")
 
 
 def test_other_forms_are_refused() -> None:

@@ -213,7 +213,7 @@ def test_blocks_beside_attention_are_refused_with_what_helps() -> None:
     plan = make_plan(model, THREE)
     assert not plan.conversions
     assert any("'second' is not added to the stream that the block reads" in left.miss.reason for left in plan.left)
-    assert any("use --sublayers 1" in left.miss.reason for left in plan.left)
+    assert any("use --option sublayers=1" in left.miss.reason for left in plan.left)
 
 
 def test_the_option_is_for_form_whole() -> None:

@@ -323,7 +323,9 @@ def test_longer_sequences_fail_where_the_name_says_why() -> None:
 def test_patterns_that_do_not_fit_are_refused_with_the_option_that_helps() -> None:
     plan = make_plan(load("relu-decoder"), Options(form="whole", forms=FormOptions(max_tokens=512)))
     (first, _) = plan.left
-    assert "the patterns of 128 heads over 514 rows take 129 MB, more than --max-pattern-mb 64" in first.miss.reason
+    assert (
+        "the patterns of 128 heads over 514 rows take 129 MB, more than --option max_pattern_mb=64" in first.miss.reason
+    )
     assert "lower --max-tokens to 360 " in first.miss.reason
     for longest, blocks in ((360, 2), (361, 0)):
         options = Options(form="whole", forms=FormOptions(max_tokens=longest))

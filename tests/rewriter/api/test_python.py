@@ -40,7 +40,7 @@ def test_inputs_as_arrays(inputs: Any) -> None:
     assert report.rewritten is not None
     assert validate(mlp(SILU), report.rewritten, inputs=inputs)
     # Only what was given was run: a model that differs elsewhere passes there.
-    assert rewrite(mlp(SILU), inputs=inputs, isolate=True).exit_status is ExitStatus.CONVERTED
+    assert rewrite(mlp(SILU), inputs=inputs).exit_status is ExitStatus.CONVERTED
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_no_validate_lets_the_planted_bug_through_and_says_so(
         (["model.onnx", "-o", "out.onnx", "--dim", "tokens=-3"], "'tokens=-3' is not NAME=VALUE"),
         (["model.onnx", "-o", "out.onnx", "--dim", "tokens=٣"], "is not NAME=VALUE"),
         (["model.onnx", "-o", "out.onnx", "--dim", "width=3"], "width"),
-        (["model.onnx", "-o", "out.onnx", "--seed", "-1"], "-1 is not in the range"),
+        (["model.onnx", "-o", "out.onnx", "--option", "seed=-1"], "seed is -1; it must be an integer of at least 0"),
         (["model.onnx", "-o", "out.onnx", "--inputs", "no.npz"], "no.npz: no such file"),
         (["model.onnx", "-o", "model.onnx"], "'model.onnx' is the input itself, which is never overwritten"),
         (["model.onnx", "-o", "model.onnx", "--force"], "'model.onnx' is the input itself, which is never overwritten"),
@@ -165,7 +165,7 @@ def test_2_symbolic_link_as_output(room: Path, capsys: pytest.CaptureFixture[str
 
 def test_3_nothing_to_convert(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(mlp("r = Relu(y) h = Sin(r)"), room / "model.onnx")
-    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--no-fit"]) == 3
+    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--option", "fit=false"]) == 3
     assert names(room) == {"model.onnx", "report.json"}
     out = capsys.readouterr().out
     assert "no known activation; the nearest" in out
@@ -285,7 +285,7 @@ def test_only_and_skip(room: Path, options: list[str], converted: str, reason: s
     assert [row["reason"] for row in rows if row["status"] == "left"] == [reason]
 
 
-@pytest.mark.parametrize("options", [[], ["--inline"]])
+@pytest.mark.parametrize("options", [[], ["--option", "inline"]])
 def test_report(room: Path, options: list[str]) -> None:
     assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json", *options]) == 0
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.Capture
     assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
-    assert "--max-pattern-mb 64" in text
+    assert "--option max_pattern_mb=64" in text
 
 
 def test_scope_all_leaves_nothing() -> None:
@@ -126,7 +126,7 @@ def test_heads_are_pure(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("head_dim", [None, 5, 16])
 def test_inspect_and_form_staged_agree_on_heads(head_dim: int | None) -> None:
-    """W1 and W2 over heads of the model's own dimension, 8, or of --head-dim; counted in the graph that is made."""
+    """W1 and W2 over heads of the model's own dimension, 8, or as given; counted in the graph that is made."""
     path = MODELS / "silu-decoder.onnx"
     stated = next(
         form for form in inspect(path, head_dimension=head_dim).accounting.blocks[0].forms if form.form == "staged"

@@ -27,7 +27,7 @@ NAMES = {
 
 COMMANDS = {
     "dry run": "MODEL --dry-run -v",
-    "rewrite": "MODEL -o OUT --no-validate -v --time-passes --html PAGE --report JSON",
+    "rewrite": "MODEL -o OUT --no-validate -v --html PAGE --report JSON",
     "proof": "MODEL -o OUT --quick -v --html PAGE --report JSON",
     "streams": "MODEL --dry-run --report -",
     "inspect": "inspect MODEL --report JSON",

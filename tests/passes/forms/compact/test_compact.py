@@ -134,7 +134,7 @@ def test_chunks_stay_below_the_limit(shape: tuple[int, int], rows: int) -> None:
 
 def test_the_attention_operator_is_refused() -> None:
     plan = make_plan(mlp(SILU, opset=23, ir=10), Options(form="compact", forms=FormOptions(attention_op=True)))
-    assert "--attention-op needs form masked" in plan.left[0].miss.reason
+    assert "--option attention_op needs form masked" in plan.left[0].miss.reason
 
 
 @pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])

@@ -102,7 +102,9 @@ def die(_number: int) -> None:
 
 def test_a_worker_that_dies_is_one_clear_line() -> None:
     pytest.importorskip("joblib")
-    with pytest.raises(ValidationError, match=r"a worker failed \(TerminatedWorkerError: .*\); run with --jobs 1"):
+    with pytest.raises(
+        ValidationError, match=r"a worker failed \(TerminatedWorkerError: .*\); run with --option jobs=1"
+    ):
         run_jobs(die, [1, 2], 2, "loky")
 
 
