@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rewriter.api.certifying import certify
     from rewriter.api.comparing import diff, validate
     from rewriter.api.estimating.doctor import doctor
     from rewriter.api.folder import rewrite_folder
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     )
     from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
+    from rewriter.report.certification import Certification
     from rewriter.report.comparison import Comparison
     from rewriter.report.folder import FolderReport
     from rewriter.report.report import Report
 
 __all__ = [
     "Benchmark",
+    "Certification",
     "Comparison",
     "ExitStatus",
     "FolderReport",
@@ -59,6 +62,7 @@ __all__ = [
     "attribute",
     "attribution_graph",
     "bench",
+    "certify",
     "compositions",
     "diff",
     "doctor",
@@ -81,6 +85,7 @@ _HOMES = {
         *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError"),
         *("UsageError", "ValidationError"),
     ),
+    "api.certifying": ("certify",),
     "api.comparing": ("diff", "validate"),
     "api.estimating.doctor": ("doctor",),
     "api.folder": ("rewrite_folder",),
@@ -99,6 +104,7 @@ _HOMES = {
     "api.timing.benching": ("bench",),
     "proof.inputs.given": ("Text",),
     "report.benchmark": ("Benchmark",),
+    "report.certification": ("Certification",),
     "report.comparison": ("Comparison",),
     "report.folder": ("FolderReport",),
     "report.report": ("Report",),

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from rewriter.cli.bench import bench
+from rewriter.cli.certify import certify
 from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
 from rewriter.cli.doctor import doctor
@@ -34,6 +35,7 @@ from rewriter.text import quoted
 
 COMMANDS: dict[str, click.Command] = {
     "inspect": inspect,
+    "certify": certify,
     "validate": validate,
     "diff": diff,
     "bench": bench,

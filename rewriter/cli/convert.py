@@ -28,6 +28,7 @@ from rewriter.proof.settings import Settings
 _HELP_STATUS = """\b
 Commands for models (rewrite COMMAND --help):
   inspect    print the blocks of a model, their size and their heads
+  certify    prove for every input that one model computes what another does
   validate   judge whether a rewritten model computes what the original does
   diff       compare any two models: graphs, weights, outputs
   bench      measure how long models take beside the original

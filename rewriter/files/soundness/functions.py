@@ -18,6 +18,11 @@ from rewriter.text import quoted
 MAX_INLINED = 10_000_000
 """Maximum number of nodes of a model once its functions are inlined."""
 
+RUNTIME_DOMAINS = frozenset(
+    ("com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.ml")
+)
+"""The domains whose operators onnxruntime has kernels for. Which of them it knows depends on how it was built."""
+
 _Key = tuple[str, str, str]
 
 
@@ -25,8 +30,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     """Check the local functions of a model, in time linear in its size.
 
     Raises:
-        ModelError: a function is defined twice, unnamed, named like an ONNX operator or recursive (directly or
-            mutually), or inlining would yield more than `MAX_INLINED` nodes.
+        ModelError: a function is defined twice, unnamed, named like an operator of ONNX, in a domain of onnxruntime,
+            or recursive (directly or mutually), or inlining would yield more than `MAX_INLINED` nodes.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -35,10 +40,11 @@ def check_functions(model: onnx.ModelProto) -> None:
             raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
             raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
-        if not key[0] and onnx.defs.has(function.name):
+        if (not key[0] and onnx.defs.has(function.name)) or key[0] in RUNTIME_DOMAINS:
+            fault = f"is in onnxruntime's domain {quoted(key[0])}" if key[0] else "has the name of an ONNX operator"
             raise ModelError(
-                f"local function {quoted(function.name)} has the name of an ONNX operator; runtimes differ in which of "
-                "the two they run: rename the function, or move it to a domain of its own"
+                f"local function {quoted(function.name)} {fault}; runtimes differ in which of the two they run: move "
+                "it to a domain of its own"
             )
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}

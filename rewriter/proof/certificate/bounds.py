@@ -50,7 +50,7 @@ _MOST_PARTS = 200_000
 """Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
 _ORDER = 8
 """Order of the Taylor series."""
-_WIDEST, _FARTHEST = fmpq(1), fmpq(1024)
+_WIDEST, _FARTHEST = fmpq(1), fmpq(4096)
 """Width of the cells, and |y|, up to which series are tried."""
 _PRECISION, _FAR = 128, fmpq(2) ** 40
 

@@ -396,11 +396,18 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region) -> str:
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
         if (ours.vectors or theirs.vectors) and tensor.scope.types[tensor.name].rank in (0, None):
             return f"{tensor.name} may be a single number, whose shape constants with an axis change"
+    shapes = {tensor.scope.types[tensor.name].shape for tensor in ours.leaves.values()}
+    if (ours.together or theirs.together) and not (len(shapes) == 1 and _known(*shapes)):
+        return "puts entries of two tensors side by side whose shapes are not known to be the same"
     if a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
     if _narrowest(theirs) < _narrowest(ours):
         return "computes in a narrower type than the original"
     return ""
+
+
+def _known(shape: tuple[int | str | None, ...] | None) -> bool:
+    return shape is not None and None not in shape
 
 
 def _narrowest(region: Region) -> int:

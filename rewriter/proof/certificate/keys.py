@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.expressions import (
     OPERATORS,
@@ -43,7 +44,23 @@ Value = Row | np.ndarray
 """A row for each entry, or the same constant matrix for all of them."""
 
 
-def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expression]) -> Expression | None:
+@dataclass(frozen=True)
+class Keys:
+    """What a tensor computes of the entries of others, by way of an axis of keys.
+
+    Attributes:
+        expression: the number for each entry.
+        inside: the tensors on the way.
+        together: whether entries of several tensors meet, which must then have the same shape: rows know their order,
+            not how the axes of the tensors lie beside each other.
+    """
+
+    expression: Expression
+    inside: tuple[Tensor, ...]
+    together: bool
+
+
+def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expression]) -> Keys | None:
     """What Reshape(row of one number, Shape(y)) computes of the entries of y; None for any other Reshape."""
     shape = scope.find(node.input[1])
     if shape.node is None or key_of(shape.node) != ("", "Shape") or shape.node.attribute:
@@ -55,7 +72,9 @@ def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expre
         return None
     # Every tensor whose entries were laid out must have its say: none may have cancelled.
     used = {part for part in ordered(found.numbers[0]) if part.operator == "leaf"}
-    return found.numbers[0] if own in used and rows.laid_out <= used else None
+    if own not in used or not rows.laid_out <= used:
+        return None
+    return Keys(found.numbers[0], tuple(rows.inside), len(used) > 1)
 
 
 class _Rows:
@@ -65,6 +84,7 @@ class _Rows:
         self._leaf = leaf
         self._known: dict[tuple[int, str], Value | None] = {}
         self._depth = 0
+        self.inside: list[Tensor] = []
         self.laid_out: set[Expression] = set()
 
     def value(self, scope: Scope, name: str) -> Value | None:
@@ -84,6 +104,7 @@ class _Rows:
         if tensor.node is None:
             return None
         scope, node = tensor.scope, tensor.node
+        self.inside.append(tensor)
         key = key_of(node)
         special = _SPECIAL.get(key)
         if special is not None:
@@ -132,6 +153,12 @@ class _Rows:
             return Row(tuple(number for row in rows for number in row.numbers))
         matrices = [each for each in values if isinstance(each, np.ndarray) and each.ndim == 2]
         return np.concatenate(matrices) if axis == 2 and len(matrices) == len(values) else None
+
+    def cast(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
+        """The same numbers; what a narrower type would lose is for the caller to refuse."""
+        row = self.value(scope, node.input[0])
+        known = isinstance(row, Row) and integer_of(node, "to", 0) in FLOATS
+        return row if known else None
 
     def transpose(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
         values = self.value(scope, node.input[0])
@@ -213,6 +240,7 @@ _SPECIAL = {
     ("", "Reshape"): _Rows.reshape,
     ("", "Unsqueeze"): _Rows.unsqueeze,
     ("", "Expand"): _Rows.expand,
+    ("", "Cast"): _Rows.cast,
     ("", "Concat"): _Rows.concat,
     ("", "Transpose"): _Rows.transpose,
     ("", "MatMul"): _Rows.matmul,

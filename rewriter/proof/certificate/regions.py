@@ -88,12 +88,14 @@ class Region:
         leaves: leaf of the expression to tensor.
         inside: the tensors of the region that are no leaves, its own included.
         vectors: whether a constant of it has an axis.
+        together: whether it holds only if all leaves have the same shape.
     """
 
     expression: Expression
     leaves: Mapping[Expression, Tensor]
     inside: tuple[Tensor, ...]
     vectors: bool
+    together: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +106,13 @@ class _Read:
         expression: the expression.
         leaves: the leaves.
         vectors: whether there were constants with an axis.
+        together: whether leaves met that must have the same shape.
     """
 
     expression: Expression
     leaves: frozenset[Expression] = frozenset()
     vectors: bool = False
+    together: bool = False
 
 
 class Reader:
@@ -135,7 +139,7 @@ class Reader:
             return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
         inside = [each for part in parts for each in self._inside.get(part, [])]
-        return Region(found.expression, leaves, tuple(inside), found.vectors)
+        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together)
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
@@ -206,7 +210,7 @@ class Reader:
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
             return None
         if key == ("", "Reshape"):
-            return _read(read_keys(scope, node, self.leaf))
+            return self._keys(scope, node)
         if key == ("", "Where"):
             return (yield self._where(scope, node))
         if key == ("", "Clip"):
@@ -220,6 +224,14 @@ class Reader:
         if operands is None:
             return None
         return _read(scalar_operator(key, attributes(node), [each.expression for each in operands]), *operands)
+
+    def _keys(self, scope: Scope, node: onnx.NodeProto) -> _Read | None:
+        keys = read_keys(scope, node, self.leaf)
+        if keys is None:
+            return None
+        self._inside.setdefault(keys.expression, []).extend(keys.inside)
+        leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
+        return _Read(keys.expression, leaves, together=keys.together)
 
     def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         value = yield self._operand(scope, node.input[0])
@@ -269,13 +281,11 @@ class Reader:
 
 
 def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
-    """An expression with the leaves of what it was made of; of its own where nothing is given."""
+    """An expression, and what its operands have met."""
     if expression is None:
         return None
-    if not operands:
-        return _Read(expression, frozenset(part for part in ordered(expression) if part.operator == "leaf"))
     leaves = frozenset().union(*(each.leaves for each in operands))
-    return _Read(expression, leaves, any(each.vectors for each in operands))
+    return _Read(expression, leaves, any(each.vectors for each in operands), any(each.together for each in operands))
 
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")

@@ -36,6 +36,7 @@ COMMANDS = {
     "rank": "rank MODEL --composition --tokens --idle --report JSON",
     "diff": "diff MODEL OTHER --graph-only -v --report JSON",
     "diff outputs": "diff MODEL OTHER -v --report JSON",
+    "certify": "certify MODEL OTHER -v -o JSON",
     "validate": "validate MODEL OTHER -v --report JSON",
 }
 

@@ -34,6 +34,7 @@ from rewriter.compare.verdicts import PairProof
 from rewriter.health.findings import Diagnosis
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.benchmark import Benchmark
+from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
 from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, Shape
@@ -43,6 +44,7 @@ _LINE = 120
 FILES = {
     "report.schema.json": Report,
     "comparison.schema.json": Comparison,
+    "certificate.schema.json": Certification,
     "benchmark.schema.json": Benchmark,
     "folder.schema.json": FolderReport,
     "diagnosis.schema.json": Diagnosis,
@@ -71,6 +73,7 @@ WRITTEN: dict[type, Written] = {
     ),
     Comparison: Written(properties=("same", "error_ratio"), entries=("version", "first_exceeding")),
     Benchmark: Written(entries=("version",)),
+    Certification: Written(entries=("version",)),
     FolderReport: Written(entries=("version", "environment")),
     Diagnosis: Written(entries=("version",), properties=("exit_status",)),
     Inspection: Written(flat=("report",), entries=("purity",)),
@@ -131,6 +134,8 @@ TYPES: dict[str, Any] = {
     "Report.bytes": _pair("Bytes", Count),
     "Report.seconds": Mapping[str, Finite],
     "Benchmark.version": Literal[1],
+    "Certification.version": Literal[1],
+    "Bound.bound": Finite,
     "FolderReport.version": Literal[1],
     "FolderReport.exit_status": Literal[0, 1, 3],
     "FolderReport.environment": Mapping[str, str],
@@ -171,6 +176,8 @@ ABOUT: dict[str, str] = {
     "Inspection.purity": "The nonlinear operators that would remain, besides softmax and normalisation.",
     "Benchmark": "What `rewrite bench --report FILE.json` writes.",
     "Benchmark.version": "Version of this schema.",
+    "Certification": "What `rewrite certify -o FILE.json` writes.",
+    "Certification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
     "Comparison.exit_status": "What the command line exits with: 0 same, 1 different. Other statuses leave no report.",

@@ -13,13 +13,14 @@ import jsonschema
 import onnx
 import pytest
 
-from rewriter import inspect, rewrite, rewrite_folder
+from rewriter import certify, inspect, rewrite, rewrite_folder
 from rewriter.api.estimating.doctor import doctor
 from rewriter.health import diagnosing
 from tests.committed import FOLDER
 from tests.rewriter.report.test_report import parts, undocumented
 from tests.textmodels import SILU, mlp
 
+HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
 BUILT = {"version": "1.30", "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"], "libraries": {"a": False}}
 ANSWERS: dict[str | None, dict[str, Any]] = {
     None: BUILT,
@@ -45,6 +46,7 @@ def _folder(folder: Path) -> dict[str, Any]:
 
 
 MADE: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "certificate": lambda _: certify(mlp(SILU), mlp(HEADS)).to_json(),
     "diagnosis": _diagnosis,
     "folder": _folder,
     "inspection": lambda _: inspect(FOLDER / "gelu-encoder.onnx").to_json(),
@@ -66,7 +68,8 @@ def test_what_is_written_follows_the_schema(name: str, tmp_path: Path, monkeypat
     jsonschema.Draft202012Validator.check_schema(known)
     jsonschema.Draft202012Validator(known).validate(data)
     assert undocumented(data, known, known) == []
-    for spoiled in ({"version": 2}, {"exit_status": 70}):
+    spoils: list[dict[str, Any]] = [{"version": 2}, {"exit_status": 70, "certificate": {}}]
+    for spoiled in spoils:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**data, **spoiled}, known)
 

@@ -186,6 +186,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda m: m.functions.add(name="Add", domain="ai.onnx"),
         "local function 'Add' has the name of an ONNX operator",
     ),
+    "function of an operator of onnxruntime": (
+        lambda m: m.functions.add(name="FastGelu", domain="com.microsoft"),
+        "local function 'FastGelu' is in onnxruntime's domain 'com.microsoft'",
+    ),
     "unnamed function": (lambda m: m.functions.add(domain="local"), "unusable name ''"),
 }
 

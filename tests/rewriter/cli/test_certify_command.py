@@ -1,0 +1,144 @@
+"""`rewrite certify`: exit statuses, what is printed, certificates that are written and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import rewriter
+from rewriter.cli import run
+from rewriter.errors import UsageError
+from tests.textmodels import SILU, mlp
+
+HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
+CLOSE = "n = Mul(y, $-1.000001) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an original, the same as heads, and one that is off by 5e-7."""
+    monkeypatch.chdir(tmp_path)
+    for name, body in (("a", SILU), ("b", HEADS), ("c", CLOSE)):
+        onnx.save(mlp(body), tmp_path / f"{name}.onnx")
+    return tmp_path
+
+
+def certificate(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_certified(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "not claimed: rounding and overflow" in out
+    assert "CERTIFIED b.onnx against a.onnx: 1 activation replaced, exactly the same function, in" in out
+    data = certificate(room / "cert.json")
+    assert data["certificate"]["certified"]
+    assert [each["original"] for each in data["certificate"]["regions"]] == ["h"]
+    assert len(data["original"]["sha256"]) == 64
+
+
+def test_refused_with_the_reason(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["certify", "a.onnx", "c.onnx", "-o", "cert.json", "-q"]) == 1
+    out = capsys.readouterr().out
+    assert "Div 'h': differs by 1.04e-07" in out
+    assert out.splitlines()[-1].startswith("REFUSED  c.onnx against a.onnx")
+    assert certificate(room / "cert.json")["certificate"]["refusals"][0]["refuted"]
+
+
+def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(room: Path) -> None:
+    assert run(["certify", "a.onnx", "c.onnx", "--limit", "6e-7"]) == 0
+    assert run(["certify", "a.onnx", "c.onnx", "--limit", "4e-7"]) == 1
+    assert run(["certify", "a.onnx", "c.onnx", "--limit", "-1"]) == 2
+
+
+def test_a_certificate_is_checked_against_the_files(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
+    assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 0
+    assert "HOLDS" in capsys.readouterr().out
+    assert run(["certify", "a.onnx", "c.onnx", "--check", "cert.json"]) == 1
+    out = capsys.readouterr().out
+    assert "the rewritten model is another file than it states" in out
+    assert "DOES NOT HOLD" in out
+
+
+def change_bound(data: Any) -> None:
+    data["certificate"]["regions"][0]["bound"]["domain"] = 5.0
+
+
+def drop_region(data: Any) -> None:
+    data["certificate"]["regions"] = []
+
+
+def add_claim(data: Any) -> None:
+    data["certificate"]["not_claimed"] = []
+
+
+FORGED = {
+    "region 'h/h' is not as it states": change_bound,
+    "it lacks region 'h/h'": drop_region,
+    "it rests on other assumptions": add_claim,
+}
+
+
+@pytest.mark.parametrize("reason", FORGED)
+def test_a_forged_certificate_does_not_hold(reason: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
+    data = certificate(room / "cert.json")
+    FORGED[reason](data)
+    (room / "cert.json").write_text(json.dumps(data), encoding="utf-8")
+    assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 1
+    assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is not JSON"),
+        ("[]", "is no certificate of version 1"),
+        ('{"version": 2}', "is no certificate of version 1"),
+        ('{"version": 1}', "is not what `rewrite certify -o` writes"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_what_is_no_certificate(content: str, reason: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (room / "cert.json").write_text(content, encoding="utf-8")
+    assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read(room: Path) -> None:
+    assert run(["certify", "a.onnx", "missing.onnx"]) == 4
+    assert run(["certify", "a.onnx", "b.onnx", "--check", "missing.json"]) == 2
+    assert run(["certify", "a.onnx", "b.onnx", "-o", "a.onnx"]) == 2
+
+
+def test_the_plan_in_the_file_is_what_is_proved(room: Path) -> None:
+    """A program for a coarse accuracy is certified by what its file claims, and refused without that."""
+    onnx.save(mlp("h = Gelu(y)", opset=20), room / "g.onnx")
+    assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
+    assert run(["certify", "g.onnx", "coarse.onnx"]) == 0
+    model = onnx.load(room / "coarse.onnx")
+    plan = next(each for each in model.metadata_props if each.key == "attnonly.plan")
+    model.metadata_props.remove(plan)
+    assert not rewriter.certify(room / "g.onnx", model)
+    plan.value = plan.value.replace("version", "version_of")
+    model.metadata_props.append(plan)
+    assert not rewriter.certify(room / "g.onnx", model)
+
+
+def test_python(room: Path) -> None:
+    found = rewriter.certify(room / "a.onnx", mlp(CLOSE), claims={"h": (6e-7, None)})
+    assert found
+    assert found.rewritten.path == "<memory>"
+    assert "each within 4.8e-07 max(1, |f|)" in found.summary
+    assert found.cells[1][0][0] == "h"
+    assert rewriter.certify(mlp(SILU), mlp(SILU)).accuracy == "exactly the same function"
+    for claim in ((-1.0, None), (1e-7, 0.0)):
+        with pytest.raises(UsageError, match="claim about 'h'"):
+            rewriter.certify(mlp(SILU), mlp(HEADS), claims={"h": claim})
