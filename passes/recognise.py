@@ -154,8 +154,8 @@ class _Check:
             raise UntrueError(stray)
         activation = self._activation()
         error = self._error(alone, self._function(activation))
-        if error > block.bound:
-            what = f"{block.activation} within {block.bound:.2g}"
+        if error > block.bound + block.rounding:
+            what = f"{block.activation} within {block.bound + block.rounding:.2g}"
             raise UntrueError(f"its nodes do not compute {what}: they are off by {error:.2g}")
         constant = self.view.constants
         nodes = (name for index in part.nodes for name in self.view.nodes[index].output if name not in constant)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,10 @@ _PRECISION: dict[int, float] = {
     onnx.TensorProto.FLOAT16: 2.0**-10,
     onnx.TensorProto.BFLOAT16: 2.0**-7,
 }
+
+
+_LARGE: dict[int, float] = {onnx.TensorProto.FLOAT16: 2.0**12}
+"""Numbers that a type holds with room to spare."""
 
 
 class NotRunError(Exception):
@@ -157,8 +161,20 @@ def activation_error(part: Part, function: Function, names: tuple[str, str, str]
         got = part.run({y_name: y, **({u_name: u} if u_name else {})}).astype(np.float64)
         y, u = y.astype(np.float64), u.astype(np.float64)
         f = function(y)
-        worst = max(worst, _worst(got, f * u, np.maximum(1.0, np.abs(f)) * np.abs(u)))
-    return max(0.0, worst - part.units(*names))
+        if got.shape != f.shape:
+            raise NotRunError("its result has another shape than its pre-activation")
+        unit = np.maximum(1.0, np.abs(f)) * np.abs(u)
+        rounding = part.units(*names) * (unit + np.abs(y * u) * _slope(function, y))
+        finite = unit < _LARGE.get(part.types(names[2]).elem_type, inf)
+        if 2 * np.count_nonzero(finite) < finite.size:
+            raise NotRunError("what it should compute is beyond its type")
+        beyond = np.maximum(0.0, np.abs(got - f * u) - rounding)[finite]
+        worst = max(worst, _worst(beyond, np.zeros_like(beyond), unit[finite]))
+    return worst
+
+
+def _slope(function: Function, y: Array) -> Array:
+    return np.asarray(np.abs(function(y + _STEP) - function(y - _STEP)) / (2.0 * _STEP))
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +237,8 @@ def block_error(
     pre = first if gate is None else gate
     y, u = pre(x), np.ones(1) if gate is None else first(x)
     f = function(y)
-    slope = np.abs(function(y + _STEP) - function(y - _STEP)) / (2.0 * _STEP)
-    off = np.maximum(1.0, np.abs(f)) * (np.abs(u) if gate is None else first.size(x)) + slope * pre.size(x) * np.abs(u)
+    off = np.maximum(1.0, np.abs(f)) * (np.abs(u) if gate is None else first.size(x))
+    off = off + _slope(function, y) * pre.size(x) * np.abs(u)
     rounding = part.units(*names) * (off @ np.abs(second.weight) + np.abs(second.bias))
     beyond = np.maximum(0.0, np.abs(got - second(f * u)) - rounding)
     unit = (np.maximum(1.0, np.abs(f)) * np.abs(u)) @ np.abs(second.weight)

@@ -15,6 +15,7 @@ whoever uses it checks it against the graph first (`passes.recognise`), or treat
         "program": {"name": "silu", "heads": [{"beta": ..., "alpha": ..., "gamma": ..., "c": ..., "d": ...,
                     "bias_tokens": [[slope, offset, value], ...]}]},      heads only where they were fitted
         "bound": "0x0.0p+0",             the claimed error over max(1, |f|): program, rounded coefficients, and naming
+        "rounding": "0x1.0p-22",         what evaluating the program adds, in the same unit
         "domain": null,                  largest |y| for which it holds; null: every real number
         "form": "local",
         "tensors": {"y": ..., "value": ..., "output": ...,       of the original's activation: f(y), or f(y) * value
@@ -127,6 +128,7 @@ class BlockRecord:
         program: name of the head program.
         heads: the fitted heads; empty where the program follows from the activation.
         bound: the claimed error over max(1, |f|).
+        rounding: what evaluating the program adds to it.
         domain: largest |y| for which it holds, possibly infinite.
         form: the form.
         y: the pre-activation.
@@ -143,6 +145,7 @@ class BlockRecord:
     program: str
     heads: tuple[Head, ...]
     bound: float
+    rounding: float
     domain: float
     form: str
     y: str
@@ -218,6 +221,7 @@ def _record_of(conversion: Conversion, made: set[str]) -> BlockRecord:
         program=program.name,
         heads=_plain(program) if fitted else (),
         bound=conversion.max_error,
+        rounding=program.rounding,
         domain=program.domain,
         form=conversion.form,
         y=block.gate,
@@ -257,6 +261,7 @@ def _as_json(block: BlockRecord) -> dict[str, Any]:
         "parameters": [float(each).hex() for each in block.parameters],
         "program": program,
         "bound": float(block.bound).hex(),
+        "rounding": float(block.rounding).hex(),
         "domain": float(block.domain).hex() if math.isfinite(block.domain) else None,
         "form": block.form,
         "tensors": {"y": block.y, "value": block.value or None, "output": block.output, **ends},
@@ -370,8 +375,9 @@ def _block(value: Any, where: str) -> BlockRecord:
     )
     weights = None if given is None else _weights(_Object(given, f"{where}.weights"), ends, gated=bool(value_of_gate))
     heads = _listed(_head)(value["program"]["heads"], f"{where}.program.heads") if "heads" in value["program"] else ()
-    bound, domain = block.get("bound", _real), block.get("domain", _optional(_real, math.inf))
-    if bound < 0.0 or domain <= 0.0:
+    bound, rounding = block.get("bound", _real), block.get("rounding", _real)
+    domain = block.get("domain", _optional(_real, math.inf))
+    if bound < 0.0 or rounding < 0.0 or domain <= 0.0:
         raise UnreadableError(f"{where} has a bound below 0 or an empty domain")
     form = block.get("form", _text)
     if form not in FORM_NAMES:
@@ -384,6 +390,7 @@ def _block(value: Any, where: str) -> BlockRecord:
         program=program.get("name", _text),
         heads=heads,
         bound=bound,
+        rounding=rounding,
         domain=domain,
         form=form,
         y=tensors.get("y", _name),

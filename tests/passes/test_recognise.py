@@ -24,7 +24,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.types import TensorType
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model
+from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 ALREADY = "it is attention heads already"
 BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
@@ -102,6 +102,24 @@ def test_heads_are_recognised(text: str, options: dict[str, Any], activation: st
 def test_in_other_types(elem: str, form: str) -> None:
     result = made(mlp(SILU, elem=elem), form=form)
     assert already(result) == ["silu"], make_plan(result, Options()).notes
+
+
+GATED = "a = MatMul(x, W1) y = Add(a, b1) u = MatMul(x, V1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "elem", "options"),
+    [
+        ("h = Exp(y)", "float16", {}),  # beyond the type's largest number
+        ("h = Exp(y)", "double", {}),
+        ("w = Clip(y, $0.0, $6.0) h = Mul(w, u)", "double", {"form": "compact"}),  # a difference of large numbers
+        ("w = Clip(y, $0.0, $6.0) h = Mul(w, u)", "float", {}),
+        ("w = Relu(y) h = Mul(w, u)", "float16", {"form": "masked"}),
+    ],
+)
+def test_programs_that_round(text: str, elem: str, options: dict[str, Any]) -> None:
+    result = made(mlp(text, elem=elem, first=GATED if "u)" in text else FIRST), **options)
+    assert len(already(result)) == 1, make_plan(result, Options()).notes
 
 
 @pytest.mark.parametrize("form", FORMS)
