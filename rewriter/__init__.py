@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewriter.api.comparing import diff, validate
-    from rewriter.api.doctor import doctor
+    from rewriter.api.diagnosing import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import inspect
     from rewriter.api.interpret.attribution import attribute
@@ -82,7 +82,7 @@ _HOMES = {
         *("UsageError", "ValidationError"),
     ),
     "api.comparing": ("diff", "validate"),
-    "api.doctor": ("doctor",),
+    "api.diagnosing": ("doctor",),
     "api.folder": ("rewrite_folder",),
     "api.inspection": ("Inspection", "inspect"),
     "api.interpret.attribution": ("attribute",),

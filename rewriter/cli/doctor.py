@@ -19,7 +19,7 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
     Every execution provider is started in a process of its own. With MODEL, its size is compared with memory and disk.
     """
     check_report(report, (model,))
-    from rewriter.api.doctor import doctor as look
+    from rewriter.api.diagnosing import doctor as look
     from rewriter.report.terminal.console import Console
     from rewriter.text import size
 

@@ -63,7 +63,7 @@ def test_failing_says_what_to_do_next(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "-q"]) == 1
     text = capsys.readouterr().out
     assert "Outputs" not in text
-    assert text.splitlines()[-1].endswith(" s; guilty: mlp; --bisect shows what differs there")
+    assert text.splitlines()[-1].endswith(" s; guilty: mlp; 'rewrite validate --bisect' shows what differs there")
 
 
 def test_tolerances(capsys: Capture) -> None:

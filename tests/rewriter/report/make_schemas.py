@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.api.doctor import Diagnosis
+from rewriter.api.diagnosing import Diagnosis
 from rewriter.api.inspection import Inspection
 from rewriter.compare.bisect import Isolated
 from rewriter.compare.boundaries import Boundary

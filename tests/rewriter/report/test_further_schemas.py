@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from rewriter import inspect, rewrite_folder
-from rewriter.api import doctor as room
-from rewriter.api.doctor import doctor
+from rewriter.api import diagnosing as room
+from rewriter.api.diagnosing import doctor
 from tests.committed import FOLDER
 from tests.rewriter.report.test_report import parts, undocumented
 from tests.textmodels import SILU, mlp

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from rewriter import doctor
-from rewriter.api import doctor as room
+from rewriter.api import diagnosing as room
 from rewriter.cli import run
 from rewriter.files.load import load_model
 from tests.textmodels import SILU, mlp

@@ -22,7 +22,7 @@ from rewriter.text import one_line, size
 SCHEMA_VERSION = 1
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 _NOT_BUILT = 3
-_TRIAL = "import sys; from rewriter.api.doctor import try_provider; sys.exit(try_provider(sys.argv[1]))"
+_TRIAL = "import sys; from rewriter.api.diagnosing import try_provider; sys.exit(try_provider(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
