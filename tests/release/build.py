@@ -24,7 +24,6 @@ DATA = re.compile(
 NEEDED = (
     "passes/programs/programs.json",
     "passes/py.typed",
-    "rewriter/estimate/factors.json",
     "rewriter/proof/certificate/bounds.json",
     "rewriter/py.typed",
     "rewriter/report/benchmark.schema.json",
