@@ -11,7 +11,7 @@ from passes.record import UnreadableError, read_record
 from rewriter.api.run import name_of
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
-from rewriter.proof.certificate.certify import UNCLAIMED, Claimed
+from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.certificate.certify import certify as prove
 from rewriter.report.certification import Certification, FileDigest
 from rewriter.text import quoted
@@ -53,6 +53,13 @@ def certify(
     found = prove(*models, claims=held, limit=limit)
     files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
     return Certification(files[0], files[1], found)
+
+
+def certification_of(original: Source, rewritten: Source, certificate: Certificate) -> Certification:
+    """A certificate that the judge made, with digests of the files that it is about; it is not computed again."""
+    models = [load_model(source, mapped=True, allow_links=True) for source in (original, rewritten)]
+    files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
+    return Certification(files[0], files[1], certificate)
 
 
 def _claimed(name: str, limit: float, domain: float | None) -> Claimed:

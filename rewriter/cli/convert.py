@@ -79,6 +79,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @rare_options(Options, Settings)
 @links_option
 @file_option("--html", metavar="FILE.html", help="Write the report as a page.")
+@file_option("--certificate", metavar="FILE.json", help="Write the certificate; `rewrite certify --check` checks it.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @report_options("the report")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
@@ -91,6 +92,7 @@ def convert(
     no_validate: bool,
     report: Path | None,
     html: Path | None,
+    certificate: Path | None,
     quiet: bool,
     verbose: bool,
     **options: Any,
@@ -99,12 +101,17 @@ def convert(
 
     MODEL is an ONNX file, - for standard input, or a folder such as optimum writes: then OUT is a new folder with all
     models converted, and the other files copied. The result appears at OUT (-: standard output) only if it computes
-    what MODEL does, as tested with onnxruntime on inputs made for the model; otherwise no file is written.
+    what MODEL does: certified for every input, and run with onnxruntime on a few; otherwise no file is written.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if model.is_dir():
-        refused = {"--html": html, "--force": options.pop("force"), "--allow-links": options.pop("allow_links")}
+        refused = {
+            "--html": html,
+            "--certificate": certificate,
+            "--force": options.pop("force"),
+            "--allow-links": options.pop("allow_links"),
+        }
         return convert_folder(
             model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
             refused=refused, **options,
@@ -113,6 +120,10 @@ def convert(
     check_report(report, (model, output), suffix=".json", force=options["force"])
     if html is not None:
         check_page(html, (model, output), report=report, force=options["force"])
+    if certificate is not None:
+        if no_validate or dry_run or STANDARD in (model, output):
+            raise UsageError("--certificate needs a run from a file to a file that proves its result")
+        check_report(certificate, (model, output, report, html), suffix=".json", force=options["force"])
     from rewriter import rewrite
     from rewriter.report.terminal.console import Console
 
@@ -135,6 +146,11 @@ def convert(
     if output == STANDARD:
         result = replace(result, files=())
     write_report(report, result.to_json)
+    if certificate is not None and result.output is not None and result.validation is not None:
+        from rewriter.api.certifying import certification_of
+
+        if result.validation.certificate is not None:
+            certification_of(model, result.output, result.validation.certificate).write(certificate)
     if html is not None:
         from rewriter.report.html import write_page
 

@@ -142,3 +142,11 @@ def test_python(room: Path) -> None:
     for claim in ((-1.0, None), (1e-7, 0.0)):
         with pytest.raises(UsageError, match="claim about 'h'"):
             rewriter.certify(mlp(SILU), mlp(HEADS), claims={"h": claim})
+
+
+def test_rewrite_writes_a_certificate_that_holds(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["a.onnx", "-o", "out.onnx", "--certificate", "cert.json", "-q"]) == 0
+    assert run(["certify", "--check", "cert.json", "a.onnx", "out.onnx", "-q"]) == 0
+    assert "HOLDS" in capsys.readouterr().out
+    assert run(["certify", "--check", "cert.json", "a.onnx", "b.onnx", "-q"]) == 1
+    assert run(["a.onnx", "--dry-run", "--certificate", "new.json"]) == 2
