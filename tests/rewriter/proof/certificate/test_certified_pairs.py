@@ -57,6 +57,9 @@ RIGHT: dict[str, tuple[str, str]] = {
         "g = MatMul(x, V1) z = Add(y, g) s = Sigmoid(z) h = Mul(z, s)",
         "g = MatMul(x, V1) z = Add(y, g) n = Neg(z) e = Exp(n) d = Add(e, $1.0) h = Div(z, d)",
     ),
+    "ReLU by a mask": ("h = Relu(y)", "c = Greater(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)"),
+    "softplus by a logarithm": ("h = Softplus(y)", "e = Exp(y) o = Add($1.0, e) h = Log(o)"),
+    "a Dropout that drops nothing": (SILU, "s = Sigmoid(y) m1 = Mul(s, y) h = Dropout(m1)"),
     "And, Or, Not": (
         "h = Clip(y, $-1.0, $1.0)",
         "a = Greater(y, $1.0) b = Less(y, $-1.0) o = Or(a, b) i = Not(o) "
@@ -152,6 +155,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
         SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
     "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
     "rounded": (SILU, "z = Round(y) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "a logarithm of something else": ("h = Softplus(y)", "e = Exp(y) o = Add($2.0, e) h = Log(o)", "stands where"),
+    "a mask of the other side": (
+        "h = Relu(y)", "c = Less(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)", "differs"),
     "a softmax over neurons": (SILU, "z = Softmax<axis = 2>(y) h = Mul(y, z)", "stands where"),
     "random numbers": (
         SILU, "z = RandomNormalLike(y) k = Mul(z, $0.0) s = Sigmoid(y) p = Add(s, k) h = Mul(y, p)",
