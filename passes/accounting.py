@@ -14,11 +14,9 @@ from math import ceil, prod
 from passes.conversion import Conversion
 from passes.forms import FORMS
 from passes.forms.cost import FormCost, Setting, cost, in_form
-from passes.made import made_before
 from passes.match.blocks import Block
 from passes.match.dataflow import analyse
 from passes.match.linear import Miss
-from passes.match.marks import made_for
 from passes.own_attention import own_attention
 from passes.plan import Plan
 from rewriter.graph.constants import Constants
@@ -102,7 +100,7 @@ def account(plan: Plan, head_dimension: int | None = None, setting: Setting | No
         head_dimension: d_head; by default that of the model's own attention.
         setting: the sizes for which costs are stated, by default `Setting()`; its head dimension is replaced.
     """
-    heads, found = own_attention(plan.views)
+    heads, found = own_attention(plan.views, plan.recognised)
     width = head_dimension or found
     setting = replace(setting or Setting(), head_dimension=width)
     operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
@@ -163,7 +161,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
     converted = {
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
-    converted |= {(view.path, index) for view in plan.views for index in _made(view)}
+    converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
     counts: Counter[str] = Counter()
     for view in plan.views:
         constants = Constants(view)
@@ -176,9 +174,3 @@ def _remaining(plan: Plan) -> dict[str, int]:
     if products:
         counts[PRODUCT] += products
     return dict(sorted(counts.items()))
-
-
-def _made(view: GraphView) -> set[int]:
-    """The nodes of heads that an earlier run made, those of blocks without marks included."""
-    nodes = {index for each in made_before(view) for index in each.nodes}
-    return nodes | {index for index, node in enumerate(view.nodes) if made_for(node) is not None}

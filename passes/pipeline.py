@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from passes.match.marks import made_for
 from passes.options import WHOLE, Options
 from passes.plan import Plan, carried, emit, make_plan
-from passes.record import with_record
 from rewriter.graph.view import all_graphs
 from rewriter.pipeline import AddedOutputs, Pass, Unit, require_current
 
@@ -28,7 +26,7 @@ class Lower:
 
     def run(self, unit: Unit) -> Unit:
         """Leave the `Plan`."""
-        plan = make_plan(unit.model, self.options)
+        plan = make_plan(unit.model, self.options, unit.read)
         return unit.having(plan, model=plan.model)
 
     def ensures(self, unit: Unit) -> None:
@@ -68,7 +66,6 @@ class CarryBiasTokens:
 class MlpToAttention:
     """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata."""
 
-    options: Options = field(default_factory=Options)
     name = "mlp-to-attention"
     requires = (Lower.name,)
     prepares = False
@@ -78,16 +75,16 @@ class MlpToAttention:
         """The model with the heads."""
         plan = unit.facts[CarriedPlan].plan if CarriedPlan in unit.facts else unit.fact(Plan)
         require_current(self, plan.model, unit)
-        model = with_record(emit(plan), plan.conversions, self.options)
+        model = emit(plan)
         names = frozenset(value.name for value in model.graph.output[len(plan.model.graph.output) :])
         return unit.having(AddedOutputs(names), model=model)
 
     def ensures(self, unit: Unit) -> None:
-        """Check that every planned block has nodes that are marked as its heads."""
-        made = {made_for(node) for graph in all_graphs(unit.model.graph) for node in graph.node}
+        """Check that every planned block has nodes of its own."""
+        made = {node.name.partition("/heads/")[0] for graph in all_graphs(unit.model.graph) for node in graph.node}
         missing = [one.block.name for one in unit.fact(Plan).conversions if one.block.name not in made]
         if missing:
-            raise AssertionError(f"no node is marked as made for {missing[0]}")
+            raise AssertionError(f"no node is made for {missing[0]}")
 
 
 PASSES = (Lower, CarryBiasTokens, MlpToAttention)
@@ -99,4 +96,4 @@ def pipeline(options: Options) -> tuple[Pass, ...]:
     passes: list[Pass] = [Lower(options)]
     if options.form == WHOLE or options.forms.bias_token == "network":
         passes.append(CarryBiasTokens())
-    return (*passes, MlpToAttention(options))
+    return (*passes, MlpToAttention())

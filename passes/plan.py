@@ -7,7 +7,7 @@ nodes of its model by index, so that model must not change afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -15,17 +15,18 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, choose
-from passes.made import Made, made_before
 from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
-from passes.match.marks import made_for
 from passes.match.names import Namer
+from passes.match.operands import Read
 from passes.network.planning import Carried, asides_of, carry_out, route_for, unfit
 from passes.network.route import Route
 from passes.network.sizes import BATCH, TOKENS
 from passes.options import WHOLE, Options
 from passes.own_attention import own_attention
+from passes.recognise import Made, Recognised, inline_values, recognise
+from passes.record import with_record
 from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
 from passes.whole.planning import carry_whole, left_over, notes_of, whole_for
@@ -51,6 +52,8 @@ class Plan:
         notes: remarks on the model as a whole, such as an option that could not be followed.
         route: the route of the bias tokens, if they are carried through the network.
         whole: what form `whole` does on that route.
+        recognised: the heads of earlier runs.
+        options: what the user chose.
     """
 
     model: onnx.ModelProto
@@ -60,6 +63,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     route: Route | None = None
     whole: Whole | None = None
+    recognised: Recognised = field(default_factory=Recognised)
+    options: Options = field(default_factory=Options)
 
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
@@ -76,20 +81,22 @@ class Plan:
         return {view.path: view for view in self.views}
 
 
-def make_plan(model: onnx.ModelProto, options: Options) -> Plan:
+def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
-    Fused operators outside of converted blocks stay as they were.
+    Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor, to check what
+    the plan of an earlier run says of the file.
     """
     network = _through(options)
-    lowered = lower(model, network=network)
-    plan = _plan(lowered, options)
+    recognised = recognise(model, read)
+    lowered = lower(model, network=network, whole=recognised.functions)
+    plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
     unused = lowered.fused - _used(plan) - (lowered.between if plan.route is not None else frozenset())
     if unused:
         left = plan.left
-        lowered = lower(model, keep=unused, network=network)
-        plan = _plan(lowered, options)
+        lowered = lower(model, keep=unused, network=network, whole=recognised.functions)
+        plan = _plan(lowered, options, recognised)
         if network and not plan.conversions:
             plan = replace(plan, left=left)  # why the route ends, not that a fused operator stands on it
     return plan
@@ -187,7 +194,7 @@ def _through_network(plan: Plan, options: Options) -> Plan:
 
 
 def emit(plan: Plan) -> onnx.ModelProto:
-    """A new model in which every block that the plan converts is attention heads."""
+    """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
     replacements = [_emit(plan, conversion) for conversion in plan.conversions]
@@ -199,7 +206,10 @@ def emit(plan: Plan) -> onnx.ModelProto:
     for view in plan.views:
         if view.path in by_path:
             splice(result, view, by_path[view.path])
-    return result
+    if not plan.conversions:
+        return result
+    earlier = [each.record for each in plan.recognised.blocks]
+    return with_record(result, plan.conversions, plan.options, earlier)
 
 
 def _emit(plan: Plan, conversion: Conversion) -> Replacement:
@@ -214,22 +224,20 @@ def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
     return any(key in present and present[key] != function for key, function in needed.items())
 
 
-def _plan(lowered: Lowered, options: Options) -> Plan:
+def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    options = _with_head_dimension(options, views)
-    namer = Namer(_reserved(views))
-    notes = []
+    options = _with_head_dimension(chosen, views, recognised)
+    namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
+    notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
     inline = options.inline or plain is not None
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
-        made = made_before(view)
-        inside = frozenset(index for each in made for index in each.nodes)
-        found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit, made=inside)
-        left += _converted_before(view)
-        left += [_recognised(view, each, namer) for each in made]
+        made = recognised.nodes(view)
+        found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit, made=made)
+        left += [_already(view, each) for each in recognised.blocks if each.record.path == view.path]
         for block in found.blocks:
             decision = _unwanted(block, options) or _decide(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
@@ -242,15 +250,15 @@ def _plan(lowered: Lowered, options: Options) -> Plan:
     notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
-    plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes))
+    plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
     return _through_network(plan, options) if conversions and _through(options) else plan
 
 
-def _with_head_dimension(options: Options, views: tuple[GraphView, ...]) -> Options:
+def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recognised: Recognised) -> Options:
     """The options, with d_head of the model's own attention where the user gave none."""
     if options.forms.head_dimension is not None:
         return options
-    return replace(options, forms=replace(options.forms, head_dimension=own_attention(views)[1]))
+    return replace(options, forms=replace(options.forms, head_dimension=own_attention(views, recognised)[1]))
 
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
@@ -316,16 +324,6 @@ def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
     return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)
 
 
-def _recognised(view: GraphView, made: Made, namer: Namer) -> Left:
-    name = namer.name(view, (), (), made.nodes)
-    return Left(name, view.where, "", "", "", Miss(made.reason, name))
-
-
-def _converted_before(view: GraphView) -> Iterator[Left]:
-    """Blocks that are attention heads already, by their nodes' domain or metadata."""
-    seen: set[str] = set()
-    for node in view.nodes:
-        name = made_for(node)
-        if name and name not in seen:
-            seen.add(name)
-            yield Left(name, view.where, "", "", "", Miss("it is attention heads already", node.name))
+def _already(view: GraphView, made: Made) -> Left:
+    name = made.record.name
+    return Left(name, view.where, made.label, "", "", Miss("it is attention heads already", made.record.output))

@@ -15,19 +15,23 @@ whoever uses it checks it against the graph first (`passes.recognise`), or treat
         "program": {"name": "silu", "heads": [{"beta": ..., "alpha": ..., "gamma": ..., "c": ..., "d": ...,
                     "bias_tokens": [[slope, offset, value], ...]}]},      heads only where they were fitted
         "bound": "0x0.0p+0",             the claimed error over max(1, |f|): program, rounded coefficients, and naming
+        "rounding": "0x1.0p-22",         what evaluating the program adds, in the same unit
         "domain": null,                  largest |y| for which it holds; null: every real number
         "form": "local",
         "tensors": {"y": ..., "value": ..., "output": ...,       of the original's activation: f(y), or f(y) * value
                     "input": ..., "result": ..., "z": ...},      of a block that was replaced with its linear operators
         "weights": {"first": ..., "gate": ..., "second": ...},   of the same, as below
-        "carried": 0                     bias tokens that the network's own stream carries for the block
+        "stream": {"bias_tokens": 1, "tensor": ..., "max_tokens": 512, "hidden": 0}    where the network's own stream
+                                         carries bias tokens for the block; usually null
       }, ...]
     }
 
 All real numbers are hexadecimal floats, exact as the tool had them. `value` is null where the block is no gate, or its
 product stayed in the graph. `input`, `result`, `z` and `weights` are null where only the activation was replaced: its
 linear operators are in the graph as they were. `y`, `value` and `output` do not exist in the file where they are given.
-`z` is the tensor of the heads' outputs, null where the form has none.
+`z` is the tensor of the heads' outputs, null where the form has none. A stream of form `whole` is a `tensor` with
+columns for an indicator, `bias_tokens` plus `max_tokens` positions and `hidden` columns behind those of the model;
+elsewhere it is null, and `max_tokens` and `hidden` are 0. Bias tokens are its last rows.
 
 With `gate` null, a replaced block computes `f(x W1 + b1) W2 + b2`, W1 and b1 being `first`, W2 and b2 `second`;
 otherwise `f(x Wg + bg) (x W1 + b1) W2 + b2`, where Wg and bg are `gate`. Neuron n has column n of W1 and Wg, and row n
@@ -96,6 +100,23 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """The network's stream where it carries bias tokens for a block.
+
+    Attributes:
+        bias_tokens: how many: the last rows.
+        tensor: the stream of form `whole`; empty in other forms.
+        max_tokens: columns for positions of tokens in form `whole`.
+        hidden: hidden columns in form `whole`.
+    """
+
+    bias_tokens: int
+    tensor: str = ""
+    max_tokens: int = 0
+    hidden: int = 0
+
+
+@dataclass(frozen=True)
 class BlockRecord:
     """What a plan says of one block.
 
@@ -107,13 +128,14 @@ class BlockRecord:
         program: name of the head program.
         heads: the fitted heads; empty where the program follows from the activation.
         bound: the claimed error over max(1, |f|).
+        rounding: what evaluating the program adds to it.
         domain: largest |y| for which it holds, possibly infinite.
         form: the form.
         y: the pre-activation.
         value: the factor of the activation, empty where there is none.
         output: the tensor with the activation's values.
         weights: the linear operators, if they were replaced too.
-        carried: bias tokens that the network's own stream carries for the block; 0: it appends its own.
+        stream: the network's stream, if that carries bias tokens for the block.
     """
 
     name: str
@@ -123,13 +145,14 @@ class BlockRecord:
     program: str
     heads: tuple[Head, ...]
     bound: float
+    rounding: float
     domain: float
     form: str
     y: str
     value: str
     output: str
     weights: Weights | None
-    carried: int = 0
+    stream: Stream | None = None
 
 
 @dataclass(frozen=True)
@@ -198,14 +221,22 @@ def _record_of(conversion: Conversion, made: set[str]) -> BlockRecord:
         program=program.name,
         heads=_plain(program) if fitted else (),
         bound=conversion.max_error,
+        rounding=program.rounding,
         domain=program.domain,
         form=conversion.form,
         y=block.gate,
         value="" if block.value == block.gate else block.value,
         output=block.output,
         weights=weights,
-        carried=conversion.carried,
+        stream=_stream_of(conversion),
     )
+
+
+def _stream_of(conversion: Conversion) -> Stream | None:
+    if not conversion.carried:
+        return None
+    longest = conversion.options.max_tokens if conversion.stream else 0
+    return Stream(conversion.carried, conversion.stream, longest, conversion.hidden)
 
 
 def _plain(program: Program) -> tuple[Head, ...]:
@@ -230,12 +261,18 @@ def _as_json(block: BlockRecord) -> dict[str, Any]:
         "parameters": [float(each).hex() for each in block.parameters],
         "program": program,
         "bound": float(block.bound).hex(),
+        "rounding": float(block.rounding).hex(),
         "domain": float(block.domain).hex() if math.isfinite(block.domain) else None,
         "form": block.form,
         "tensors": {"y": block.y, "value": block.value or None, "output": block.output, **ends},
         "weights": None if weights is None else _weights_as_json(weights, gated=bool(block.value)),
-        "carried": block.carried,
+        "stream": None if block.stream is None else _stream_as_json(block.stream),
     }
+
+
+def _stream_as_json(stream: Stream) -> dict[str, Any]:
+    sizes = {"max_tokens": stream.max_tokens, "hidden": stream.hidden}
+    return {"bias_tokens": stream.bias_tokens, "tensor": stream.tensor or None, **sizes}
 
 
 def _head_as_json(head: Head) -> dict[str, Any]:
@@ -338,8 +375,9 @@ def _block(value: Any, where: str) -> BlockRecord:
     )
     weights = None if given is None else _weights(_Object(given, f"{where}.weights"), ends, gated=bool(value_of_gate))
     heads = _listed(_head)(value["program"]["heads"], f"{where}.program.heads") if "heads" in value["program"] else ()
-    bound, domain = block.get("bound", _real), block.get("domain", _optional(_real, math.inf))
-    if bound < 0.0 or domain <= 0.0:
+    bound, rounding = block.get("bound", _real), block.get("rounding", _real)
+    domain = block.get("domain", _optional(_real, math.inf))
+    if bound < 0.0 or rounding < 0.0 or domain <= 0.0:
         raise UnreadableError(f"{where} has a bound below 0 or an empty domain")
     form = block.get("form", _text)
     if form not in FORM_NAMES:
@@ -352,13 +390,24 @@ def _block(value: Any, where: str) -> BlockRecord:
         program=program.get("name", _text),
         heads=heads,
         bound=bound,
+        rounding=rounding,
         domain=domain,
         form=form,
         y=tensors.get("y", _name),
         value=value_of_gate,
         output=tensors.get("output", _name),
         weights=weights,
-        carried=block.get("carried", _integer),
+        stream=block.get("stream", _optional(_stream, None)),
+    )
+
+
+def _stream(value: Any, where: str) -> Stream:
+    given = _Object(value, where)
+    return Stream(
+        bias_tokens=given.get("bias_tokens", _integer),
+        tensor=given.get("tensor", _optional(_name, "")),
+        max_tokens=given.get("max_tokens", _integer),
+        hidden=given.get("hidden", _integer),
     )
 
 

@@ -18,7 +18,6 @@ from passes.heads.shapes import Shape
 from passes.heads.trace import Part, Signal, Tracer
 from passes.heads.values import UNFIT, LostError
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
-from passes.match.marks import made_for
 from rewriter.graph.view import attributes, label
 
 _DEPTH = 24
@@ -79,7 +78,7 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
-        if index in made or made_for(node) is not None:
+        if index in made:
             continue
         try:
             candidate = _candidate(tracer, index, node)

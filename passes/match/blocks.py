@@ -14,7 +14,6 @@ from passes.fit.unnamed import unnamed
 from passes.match.dataflow import Dataflow, analyse
 from passes.match.identify import Identified, Identifier, Region, Unknown
 from passes.match.linear import LinearOperator, Miss
-from passes.match.marks import made_for
 from passes.match.names import Namer
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import FLOATS
@@ -122,7 +121,7 @@ def find(
         scope: a member of `passes.options.SCOPES`.
         gate: a member of `passes.options.GATES`.
         fit: whether functions without a table entry count as activations.
-        made: nodes of heads that an earlier run made, without marks.
+        made: nodes of heads that an earlier run made.
     """
     constants = Constants(view)
     flow = analyse(view, constants)
@@ -162,8 +161,8 @@ class _Finder:
             if not sinks and inner:
                 continue
             region = self._region(output, fact.leaves)
-            # Inlined heads of an earlier run look like an activation between linear operators.
-            if any(self._made(index) for index in region.nodes):
+            # Heads of an earlier run look like an activation between linear operators.
+            if self._choices.made.intersection(region.nodes):
                 continue
             found = self._candidate(region, sinks)
             if isinstance(found, Block):
@@ -173,14 +172,10 @@ class _Finder:
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         readers = self._view.consumers
         for leaf, miss in self._flow.near_misses.items():
-            if not any(self._made(index) for index in readers.get(leaf, ())):
+            if not self._choices.made.intersection(readers.get(leaf, ())):
                 left.append(self._near_miss(leaf, miss))
         left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
         return Findings(tuple(blocks), tuple(left))
-
-    def _made(self, index: int) -> bool:
-        """Whether a node belongs to heads that an earlier run made."""
-        return made_for(self._view.nodes[index]) is not None or index in self._choices.made
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
-from passes.match.marks import DOMAIN
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import FLOATS
@@ -177,7 +176,7 @@ class _Analysis:
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        foreign = node.domain not in (*ONNX_DOMAINS, MICROSOFT, DOMAIN)
+        foreign = node.domain not in (*ONNX_DOMAINS, MICROSOFT)
         for name in dict.fromkeys(node.input):
             fact = self._flow.facts.get(name)
             if foreign and fact is not None and fact.source is not None:

@@ -14,7 +14,6 @@ import onnx
 import onnx.inliner
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
-from passes.match.marks import DOMAIN
 from passes.match.sublayers import network_parts
 from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of, subgraphs
 
@@ -48,12 +47,22 @@ class Lowered:
 Lower = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 
 
-def lower(model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, network: bool = False) -> Lowered:
-    """Lower `model`, except for fused operators whose outputs are named in `keep`.
+def lower(
+    model: onnx.ModelProto,
+    keep: frozenset[str] = frozenset(),
+    *,
+    network: bool = False,
+    whole: frozenset[tuple[str, str]] = frozenset(),
+) -> Lowered:
+    """Lower `model`.
 
-    With `network` operators are taken apart, too, that stand between blocks (`passes.match.sublayers`).
+    Args:
+        model: the model.
+        keep: outputs of fused operators that stay.
+        network: take operators apart, too, that stand between blocks (`passes.match.sublayers`).
+        whole: local functions that stay, (domain, name): those of heads that an earlier run made.
     """
-    model, functions = _inlined(model, _relevant_functions(model))
+    model, functions = _inlined(model, _relevant_functions(model, whole))
     found = [node.output[0] for graph in all_graphs(model.graph) for node in graph.node if _lowered(node) is not None]
     between = network_parts(model) if network else {}
     wanted = frozenset((*found, *between)) - keep
@@ -81,12 +90,12 @@ def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[
         return model, []
 
 
-def _relevant_functions(model: onnx.ModelProto) -> list[tuple[str, str]]:
+def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]]) -> list[tuple[str, str]]:
     """Local functions that contain a linear operator or an activation, directly or in a function that they call."""
     holding = {
         (function.domain, function.name)
         for function in model.functions
-        if function.domain != DOMAIN and any(_is_part(node) for node in _nodes(function))
+        if (function.domain, function.name) not in whole and any(_is_part(node) for node in _nodes(function))
     }
     # Up the call graph to a fixed point. ONNX forbids recursion, so it ends after as many rounds as calls are nested.
     grown = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
-from rewriter.files.load import Source, load_model
+from rewriter.files.load import Source, load_model, read_tensor
 from rewriter.report.report import Report, write_json
 
 
@@ -70,7 +71,7 @@ def inspect(
         source = load_model(model, allow_links=allow_links)
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options)
+        plan = make_plan(source.proto, options, partial(read_tensor, source))
     setting = Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens, max_tokens))
     accounting = account(plan, head_dimension, setting)
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

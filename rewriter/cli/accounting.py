@@ -8,7 +8,6 @@ from rich.text import Text
 
 from passes.accounting import Accounting
 from passes.forms.cost import FormCost
-from passes.made import ALREADY
 from rewriter.api.inspection import Inspection
 from rewriter.report.details import HeadCount
 from rewriter.report.table import Column, Row, Table, columns
@@ -33,16 +32,16 @@ def show_inspection(found: Inspection, console: Console) -> None:
         heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
         console.print(plain(f"the model's own attention: {heads}head dimension {accounting.head_dimension}"))
     console.print(plain(f"purity once converted, nonlinearities that remain: {accounting.purity}"))
-    for reason, count in already(found):
-        console.print(plain(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {reason}"))
+    for activation, count in already(found):
+        console.print(plain(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}"))
     if not found.report.converted:
         console.nothing(found.report)
 
 
 def already(found: Inspection) -> list[tuple[str, int]]:
-    """What blocks compute that an earlier run made and that have lost their marks, and how many; the largest first."""
-    reasons = [row.reason or "" for row in found.report.left]
-    return Counter(text.removeprefix(ALREADY) for text in reasons if text.startswith(ALREADY)).most_common()
+    """The activations of blocks that an earlier run made heads, and how many have each; the most frequent first."""
+    made = (row.activation for row in found.report.left if row.reason == "it is attention heads already")
+    return Counter(made).most_common()
 
 
 def blocks(accounting: Accounting) -> Table:

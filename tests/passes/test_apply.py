@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
+from passes.record import KEY
 from rewriter import ExitStatus, rewrite
 from rewriter.ort.sessions import open_session
 from tests.attention import Array
@@ -239,7 +240,7 @@ def dressed() -> onnx.ModelProto:
 
 
 def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
-    """The bytes of a model without the heads, and without the nodes and value_info that compute `removed`."""
+    """The bytes of a model without heads and plan, and without the nodes and value_info that compute `removed`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -249,12 +250,14 @@ def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
     weights = [tensor for tensor in graph.initializer if "/heads/" not in tensor.name]
     functions = [function for function in copy.functions if function.domain != DOMAIN]
     imports = [entry for entry in copy.opset_import if entry.domain != DOMAIN]
+    properties = [entry for entry in copy.metadata_props if entry.key != KEY]
     for field, kept in (
         (graph.node, nodes),
         (graph.value_info, values_),
         (graph.initializer, weights),
         (copy.functions, functions),
         (copy.opset_import, imports),
+        (copy.metadata_props, properties),
     ):
         kept_copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
         del field[:]

@@ -152,7 +152,7 @@ DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (_set(*WEIGHT, "transposed", to=1), "neither true nor false"),
     (_set(*WEIGHT, "biases", to="b"), "is no list"),
     (_set(*BLOCK, "program", to={"name": "silu", "heads": [{}]}), "has no 'beta'"),
-    (_set(*BLOCK, "carried", to=2.5), "is no size"),
+    (_set(*BLOCK, "stream", to={"bias_tokens": 2.5}), "is no size"),
 )
 
 

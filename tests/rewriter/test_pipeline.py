@@ -113,7 +113,7 @@ def test_order_is_checked() -> None:
 
 def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("passes.pipeline.emit", lambda plan: copied(plan.model))
-    with pytest.raises(ValidationError, match="no node is marked as made for mlp"):
+    with pytest.raises(ValidationError, match="no node is made for mlp"):
         run_passes(pipeline(Options()), unit_of(mlp(SILU)))
 
 

@@ -45,7 +45,8 @@ class Hook:
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:
-    """All hooks of a model, layer by layer."""
+    """All hooks of a model, layer by layer. Raises UsageError for a file of form `whole`."""
+    index.require_tokens_only("recording")
     added = writes(index.view, Constants(index.view), index.sublayers)
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
@@ -59,20 +60,7 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
             else:
                 hooks = _Neurons(index, each.name, sublayer, z).hooks()
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
-    return found if not index.bias_rows else {name: _of_tokens(name, each, index) for name, each in found.items()}
-
-
-def _of_tokens(name: str, hook: Hook, index: HeadIndex) -> Hook:
-    """A hook without the rows of the bias tokens, which come last."""
-    square = name.endswith((".attn.hook_attn_scores", ".attn.hook_pattern"))  # [batch, heads, dest, src]
-    axes = (2, 3) if square else (1,)
-
-    def make(values: Values) -> Array:
-        made = hook.make(values)
-        tokens = made.shape[axes[0]] - index.bias_rows
-        return made[tuple(slice(tokens) if axis in axes else slice(None) for axis in range(made.ndim))]
-
-    return Hook(hook.tensors, make)
+    return found
 
 
 def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, str]]:

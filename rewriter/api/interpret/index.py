@@ -33,19 +33,20 @@ from passes.heads.tensors import (
 )
 from passes.heads.trace import Tracer
 from passes.heads.values import UNFIT, LostError, Values
-from passes.made import made_before
 from passes.match.linear import Miss
 from passes.match.projections import Projection
 from passes.options import Options
 from passes.plan import make_plan
-from passes.whole.read import narrow, read_whole
 from rewriter.api.interpret.arrays import write_arrays
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.view import GraphView, all_views
+from rewriter.graph.view import GraphView
 
 _FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
+
+
+_WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class HeadIndex(Mapping[str, Array]):
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
-        bias_rows: bias tokens that are rows of the graph's tensors behind the tokens (form `whole`); otherwise 0.
+        whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
     """
 
     sublayers: tuple[Named, ...]
@@ -102,7 +103,7 @@ class HeadIndex(Mapping[str, Array]):
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf
     folded: Callable[[str], Norm | None]
-    bias_rows: int = 0
+    whole: bool = False
 
     def __getitem__(self, name: str) -> Array:
         """One tensor, computed from the model's weights.
@@ -185,7 +186,7 @@ class HeadIndex(Mapping[str, Array]):
         Raises:
             UsageError: the graph carries bias tokens.
         """
-        if self.bias_rows:
+        if self.whole:
             raise UsageError(
                 f"{what} does not work on a file of form whole; use the original, or form local or compact"
             )
@@ -225,25 +226,21 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     if program not in PROGRAMS:
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
-    plan = make_plan(source.proto, Options())
-    narrowed = narrow(plan.model)
-    whole = 0
-    if narrowed is not None:
-        found = read_whole(plan.views[0])
-        whole = 0 if found is None else found.bias_tokens
-        plan = replace(plan, views=all_views(narrowed))
-    view, read = plan.views[0], partial(read_tensor, source)
-    tracer = Tracer(view, concrete_shapes(narrowed or plan.model, view, read), read)
-    made = frozenset(index for each in made_before(view) for index in each.nodes)
-    attention, lost = find_attention(tracer, made)
+    read = partial(read_tensor, source)
+    plan = make_plan(source.proto, Options(), read)
+    view, streams = plan.views[0], plan.recognised.streams
+    if streams and fold_ln:
+        raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
+    tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
+    attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not streams else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
-    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
+    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not streams)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-    missed = (*lost, *left, *bodies, *builder.missed)
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, whole)
+    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in plan.recognised.notes))
+    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, bool(streams))
 
 
 def _attends(view: GraphView) -> bool:
@@ -264,7 +261,7 @@ def _described(named: Named) -> dict[str, Any]:
         "neurons": each.neurons,
         "activation": each.activation,
         "program": each.program.name,
-        "max_error": each.program.max_error + each.program.coefficient_error,
+        "max_error": each.bound,
         "scale": 1.0,
         "heads_per_neuron": groups,
     }
@@ -273,12 +270,13 @@ def _described(named: Named) -> dict[str, Any]:
 class _Builder:
     """Makes the tensors of sublayers, and collects what cannot be made."""
 
-    def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool) -> None:
+    def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool, norms: bool) -> None:
         self._tracer = tracer
         self._view = tracer.view
         self._values = values
         self._fold = fold_ln
         self._wide = wide
+        self._listed = norms and not fold_ln
         self._norms: dict[str, set[str]] = {}
         self.missed: list[Miss] = []
 
@@ -296,7 +294,7 @@ class _Builder:
         sublayer = named.sublayer
         found = self._attention(named, sublayer) if isinstance(sublayer, Attention) else self._neurons(sublayer)
         norm = self._norm(_data(sublayer))
-        listed = norm is not None and not self._fold and norm.output not in self._norms.setdefault(named.layer, set())
+        listed = norm is not None and self._listed and norm.output not in self._norms.setdefault(named.layer, set())
         if found and norm is not None and listed:
             self._norms[named.layer].add(norm.output)
             place = f"{named.layer}.ln{len(self._norms[named.layer])}"

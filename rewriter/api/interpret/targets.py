@@ -12,7 +12,6 @@ import onnx
 from passes.heads.layers import Named
 from passes.heads.neurons import NeuronHeads
 from passes.heads.original import Attention
-from passes.match.marks import DOMAIN
 from rewriter.api.interpret.cache import Recording, side_of, values_of
 from rewriter.api.interpret.edits import Constant, Edit, edit, is_edited, self_contained, unedited
 from rewriter.api.interpret.hooks import hooks_of
@@ -95,13 +94,10 @@ class Target:
         if own.gate:
             return Site(named, tensor, where, self.dtype(tensor))
         # The heads' own sublayer: [batch, tokens, heads, 1] in form compact, [batch, heads, rows, 1] in the others.
-        node = self.index.view.made_by(tensor)
-        entries = {} if node is None else {entry.key: str(entry.value) for entry in node.metadata_props}
-        form = entries.get(f"{DOMAIN}.form", "")
         # Form staged has heads of several channels; gates have several heads per neuron, and no such tensor.
-        if form not in _AXES or len(own.groups) != 1:
+        if own.form not in _AXES or len(own.groups) != 1:
             raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
-        axis = _AXES[form]
+        axis = _AXES[own.form]
         return Site(named, tensor, where.reshape(-1, *[1] * (-1 - axis)), self.dtype(tensor), axis)
 
     def dtype(self, tensor: str) -> np.dtype[Any]:

@@ -201,7 +201,7 @@ def function(domain: str, name: str, body: str) -> str:
         (function("d", "f", "n = Neg(a) r = Exp(n)"), ("d::f",)),
         (function("d", "f", "r = com.microsoft.QuickGelu(a)"), ("d::f",)),
         (function("d", "f", "r = e.Relu(a)"), ()),  # of another domain
-        (function("attnonly", "f", "r = Relu(a)"), ()),  # heads of an earlier run
+        (function("attnonly", "f", "r = Relu(a)"), ("attnonly::f",)),  # a name says nothing
         # Through calls, however deep, in any order.
         (
             function("d", "f", "r = e.g(a)") + function("e", "g", "r = e.h(a)") + function("e", "h", "r = Tanh(a)"),
@@ -227,6 +227,11 @@ def test_functions_with_parts_of_blocks_are_inlined(functions: str, inlined: tup
     assert found.inlined == inlined
     assert ("f" in operators(found.model)) is not any(name.endswith("::f") for name in inlined)
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_functions_of_heads_stay() -> None:
+    model = model_of("out = d.f(x)", function("d", "f", "r = Relu(a)"))
+    assert lower(model, whole=frozenset([("d", "f")])).model is model
 
 
 def test_functions_of_another_opset_are_left() -> None:

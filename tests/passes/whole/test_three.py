@@ -15,14 +15,12 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from passes.whole import planning
 from passes.whole.widen import widen
-from rewriter import ExitStatus, heads, inspect, rewrite
-from rewriter.api.interpret.cache import run_with_cache
+from rewriter import ExitStatus, heads, rewrite
 from rewriter.errors import UsageError
 from tests.attention import Array
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
 from tests.oracle import evaluate, tensors
-from tests.passes.test_made import stripped
 from tests.textmodels import text_model
 from tests.whole import changed
 
@@ -176,22 +174,6 @@ def test_the_proof_passes(name: str) -> None:
     report = rewrite(original(name), form="whole", sublayers="3", max_tokens=LONGEST, dims=dims)
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
     assert len(report.converted) == 2
-
-
-# -- read back -------------------------------------------------------------------------------------------------
-
-
-@EACH
-def test_files_are_read_back(name: str) -> None:
-    expected, found = heads(original(name)), heads(three(name))
-    assert found.names() == expected.names()
-    for tensor in expected.names():
-        np.testing.assert_array_equal(found[tensor], expected[tensor], tensor)
-    fed = feeds(original(name), 0, 1, 5)
-    assert list(run_with_cache(found, fed).cache) == list(run_with_cache(expected, fed).cache)
-    bare = stripped(three(name))
-    assert [each.sublayer.heads for each in heads(bare).sublayers] == [4, 4]
-    assert inspect(bare).accounting.attention_heads in (None, 4)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------

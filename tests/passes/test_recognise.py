@@ -1,0 +1,380 @@
+"""Heads of earlier runs: recognised where the plan in the file is true, and nodes like any other where it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.forms import FORMS
+from passes.options import FormOptions, Options
+from passes.plan import make_plan
+from passes.recompute import NotRunError, Part
+from passes.record import KEY, read_record
+from rewriter import ExitStatus, heads, inspect, rewrite
+from rewriter.api.interpret.attribution import attribute
+from rewriter.api.interpret.cache import run_with_cache
+from rewriter.api.interpret.interventions import ablate
+from rewriter.errors import UsageError
+from rewriter.graph.types import TensorType
+from tests.committed import FOLDER, feeds
+from tests.conftest import slow
+from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
+
+ALREADY = "it is attention heads already"
+BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
+
+
+def made(model: Any, **options: Any) -> onnx.ModelProto:
+    result = rewrite(model, validate=False, **options).rewritten
+    assert isinstance(result, onnx.ModelProto)
+    return result
+
+
+@cache
+def masked() -> onnx.ModelProto:
+    return made(FOLDER / "silu-decoder.onnx", form="masked")
+
+
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    return result
+
+
+def claiming(model: onnx.ModelProto, change: Callable[[Any], None]) -> onnx.ModelProto:
+    """The model with another plan."""
+    result = copied(model)
+    (entry,) = (entry for entry in result.metadata_props if entry.key == KEY)
+    content = json.loads(entry.value)
+    change(content)
+    entry.value = json.dumps(content)
+    return result
+
+
+def already(model: onnx.ModelProto) -> list[str]:
+    """The activations of the blocks that are heads."""
+    return [left.activation for left in make_plan(model, Options()).left if left.miss.reason == ALREADY]
+
+
+SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (SILU, {}, "silu"),
+    (BETA, {}, "silu(beta=1.23457, factor=1)"),
+    ("h = Relu(y)", {}, "relu"),
+    (ERF_GELU, {}, "gelu"),
+    (ERF_GELU, {"accuracy": 0.03}, "gelu"),
+    ("p = Softplus(y) t = Tanh(p) h = Mul(y, t)", {}, "mish"),
+    ("h = LeakyRelu<alpha = 0.1>(y)", {}, "leaky_relu(right=1, left=0.1)"),
+    ("h = Clip(y, $-1.0, $6.0)", {}, ""),
+    ("h = HardSwish(y)", {}, "hard_swish"),
+    ("r = Relu(y) h = Mul(r, r)", {}, ""),
+    ("h = Elu(y)", {}, ""),
+    ("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)", {"domain": 8.0, "accuracy": 1e-3}, "f"),
+    (SILU, {"spelling": "softmax"}, "silu"),
+    (ERF_GELU, {"spelling": "softmax"}, "gelu"),
+    ("h = Tanh(y)", {"form": "compact"}, ""),
+    (ERF_GELU, {"form": "compact", "max_pattern_mb": 1e-4}, "gelu"),
+    (SILU, {"form": "masked"}, "silu"),
+    (SILU, {"form": "masked", "expose": "pattern"}, "silu"),
+    (SILU, {"form": "maskless"}, "silu"),
+    (SILU, {"form": "maskless", "max_tokens": 1}, "silu"),
+    (ERF_GELU, {"form": "staged"}, "gelu"),
+)
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "calls"])
+@pytest.mark.parametrize(("text", "options", "activation"), SPELLINGS)
+def test_heads_are_recognised(text: str, options: dict[str, Any], activation: str, inline: bool) -> None:
+    result = made(mlp(text), inline=inline, **options)
+    plan = make_plan(result, Options())
+    assert (plan.conversions, plan.recognised.notes) == ((), ())
+    (found,) = already(result)
+    assert found == activation or not activation
+
+
+@pytest.mark.parametrize("elem", ["float16", "bfloat16", "double"])
+@pytest.mark.parametrize("form", ["local", "compact", "masked"])
+def test_in_other_types(elem: str, form: str) -> None:
+    result = made(mlp(SILU, elem=elem), form=form)
+    assert already(result) == ["silu"], make_plan(result, Options()).notes
+
+
+GATED = "a = MatMul(x, W1) y = Add(a, b1) u = MatMul(x, V1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "elem", "options"),
+    [
+        ("h = Exp(y)", "float16", {}),  # beyond the type's largest number
+        ("h = Exp(y)", "double", {}),
+        ("w = Clip(y, $0.0, $6.0) h = Mul(w, u)", "double", {"form": "compact"}),  # a difference of large numbers
+        ("w = Clip(y, $0.0, $6.0) h = Mul(w, u)", "float", {}),
+        ("w = Relu(y) h = Mul(w, u)", "float16", {"form": "masked"}),
+    ],
+)
+def test_programs_that_round(text: str, elem: str, options: dict[str, Any]) -> None:
+    result = made(mlp(text, elem=elem, first=GATED if "u)" in text else FIRST), **options)
+    assert len(already(result)) == 1, make_plan(result, Options()).notes
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "file", ["silu-decoder", *(pytest.param(f, marks=slow) for f in ("gelu-vision", "gated-decoder"))]
+)
+def test_committed_models_are_recognised(file: str, form: str) -> None:
+    found = inspect(made(FOLDER / f"{file}.onnx", form=form)).report
+    assert found.converted == ()
+    assert [row.reason for row in found.left] == [ALREADY] * 2
+
+
+def test_what_a_second_run_leaves_stays_in_the_plan() -> None:
+    first = made(FOLDER / "silu-decoder.onnx", only=("*h.0*",))
+    second = made(first, form="masked")
+    record = read_record(second)
+    assert record is not None
+    assert [(each.name, each.form) for each in record.blocks] == [
+        ("model.transformer.h.0.mlp", "local"),
+        ("model.transformer.h.1.mlp", "masked"),
+    ]
+    assert already(second) == ["silu", "silu"]
+
+
+def test_inspect_counts_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rewriter.cli import run
+
+    monkeypatch.setenv("COLUMNS", "200")
+    onnx.save(made(FOLDER / "silu-decoder.onnx"), tmp_path / "made.onnx")
+    assert run(["inspect", str(tmp_path / "made.onnx")]) == 3
+    assert "2 MLPs are attention already: silu" in capsys.readouterr().out
+
+
+# -- without a plan -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_without_its_metadata_is_a_model_like_any_other() -> None:
+    bare = made(FOLDER / "silu-decoder.onnx")
+    del bare.metadata_props[:]
+    assert already(bare) == []
+    assert len(make_plan(bare, Options()).conversions) == 2
+
+
+def test_metadata_of_nodes_say_nothing() -> None:
+    model = mlp("h = Relu(y)")
+    for node in model.graph.node:
+        node.metadata_props.add(key="attnonly.block", value="mlp")
+    assert inspect(model).accounting.purity != ""
+    assert len(make_plan(model, Options()).conversions) == 1
+
+
+# -- heads of a rewritten file are those of its original ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, *({"form": form} for form in FORMS if form != "local")], ids=str)
+@pytest.mark.parametrize("program", ["fewest", "fast"])
+def test_parameters_are_exact(options: dict[str, Any], program: str) -> None:
+    """A label that rounds to six digits would give b_K 1.2345700 for 1.2345677."""
+    original = mlp(BETA)
+    expected, found = heads(original, program=program), heads(made(original, **options), program=program)
+    assert found.names() == expected.names()
+    assert expected.names()
+    for name in expected.names():
+        np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "masked"}, {"form": "masked", "bias_token": "network"}], ids=str)
+@pytest.mark.parametrize("file", ["silu-decoder", "gated-decoder"])
+def test_heads_of_committed_models(file: str, options: dict[str, Any]) -> None:
+    path = FOLDER / f"{file}.onnx"
+    expected, found = heads(path), heads(made(path, **options))
+    assert found.names() == expected.names()
+    for name in expected.names():
+        np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("sublayers", ["1", "3"])
+@pytest.mark.parametrize("file", ["silu-decoder", "gelu-vision"])
+def test_form_whole_has_heads_of_neurons_alone(file: str, sublayers: str) -> None:
+    """The model's own heads have positions in their queries and keys, and its normalisations lose their biases."""
+    path = FOLDER / f"{file}.onnx"
+    expected, found = heads(path), heads(made(path, form="whole", max_tokens=24, sublayers=sublayers))
+    assert found.names() == [name for name in expected.names() if ".mlp_heads." in name]
+    for name in found.names():
+        np.testing.assert_array_equal(found[name], expected[name], name)
+    assert any("index the original" in miss.reason for miss in found.missed)
+
+
+def test_the_models_own_attention_in_form_whole() -> None:
+    accounting = inspect(made(FOLDER / "gelu-vision.onnx", form="whole", max_tokens=24)).accounting
+    assert (accounting.attention_heads, accounting.head_dimension) == (4, 8)
+
+
+def test_runs_edits_and_attribution_refuse_form_whole() -> None:
+    whole = made(FOLDER / "silu-decoder.onnx", form="whole", max_tokens=24)
+    fed = feeds(onnx.load(FOLDER / "silu-decoder.onnx"), 0, 1, 5)
+    with pytest.raises(UsageError, match="recording does not work on a file of form whole; use the original"):
+        run_with_cache(whole, fed)
+    with pytest.raises(UsageError, match="an intervention does not work on a file of form whole; use the original"):
+        ablate(whole, "blocks.0.mlp_heads.*")
+    with pytest.raises(UsageError, match="attribution does not work on a file of form whole"):
+        attribute(whole, fed, logit=0)
+    with pytest.raises(UsageError, match="fold_ln does not work on a file of form whole"):
+        heads(whole, fold_ln=True)
+
+
+# -- false plans -------------------------------------------------------------------------------------------------------
+
+
+def _set(*path: str, to: Any, block: int = 0) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        place = content["blocks"][block]
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = to
+
+    return change
+
+
+def _exchanged(content: Any) -> None:
+    one, two = (block["weights"] for block in content["blocks"])
+    one["first"], two["first"] = two["first"], one["first"]
+
+
+def _without_bias(content: Any) -> None:
+    content["blocks"][0]["weights"]["first"]["biases"] = []
+
+
+ONE = (1.0).hex()
+FALSE: tuple[tuple[Callable[[Any], None], str], ...] = (
+    (_set("activation", to="gelu"), "its nodes do not compute gelu within"),
+    (_set("activation", to="silly"), "the table has no activation 'silly'"),
+    (_set("parameters", to=[ONE]), "with so many parameters"),
+    (_set("parameters", to=[(1.001).hex(), ONE]), "they are off by"),
+    (_set("path", to=[["If", "then_branch"]]), "the graph that should contain it does not exist"),
+    (_set("tensors", "input", to="nothing"), "there is no tensor 'nothing'"),
+    (_set("tensors", "input", to="input_ids"), "'input_ids' is not of a floating-point type"),
+    (_set("tensors", "result", to="logits"), "'logits' also depends on 'input_ids'"),
+    (_set("weights", "first", "transposed", to=True), "other shapes than the plan says"),
+    (_set("weights", "first", "stop", to=64), "other shapes than the plan says"),
+    (_set("weights", "second", "weight", to="nothing"), "its nodes do not read 'nothing'"),
+    (_exchanged, "its nodes do not read"),
+    (_without_bias, "they are off by"),
+    (
+        _set("program", "heads", to=[dict.fromkeys(("beta", "alpha", "gamma", "c", "d"), ONE) | {"bias_tokens": []}]),
+        "off",
+    ),
+    (_set("stream", to={"bias_tokens": 1, "tensor": None, "max_tokens": 0, "hidden": 0}), "reads no stream"),
+)
+
+
+@pytest.mark.parametrize(("change", "reason"), FALSE)
+def test_a_false_plan_is_ignored_with_a_note(change: Callable[[Any], None], reason: str) -> None:
+    import re
+
+    model = claiming(masked(), change)
+    plan = make_plan(model, Options())
+    assert len(plan.recognised.notes) >= 1
+    assert re.search(reason, plan.recognised.notes[0]), plan.recognised.notes
+    assert "model.transformer.h.0.mlp" not in [left.name for left in plan.left if left.miss.reason == ALREADY]
+    assert any("is ignored" in note for note in inspect(model).report.notes)
+    index = heads(model)
+    assert not any(name.startswith("blocks.0.mlp_heads") for name in index.names())
+    assert any("is ignored" in miss.reason for miss in index.missed)
+
+
+def test_gate_and_value_cannot_change_places() -> None:
+    model = made(FOLDER / "gated-decoder.onnx", form="compact")
+
+    def change(content: Any) -> None:
+        weights = content["blocks"][0]["weights"]
+        weights["first"], weights["gate"] = weights["gate"], weights["first"]
+
+    (note,) = make_plan(claiming(model, change), Options()).recognised.notes
+    assert "they are off by" in note
+
+
+def test_an_unreadable_plan_is_no_plan() -> None:
+    model = made(mlp(SILU))
+    del model.metadata_props[:]
+    model.metadata_props.add(key=KEY, value="[" * 100_000)
+    plan = make_plan(model, Options())
+    assert plan.notes[0] == "the plan in the file's metadata is ignored: it is not JSON"
+    assert len(plan.conversions) == 1
+
+
+def _claimed(text: str, activation: str, parameters: list[float], bound: float = 0.0) -> onnx.ModelProto:
+    """A model with an activation of its own whose metadata say that it is heads."""
+    model = made(mlp(SILU))
+    block = json.loads(model.metadata_props[0].value)["blocks"][0]
+    block |= {"activation": activation, "parameters": [each.hex() for each in parameters], "bound": bound.hex()}
+    original = mlp(text)
+    original.metadata_props.add(
+        key=KEY, value=json.dumps({"version": 1, "tool": "0", "options": {}, "blocks": [block]})
+    )
+    return original
+
+
+@pytest.mark.parametrize(
+    ("text", "activation", "parameters", "reason"),
+    [
+        ("h = Relu(y)", "relu", [1.0, 0.0], "Relu 'h' is no operator of heads"),
+        ("h = Max(y, $0.0)", "relu", [1.0, 0.0], "there is no softmax in it"),
+        # A softmax that the output does not need hides nothing.
+        ("m = Max(y, $0.0) e = Exp(y) d = Div(e, e) h = Mul(m, d)", "relu", [1.0, 0.0], "is chosen between numbers"),
+        ("e = Exp(y) w = Where($0.0, e, y) h = Mul(w, e)", "relu", [1.0, 0.0], "cannot be run|off by|chosen"),
+        (SILU, "silu", [1.0, 1.0], "Sigmoid 's' is no operator of heads"),
+    ],
+)
+def test_an_activation_is_no_head_because_the_file_says_so(
+    text: str, activation: str, parameters: list[float], reason: str
+) -> None:
+    """Else `inspect` would say that nothing but attention is left."""
+    import re
+
+    model = _claimed(text, activation, parameters)
+    (note,) = make_plan(model, Options()).recognised.notes
+    assert re.search(reason, note), note
+
+
+def test_whoever_writes_a_softmax_by_hand_and_says_so_is_believed() -> None:
+    model = _claimed("n = Neg(y) e = Exp(n) a = Add(e, $1.0) h = Div(y, a)", "silu", [1.0, 1.0])
+    assert already(model) == ["silu"]
+    assert rewrite(model).exit_status is ExitStatus.NOTHING_TO_CONVERT
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("c = Constant<value = int64[1] {1099511627776}>() out = Expand(x, c)", "a tensor is too large"),
+        (
+            "b = Cast<to = 7>(x) e = Constant<value = int64 {1099511627776}>() i = Constant<value = int64 {1}>() "
+            "z = Constant<value = int64 {0}>() out = Range(z, e, i)",
+            "a range is too long",
+        ),
+    ],
+)
+def test_hostile_sizes_are_not_run(text: str, reason: str) -> None:
+    model = text_model(text, inputs="float[1] x", outputs="float[n] out")
+    with pytest.raises(NotRunError, match=reason):
+        Part(model, {}, lambda _: TensorType.UNKNOWN).run({"x": np.ones(1, np.float32)})
+
+
+def test_weights_in_another_file_are_read(tmp_path: Any) -> None:
+    path = tmp_path / "made.onnx"
+    onnx.save(masked(), path, save_as_external_data=True, size_threshold=0)
+    assert [row.reason for row in inspect(path).report.left] == [ALREADY] * 2
+    bare = onnx.load(path, load_external_data=False)
+    assert "cannot be read" in make_plan(bare, Options()).recognised.notes[0]
+
+
+def test_options_of_the_file_are_those_of_the_run() -> None:
+    record = read_record(made(mlp(SILU), form="maskless", max_tokens=64))
+    assert record is not None
+    assert record.options == {"form": "maskless", "max_tokens": 64}
+    assert FormOptions().max_tokens != 64
