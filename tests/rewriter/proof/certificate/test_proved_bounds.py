@@ -41,7 +41,7 @@ Y = VARIABLE
 SINGLE, HALF_TYPE, DOUBLE = fmpq(2) ** 128, fmpq(65504), fmpq(2) ** 1024
 SIGMOID = apply("sigmoid", Y)
 SILU, TANH = mul(Y, SIGMOID), apply("tanh", Y)
-RELU, PAST = maximum(Y, ZERO), sub(Y, constant(3))
+RELU, PAST, OFF = maximum(Y, ZERO), sub(Y, constant(3)), sub(Y, constant(1.2345))
 HEADS = div(Y, add(ONE, apply("exp", neg(Y))))
 STEEP = mul(Y, apply("sigmoid", mul(constant(2.0**40), Y)))
 
@@ -91,6 +91,12 @@ WRONG: dict[str, tuple[Expression, Expression]] = {
     "a slope": (SILU, mul(number("1000001/1000000"), HEADS)),
     "an interval": (SILU, inside(1.2345, 1.2346, mul(number("1001/1000"), HEADS), HEADS)),
     "an interval far out": (SILU, inside(-31337.5, -31337.4999, constant(-0.25), HEADS)),
+    "an interval by a square": (
+        SILU, where(sub(number("1/100000000"), mul(OFF, OFF)), add(HEADS, number("1/1000")), HEADS)
+    ),
+    "an interval of lines by a square": (
+        RELU, where(sub(number("1/100000000"), mul(OFF, OFF)), add(RELU, number("1/1000")), RELU)
+    ),
     "a point": (RELU, inside(1.0, 1.0, constant(1.01), RELU)),
     "the point of a kink": (RELU, where(Y, where(neg(Y), ONE, Y), ZERO)),
     "a clip at 8": (SILU, minimum(SILU, constant(8))),
@@ -103,7 +109,7 @@ WRONG: dict[str, tuple[Expression, Expression]] = {
     "a side": (RELU, minimum(Y, ZERO)),
     "a sign": (TANH, neg(TANH)),
     "a shift": (TANH, apply("tanh", add(Y, number("1/1000000")))),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
