@@ -39,7 +39,7 @@ from rewriter.proof.certificate.keys import read_keys
 
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
-_MOST_NAMES = 400
+_MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _FURTHER = (
