@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewriter.api.certifying import certify
     from rewriter.api.comparing import diff, validate
-    from rewriter.api.estimating.doctor import doctor
+    from rewriter.api.diagnosing import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import inspect
     from rewriter.api.interpret.attribution import attribute
@@ -87,7 +87,7 @@ _HOMES = {
     ),
     "api.certifying": ("certify",),
     "api.comparing": ("diff", "validate"),
-    "api.estimating.doctor": ("doctor",),
+    "api.diagnosing": ("doctor",),
     "api.folder": ("rewrite_folder",),
     "api.inspection": ("Inspection", "inspect"),
     "api.interpret.attribution": ("attribute",),

@@ -23,29 +23,23 @@ COMPOSERS = ("rewriter/api/", "rewriter/cli/")
 FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
-_BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.plain", "rewriter.text")
+_BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
 ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph",),
     "rewriter/files/": ("rewriter.files", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
     "rewriter/proof/": ("rewriter.proof", "rewriter.ort", "rewriter.child", *_GROUND),
-    "rewriter/estimate/": ("rewriter.estimate",),
     "rewriter/timing/": ("rewriter.timing", "rewriter.ort", "rewriter.child", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": (
         "rewriter.report",
-        "rewriter.estimate",
         "rewriter.timing",
         "rewriter.compare",
         "rewriter.pipeline",
         "rewriter.proof",
         "rewriter.files",
         *_BASE,
-    ),
-    "rewriter/health/": (
-        *("rewriter.health", "rewriter.estimate", "rewriter.ort", "rewriter.child", "rewriter.proof.settings"),
-        *_GROUND,
     ),
     "rewriter/adapters/": ("rewriter.adapters", "rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
     "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),

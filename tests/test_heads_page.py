@@ -32,7 +32,7 @@ def test_python(
 
 
 def test_ranking(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rank", str(ROOT / "models" / "silu-decoder.onnx"), "--fold-ln", "--top", "3"]) == 0
+    assert run(["rank", str(ROOT / "models" / "silu-decoder.onnx"), "--top", "3"]) == 0
     assert f"```\n{capsys.readouterr().out}```" in TEXT
 
 

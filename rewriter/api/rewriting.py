@@ -20,7 +20,6 @@ from passes.options import Options
 from passes.pipeline import MlpToAttention, pipeline
 from passes.plan import Plan, apply, sublayers_only
 from rewriter.api.details import details_of
-from rewriter.api.estimating.counting import estimate_of
 from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
@@ -62,7 +61,7 @@ def rewrite(
             written, and `Report.rewritten` holds the result.
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
-        dry_run: stop after the plan; `Report.estimate` says what the run would take.
+        dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
         details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
@@ -104,8 +103,7 @@ def rewrite(
     if details:
         report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
-        planned = estimate_of(source, plan, settings, proved=validate) if plan.conversions else None
-        return run.finish(replace(report, passes=timings, estimate=planned))
+        return run.finish(replace(report, passes=timings))
     _check_arithmetic(plan, settings.providers if validate else ())
     with run.step("apply", "replacing them by attention heads"):
         unit, further = run_passes(split(sequence)[1], unit)

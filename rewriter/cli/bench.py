@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import MODELS, check_report, command, report_options, write_report
+from rewriter.cli.options import MODELS, check_report, command, report_option, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.proof.settings import Settings
 from rewriter.timing.options import BenchOptions
@@ -21,13 +21,13 @@ from rewriter.timing.options import BenchOptions
 @declared_options(BenchOptions)
 @declared_options(
     Settings,
-    only=("providers", "inputs", "dims", "seed"),
+    only=("providers", "inputs", "dims"),
     providers={
         "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
     },
     inputs={"help": "Run on the inputs in this file, as for rewrite. Default: generated inputs."},
 )
-@report_options("the measurement")
+@report_option("the measurement")
 def bench(
     original: Path,
     rewritten: Path,
@@ -35,7 +35,6 @@ def bench(
     *,
     providers: tuple[str, ...],
     report: Path | None,
-    quiet: bool,
     **options: Any,
 ) -> int:
     """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
@@ -48,7 +47,7 @@ def bench(
     from rewriter.report.terminal.benchmark import show_benchmark
     from rewriter.report.terminal.console import Console
 
-    console = Console(quiet=quiet, error=report == STANDARD)
+    console = Console(error=report == STANDARD)
     with console.progress() as progress:
         found = measure(original, rewritten, *more, providers=providers or None, progress=progress, **options)
     write_report(report, found.to_json)

@@ -73,7 +73,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.argument("model", type=click.Path(path_type=Path))
 @file_option("-o", "--output", metavar="OUT", help="Where to write the result.")
 @declared_options(Options)
-@click.option("--dry-run", is_flag=True, help="Print the plan, and what the run would take; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @declared_options(Settings)
 @rare_options(Options, Settings)

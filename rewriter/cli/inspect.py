@@ -9,7 +9,7 @@ import click
 
 from passes.options import Options
 from rewriter.cli.declared import declared_options
-from rewriter.cli.options import SETTINGS, check_report, links_option, report_options, write_report
+from rewriter.cli.options import SETTINGS, check_report, links_option, report_option, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input
 
 
@@ -17,11 +17,9 @@ from rewriter.cli.streams import STANDARD, from_standard_input
 @click.argument("model", type=click.Path(path_type=Path))
 @declared_options(
     Options,
-    only=("scope", "gate"),
+    only=("scope",),
     scope={"help": "Look for MLP blocks, or for every elementwise activation of a linear operator's output."},
-    gate={"help": "How to convert gated blocks, as for rewrite."},
 )
-@click.option("--head-dim", type=click.IntRange(1), help="d_head for the head accounting; default: the model's own.")
 @click.option(
     "--tokens",
     type=click.IntRange(1),
@@ -30,17 +28,14 @@ from rewriter.cli.streams import STANDARD, from_standard_input
     help="Sequence length for which heads, widths and peak memory of each form are computed.",
 )
 @links_option
-@report_options("what was found")
+@report_option("what was found")
 def inspect(
     model: Path,
     scope: str,
-    gate: str,
-    head_dim: int | None,
     *,
     tokens: int,
     allow_links: bool,
     report: Path | None,
-    quiet: bool,
 ) -> int:
     """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing.
 
@@ -52,8 +47,8 @@ def inspect(
     from rewriter.report.terminal.console import Console
 
     with from_standard_input(model) as source:
-        found = look(source, scope=scope, gate=gate, head_dimension=head_dim, tokens=tokens, allow_links=allow_links)
+        found = look(source, scope=scope, tokens=tokens, allow_links=allow_links)
     found = replace(found, report=replace(found.report, model=str(model)))
     write_report(report, found.to_json)
-    show_inspection(found, Console(quiet=quiet, error=report == STANDARD))
+    show_inspection(found, Console(error=report == STANDARD))
     return int(found.report.exit_status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -68,8 +69,14 @@ def check_report(
     if report.absolute() in [other.absolute() for other in others if other is not None]:
         raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
     if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
-        advice = "choose another path" if report.is_dir() else "pass --force to replace it, or choose another path"
+        advice = "choose another path" if report.is_dir() else "remove it, or choose another path"
         raise UsageError(f"{quoted(report)} exists and is not a {suffix} file; {advice}")
+
+
+def check_new(path: Path) -> None:
+    """Refuse, before the long work, an output of a command that replaces nothing."""
+    if os.path.lexists(path):
+        raise UsageError(f"{quoted(path)} exists; remove it, or choose another output")
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
@@ -83,17 +90,22 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
     return decorate
 
 
-def report_options(what: str, *flags: str) -> Callable[[Command], Command]:
-    """The options that all commands with a result have: where its JSON goes, and how much is printed.
-
-    `flags` are further names of the first one.
-    """
-    report = file_option(
-        *(*flags, "--report", "--json", "report"),
+def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
+    """The option that all commands with a result have: where its JSON goes; `flags` are further names of it."""
+    return file_option(
+        *flags,
+        "--report",
+        "--json",
+        "report",
         metavar="FILE.json",
         help=f"Write {what} as JSON; -, or --json alone: to standard output instead of tables.",
     )
-    return with_options((report, click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")))
+
+
+def report_options(what: str, *flags: str) -> Callable[[Command], Command]:
+    """Where the JSON goes, and how much is printed."""
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
+    return with_options((report_option(what, *flags), quiet))
 
 
 def with_json_files(arguments: Sequence[str]) -> list[str]:
@@ -159,34 +171,12 @@ _JUDGING = (
         callback=tolerance,
         help="The same, relative to the first model's values; added to --atol.",
     ),
-    click.option(
-        "--top-k", metavar="K", type=click.IntRange(1), help="Also compare the K largest entries of each row."
-    ),
-    report_options("the comparison"),
+    report_option("the comparison"),
     click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
 )
-_COMPARING = (
-    click.option(
-        "--taps",
-        type=click.Choice(["blocks"]),
-        help="Also compare the output of every block, and show how the error grows with depth.",
-    ),
-    click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones."),
-    click.option(
-        "--generate",
-        metavar="N",
-        type=click.IntRange(1),
-        help="Also generate N tokens with both, through the key-value cache if there is one.",
-    ),
-)
-
-
-def judging_options(command: Command) -> Command:
-    """The options of whatever judges outputs."""
-    return with_options(_JUDGING)(command)
 
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
-    command = judging_options(with_options(_COMPARING)(links_option(command)))
-    return declared_options(Settings, only=("providers", "inputs", "dims", "seed"))(command)  # type: ignore[return-value]
+    command = with_options(_JUDGING)(links_option(command))
+    return declared_options(Settings, only=("providers", "inputs", "dims"))(command)  # type: ignore[return-value]

@@ -23,6 +23,19 @@ from rewriter.cli.streams import STANDARD
 @click.argument("original", type=click.Path(path_type=Path))
 @click.argument("rewritten", type=click.Path(path_type=Path))
 @comparison_options
+@click.option(
+    "--taps",
+    type=click.Choice(["blocks"]),
+    help="Also compare the output of every block, and show how the error grows with depth.",
+)
+@click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones.")
+@click.option(
+    "--generate",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Also generate N tokens with both, through the key-value cache if there is one.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 def validate(
     original: Path,
     rewritten: Path,

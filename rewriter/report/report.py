@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus
-from rewriter.estimate.formula import Estimate
 from rewriter.pipeline import Timing
 from rewriter.proof.validate import Validation
 from rewriter.report.details import Details
@@ -100,7 +99,6 @@ class Report(Result):
         exit_status: the exit status of the command line.
         options: the options of the rewriting, as keywords of `rewriter.rewrite`.
         passes: the passes that ran, with their times.
-        estimate: what the run would take; of a dry run only.
         environment: versions, processor, operating system and execution providers, without host names and paths.
         rewritten: the rewritten model, if no output path was given: an onnx.ModelProto, or the kind of model that
             `rewrite` got.
@@ -121,7 +119,6 @@ class Report(Result):
     options: Mapping[str, Any] = field(default_factory=dict)
     passes: tuple[Timing, ...] = ()
     files: tuple[str, ...] = ()
-    estimate: Estimate | None = None
     rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     details: Details | None = field(default=None, repr=False, compare=False)
 
@@ -189,7 +186,6 @@ class Report(Result):
             "environment": dict(self.environment),
             "options": plain_data(self.options),
             "passes": [plain_data(each) for each in self.passes],
-            "estimate": plain_data(self.estimate),
         }
 
     def write(self, path: Path) -> None:

@@ -16,8 +16,8 @@ class BenchOptions:
     tokens: tuple[int, ...] = option(
         (), f"Number of tokens of a sequence (repeatable). Default: {TOKENS}, or what the model fixes.", least=1
     )
-    batch: int = option(1, "Number of sequences.", least=1)
+    batch: int = option(1, "Number of sequences.", least=1, rare=True)
     past: int = option(0, "Number of tokens in the key-value cache, if the model takes one.", least=0)
-    repeat: int = option(10, "Number of rounds; each model has one turn per round.", least=3)
-    threads: int = option(0, "Threads per operator; 0: one per core, as onnxruntime does.", least=0)
-    kinds: bool = option(True, "Do not measure time by kind of node.", flag="--no-kinds")
+    repeat: int = option(10, "Number of rounds; each model has one turn per round.", least=3, rare=True)
+    threads: int = option(0, "Threads per operator; 0: one per core, as onnxruntime does.", least=0, rare=True)
+    kinds: bool = option(True, "Measure time by kind of node.", rare=True)

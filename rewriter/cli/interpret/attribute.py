@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rewriter.cli.interpret.options import files_of, logit_options
-from rewriter.cli.options import MODEL, check_report, command, file_option, report_options, write_report
+from rewriter.cli.interpret.options import files_of, logit_options, top_option
+from rewriter.cli.options import MODEL, check_report, command, report_option, write_report
 from rewriter.cli.streams import STANDARD
-from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 
 if TYPE_CHECKING:
@@ -27,24 +26,15 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(path_type=Path))
 @logit_options
 @click.option("--patching", is_flag=True, help="Also run the model without what each MLP writes at each token.")
-@file_option(
-    "--against", metavar="FILE.npz", help="--patching by what each MLP writes on these inputs, of the same shape."
-)
-@click.option("--against-text", metavar="TEXT", help="The same for a text with as many tokens as --text.")
-@click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
-@report_options("all contributions")
+@top_option
+@report_option("all contributions")
 def attribute(
     model: Path,
     *,
     inputs: Path | Text,
-    logit: int,
-    minus: int | None,
-    output: str | None,
-    against: Path | None,
-    against_text: str | None,
+    pair: tuple[int, int | None],
     top: int,
     report: Path | None,
-    quiet: bool,
     **how: Any,
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
@@ -52,29 +42,20 @@ def attribute(
     Patterns and normalisation denominators are held at their values; both sums equal the logit, and the residual is
     printed.
     """
-    other = _other(against, against_text, inputs)
-    check_report(report, (model, *files_of(inputs), against))
+    check_report(report, (model, *files_of(inputs)))
     from rewriter.api.interpret.attribution import attribute as attributed
 
-    found = attributed(model, inputs, logit, minus=minus, output=output, against=other, **how)
+    found = attributed(model, inputs, pair[0], minus=pair[1], **how)
     sums = {"direct": found.direct, "paths": found.paths}
     write_report(report, lambda: _facts(found))
     lines = [f"logit {found.logit:.6g}" + _between(found.entries)]
-    for name, parts in () if quiet else sums.items():
+    for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(found.by_neuron(parts), top, found.tokens)]
     if found.correlation is not None:
         lines += ["", f"correlation with patching, over MLPs and tokens: {found.correlation:.4f}"]
     click.echo("\n".join(lines), err=report == STANDARD)
     return 0
-
-
-def _other(against: Path | None, text: str | None, inputs: Path | Text) -> Path | Text | None:
-    if text is None:
-        return against
-    if against is not None or isinstance(inputs, Path):
-        raise UsageError("--against-text goes with --text and --tokenizer; use --against FILE.npz with --inputs")
-    return Text(text, inputs.tokenizer)
 
 
 def _facts(found: Attribution) -> dict[str, Any]:

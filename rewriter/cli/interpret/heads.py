@@ -5,15 +5,24 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rewriter.cli.declared import declared_options
-from rewriter.cli.interpret.options import page_options, program_option
-from rewriter.cli.options import MODEL, check_page, check_report, command, file_option, report_options, write_report
+from rewriter.cli.interpret.options import logits
+from rewriter.cli.options import (
+    MODEL,
+    check_new,
+    check_page,
+    check_report,
+    command,
+    file_option,
+    report_option,
+    write_report,
+)
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.settings import Settings
@@ -30,7 +39,6 @@ from rewriter.text import one_line
 @click.argument("model", type=click.Path(path_type=Path))
 @file_option("-o", "--output", metavar="FILE", help="Write the tensors to FILE.safetensors or FILE.npz.")
 @click.option("--fold-ln", is_flag=True, help="Fold the scale and bias of normalisations into the weights after them.")
-@program_option
 @file_option(
     "--html",
     "page",
@@ -40,23 +48,19 @@ from rewriter.text import one_line
 @declared_options(
     Settings, only=("inputs",), inputs={"metavar": "FILE.npz", "help": "With --html: the inputs, one case."}
 )
-@page_options
-@click.option("--names", metavar="GLOB", multiple=True, help="Only tensors whose names match (repeatable).")
-@report_options("the list of heads")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--logit", "pair", metavar="N[-M]", callback=logits, help="With --html: attribute entry N of the output.")
+@file_option("--tokenizer", metavar="FILE.json", help="With --html: show tokens as text, by a tokenizer.json.")
+@report_option("the list of heads")
 def heads(
     model: Path,
     *,
     output: Path | None,
     fold_ln: bool,
-    program: str,
-    names: tuple[str, ...],
     report: Path | None,
-    quiet: bool,
-    force: bool,
     page: Path | None,
     inputs: Path | None,
-    **shown: Any,
+    pair: tuple[int | None, int | None],
+    tokenizer: Path | None,
 ) -> int:
     """List every head of MODEL, original heads and the heads of its neurons; with -o also write their weights.
 
@@ -65,20 +69,21 @@ def heads(
     """
     from rewriter.api.interpret.arrays import check_suffix
     from rewriter.api.interpret.index import heads as index
+    from rewriter.api.interpret.pictures.contents import head_pictures
     from rewriter.files.save import check_output
+    from rewriter.report.html.heads import write_heads_page
 
-    _check(page, inputs, shown, (model, output), report=report, force=force)
+    _check(page, {"inputs": inputs, "logit": pair[0], "tokenizer": tokenizer}, (model, output), report=report)
     check_report(report, (model, output, inputs))
     if output is not None:
         check_suffix(output)
-    found = index(model, fold_ln=fold_ln, program=program)
-    if names:
-        found = found.only(lambda name: any(fnmatchcase(name, glob) for glob in names))
+        check_new(output)
+    found = index(model, fold_ln=fold_ln)
     if output is not None:
-        check_output(output, source=found.source, force=force)
+        check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
-        _write_page(model, inputs, page, {**shown, "program": program})
+        write_heads_page(head_pictures(model, inputs, logit=pair[0], minus=pair[1], tokenizer=tokenizer), page)
     facts = found.to_json()
     write_report(report, lambda: facts)
     lines = [
@@ -90,43 +95,23 @@ def heads(
     written = "" if output is None else f", written to {output}"
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
-    for line in (*([] if quiet else lines), last):
+    for line in (*lines, last):
         click.echo(line.rstrip(), err=report == STANDARD)
     return int(ExitStatus.CONVERTED if found.sublayers else ExitStatus.NOTHING_TO_CONVERT)
 
 
-_PAGE_DEFAULTS = {"logit": None, "minus": None, "output_name": None, "position": -1, "sequence": 0, "tokenizer": None}
-
-
 def _check(
-    page: Path | None,
-    inputs: Path | None,
-    shown: dict[str, Any],
-    others: tuple[Path | None, ...],
-    *,
-    report: Path | None,
-    force: bool,
+    page: Path | None, given: Mapping[str, Any], others: tuple[Path | None, ...], *, report: Path | None
 ) -> None:
     """Refuse options of the page without a page, and a page that cannot be made, before the long work."""
     if page is None:
-        given = [name for name, usual in _PAGE_DEFAULTS.items() if shown[name] != usual]
-        if inputs is not None or given:
-            option = "inputs" if inputs is not None else {"output_name": "output-name"}.get(given[0], given[0])
-            raise UsageError(f"--{option} is for the page; add --html FILE.html")
+        first = next((name for name, value in given.items() if value is not None), None)
+        if first is not None:
+            raise UsageError(f"--{first} is for the page; add --html FILE.html")
         return
-    if inputs is None:
+    if given["inputs"] is None:
         raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
-    if shown["logit"] is None and (shown["minus"] is not None or shown["output_name"] is not None):
-        raise UsageError("--minus and --output-name say which logit is attributed; add --logit N")
-    check_page(page, (*others, inputs), report=report, force=force)
-
-
-def _write_page(model: Path, inputs: Path, page: Path, shown: dict[str, Any]) -> None:
-    from rewriter.api.interpret.pictures.contents import head_pictures
-    from rewriter.report.html.heads import write_heads_page
-
-    output, most = shown.pop("output_name"), shown.pop("max_neurons")
-    write_heads_page(head_pictures(model, inputs, output=output, most=most, **shown), page)
+    check_page(page, (*others, given["inputs"]), report=report, force=False)
 
 
 def _told(facts: dict[str, object]) -> str:

@@ -17,12 +17,19 @@ from rewriter.proof.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-program_option = click.option(
-    "--program",
-    type=click.Choice(["fewest", "fast"]),
-    default="fewest",
-    show_default=True,
-    help="Heads of neurons: those of the program with the fewest heads, or with the fewest operations.",
+
+def logits(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int | None, int | None]:
+    """The entry of a logit, and the one that is subtracted: N, or N-M."""
+    entry, minus, other = (text or "").partition("-")
+    if text is None:
+        return None, None
+    if not entry.isdecimal() or (minus and not other.isdecimal()):
+        raise click.BadParameter(f"'{text}' is neither N nor N-M, such as 318 or 318-262")
+    return int(entry), int(other) if minus else None
+
+
+top_option = click.option(
+    "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
 
 _TEXT = (
@@ -35,36 +42,16 @@ _TEXT = (
 )
 
 _LOGIT = (
-    click.option("--logit", type=int, metavar="N", required=True, help="Entry of the output's last axis."),
-    click.option("--minus", type=int, metavar="N", help="Take the difference from this entry."),
-    click.option("--output", metavar="NAME", help="The output; default: the first one."),
-    click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token."),
-    click.option("--sequence", type=int, metavar="N", default=0, show_default=True, help="The sequence in the batch."),
-    program_option,
-)
-
-
-_PAGE = (
-    click.option("--logit", type=int, metavar="N", help="With --html: attribute this entry of the output's last axis."),
-    click.option("--minus", type=int, metavar="N", help="With --logit: take the difference from this entry."),
-    click.option("--output-name", metavar="NAME", help="With --logit: the output; default: the first one."),
-    click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="With --logit: the token."),
-    click.option("--sequence", type=int, metavar="N", default=0, show_default=True, help="With --html: the sequence."),
-    file_option("--tokenizer", metavar="FILE.json", help="With --html: show tokens as text, by a tokenizer.json."),
     click.option(
-        "--max-neurons",
-        type=click.IntRange(0),
-        metavar="N",
-        default=200,
-        show_default=True,
-        help="With --html: how many neurons the page shows.",
+        "--logit",
+        "pair",
+        metavar="N[-M]",
+        required=True,
+        callback=logits,
+        help="Entry N of the output's last axis; N-M: its difference from entry M.",
     ),
+    click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token."),
 )
-
-
-def page_options(command: Command) -> Command:
-    """The options of a page of heads."""
-    return with_options(_PAGE)(command)
 
 
 def logit_options(command: Command) -> Command:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rewriter.cli.declared import declared_options
-from rewriter.cli.interpret.options import program_option
-from rewriter.cli.options import MODEL, check_report, command, file_option, report_options, write_report
+from rewriter.cli.interpret.options import top_option
+from rewriter.cli.options import MODEL, check_report, command, file_option, report_option, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.settings import Settings
@@ -38,8 +38,6 @@ _NAME = 30
     nothing="no heads were found",
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--composition", is_flag=True, help="How much of what heads read other heads wrote; also the default.")
-@click.option("--kinds", metavar="QKV", default="QKV", show_default=True, help="Sides of the reader that are compared.")
 @click.option("--tokens", is_flag=True, help="The tokens that heads read and write.")
 @click.option("--idle", is_flag=True, help="Heads whose weights are zero, and heads that do the same.")
 @declared_options(
@@ -47,48 +45,34 @@ _NAME = 30
     only=("inputs",),
     inputs={"metavar": "FILE.npz", "help": "The tokens of these inputs at which heads are most active; dead heads."},
 )
-@click.option(
-    "--by",
-    type=click.Choice(["z", "self"]),
-    default="z",
-    show_default=True,
-    help="With --inputs: the activation, or a token's weight in its own pattern.",
-)
-@click.option("--names", metavar="GLOB", multiple=True, help="Only these heads, as blocks.1.attn.* (repeatable).")
-@click.option("--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table.")
-@click.option("--fold-ln", is_flag=True, help="Compare weights with the scales of normalisations in them.")
-@click.option("--output", metavar="NAME", help="With --tokens: the output that is written; default: the first one.")
 @file_option("--tokenizer", metavar="FILE.json", help="Show tokens as text.")
-@program_option
-@report_options("the rankings of all heads", "-o")
+@top_option
+@report_option("the rankings of all heads")
 def rank(
     model: Path,
     *,
-    composition: bool,
     tokens: bool,
     idle: bool,
     inputs: Path | None,
     report: Path | None,
-    fold_ln: bool,
-    program: str,
-    quiet: bool,
-    **how: Any,
+    tokenizer: Path | None,
+    top: int,
 ) -> int:
     """Rank the heads of MODEL, original heads and neurons alike: which work together, on what, and which do nothing."""
     check_report(report, (model, inputs))
     from rewriter.api.interpret.index import heads
 
-    index = heads(model, fold_ln=fold_ln, program=program)
+    index = heads(model)
     if not index.sublayers:
         click.echo("no heads were found", err=report == STANDARD)
         return int(ExitStatus.NOTHING_TO_CONVERT)
-    asked = {"composition": composition or not (tokens or idle or inputs), "tokens": tokens, "idle": idle}
-    found = dict(_rankings(index, asked, inputs, how))
+    asked = {"composition": not (tokens or idle or inputs), "tokens": tokens, "idle": idle}
+    found = dict(_rankings(index, asked, inputs, tokenizer, top))
     write_report(report, lambda: {"model": str(model), **{name: each.to_json() for name, (each, _) in found.items()}})
     lines = [line for each, told in found.values() for line in ("", *told(each))]
     count = sum(each.sublayer.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
-    for line in (*([] if quiet else lines[1:]), last):
+    for line in (*lines[1:], last):
         click.echo(line, err=report == STANDARD)
     return 0
 
@@ -97,7 +81,7 @@ Told = Callable[[Any], Iterable[str]]
 
 
 def _rankings(
-    index: HeadIndex, asked: dict[str, bool], inputs: Path | None, how: dict[str, Any]
+    index: HeadIndex, asked: dict[str, bool], inputs: Path | None, tokenizer: Path | None, top: int
 ) -> Iterator[tuple[str, tuple[Any, Told]]]:
     """Name to (what was found, what prints it)."""
     from rewriter.api.interpret.ranking.activity import head_activity
@@ -105,20 +89,19 @@ def _rankings(
     from rewriter.api.interpret.ranking.copies import idle_heads
     from rewriter.api.interpret.ranking.tokens import head_tokens
 
-    names, top, tokenizer = how["names"] or "*", how["top"], how["tokenizer"]
     if tokenizer is not None and not (asked["tokens"] or inputs):
         raise UsageError("--tokenizer is for --tokens and --inputs")
     if asked["composition"]:
-        made = compositions(index, kinds=how["kinds"], names=names, top=top)
-        yield "composition", (made, lambda each: _composition(each, top))
+        yield "composition", (compositions(index, top=top), lambda each: _composition(each, top))
     if asked["tokens"]:
-        rows = head_tokens(index, names=names, top=top, output=how["output"], tokenizer=tokenizer)
-        yield "tokens", (rows, lambda each: _tokens(each, top))
+        yield "tokens", (head_tokens(index, top=top, tokenizer=tokenizer), lambda each: _tokens(each, top))
     if inputs is not None:
-        active = head_activity(index, inputs, names=names, top=top, by=how["by"], tokenizer=tokenizer)
-        yield "activity", (active, lambda each: _activity(each, top))
+        yield (
+            "activity",
+            (head_activity(index, inputs, top=top, tokenizer=tokenizer), lambda each: _activity(each, top)),
+        )
     if asked["idle"]:
-        yield "idle", (idle_heads(index, names=names), lambda each: _idle(each, top))
+        yield "idle", (idle_heads(index), lambda each: _idle(each, top))
 
 
 def _composition(found: Compositions, top: int) -> Iterator[str]:

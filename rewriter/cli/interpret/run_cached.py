@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rewriter.cli.interpret.options import input_options, program_option
-from rewriter.cli.options import MODEL, command, file_option
+from rewriter.cli.interpret.options import input_options
+from rewriter.cli.options import MODEL, check_new, command, file_option
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 
@@ -22,17 +22,13 @@ from rewriter.proof.inputs.given import Text
 @input_options("The inputs; several cases as case/input.", providers={"help": "Execution provider; default: cpu."})
 @file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-@program_option
-@click.option("--force", is_flag=True, help="Replace an existing file.")
 def run_cached(
     model: Path,
     *,
     inputs: Path | Text,
     cache: Path,
     names: tuple[str, ...],
-    program: str,
     providers: tuple[str, ...],
-    force: bool,
 ) -> int:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
@@ -41,6 +37,7 @@ def run_cached(
     """
     if cache.suffix != ".npz":
         raise UsageError(f"'{cache}' must end in .npz")
+    check_new(cache)
     if len(providers) > 1:
         raise UsageError("one execution provider at a time")
     from rewriter.api.interpret.arrays import write_npz
@@ -49,9 +46,9 @@ def run_cached(
     from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
 
-    index = heads(model, program=program)
+    index = heads(model)
     recording = Recording.of(index, inputs, names, providers[0] if providers else "cpu")
-    check_output(cache, source=index.source, force=force)
+    check_output(cache, source=index.source, force=False)
     shapes: dict[str, tuple[int, ...]] = {}
     spelled = () if recording.tokens is None else recording.tokens.spelled
     facts = index.to_json() | ({"tokens": spelled} if spelled else {})

@@ -127,5 +127,5 @@ def _blame(found: Comparison) -> str:
     guilty = _guilty(found)
     if guilty:
         more = f" and {len(guilty) - 1} more" if len(guilty) > 1 else ""
-        return f"; guilty: {guilty[0]}{more}; --bisect shows what differs there"
-    return "" if found.isolated is not None else "; --bisect names the guilty block"
+        return f"; guilty: {guilty[0]}{more}; 'rewrite validate --bisect' shows what differs there"
+    return "" if found.isolated is not None else "; 'rewrite validate --bisect' names the guilty block"

@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from rewriter.estimate.formula import Estimate
 from rewriter.proof.distance import FACTOR
 from rewriter.proof.statistics import OutputStats
 from rewriter.report.folding import folded
@@ -62,31 +61,8 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
     if report.after is not None:
         steps = [(_STEPS[step], seconds) for step, seconds in report.seconds.items() if step in _STEPS]
         yield "seconds", ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps)
-    if report.estimate is not None:
-        yield "estimate", taken(report.estimate)
     for note in report.notes:
         yield "note", note
-
-
-def taken(estimate: Estimate) -> str:
-    """Time and memory in words."""
-    memory = f"{float(f'{estimate.memory_bytes / 1e6:.2g}'):.0f} MB"
-    if len(estimate.seconds) == 1:
-        return f"about {duration(estimate.cpu_seconds)} of CPU time, without a proof"
-    return (
-        f"about {duration(estimate.cpu_seconds)} of CPU time (within a factor of {estimate.cpu_factor:.1f}) and "
-        f"{memory} of memory (within {estimate.memory_factor:.1f}), most of it for the proof"
-    )
-
-
-def duration(seconds: float) -> str:
-    """A time that is known to one or two digits only."""
-    if seconds < 1.0:
-        return "1 s"
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2.0 * length:
-            return f"{float(f'{seconds / length:.2g}'):g} {unit}"
-    return f"{float(f'{seconds:.2g}'):.0f} s"
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:

@@ -149,7 +149,7 @@ def test_the_command_line_says_so(
     )
     row = next(line for line in text.splitlines() if NOT_FINITE in line)
     assert not any(character.isdigit() for character in row), "there are no numbers to tell"
-    assert run([command, "two.onnx", "two.onnx", "-q"]) == 1
+    assert run([command, "two.onnx", "two.onnx"]) == 1
     assert "not every output could be compared" in capsys.readouterr().out
     given(Path("given.npz"), x=filled(0, 3, 4))
     assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 2

@@ -459,7 +459,7 @@ def test_help_needs_no_heavy_imports() -> None:
         ("missing/report.json", "does not exist; create it first"),
         ("model.onnx", "would replace a model"),
         ("out.onnx", "would replace a model"),
-        ("notes.txt", "is not a .json file; pass --force"),
+        ("notes.txt", "is not a .json file; remove it"),
         ("folder", "is not a .json file"),
     ],
 )

@@ -67,7 +67,7 @@ def test_beside_the_json_and_over_an_older_page(room: Path) -> None:
         ("missing/page.html", "does not exist; create it first"),
         ("model.onnx", "would replace a model"),
         ("./out.onnx", "would replace a model"),
-        ("notes.txt", "is not a .html file; pass --force"),
+        ("notes.txt", "is not a .html file; remove it"),
         ("folder", "is not a .html file"),
         ("page.html", "cannot be both the JSON report and the page"),
     ],

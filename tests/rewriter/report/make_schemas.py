@@ -25,13 +25,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from rewriter.api.diagnosing import Diagnosis
 from rewriter.api.inspection import Inspection
 from rewriter.compare.bisect import Isolated
 from rewriter.compare.boundaries import Boundary
 from rewriter.compare.graphs import GraphDifference
 from rewriter.compare.taps import Tap
 from rewriter.compare.verdicts import PairProof
-from rewriter.health.findings import Diagnosis
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.benchmark import Benchmark
 from rewriter.report.certification import Certification
@@ -208,7 +208,7 @@ class _Schema(GenerateJsonSchema):
 def schema(cls: type) -> dict[str, Any]:
     """The JSON schema of what `cls.to_json` gives."""
     found = TypeAdapter(model(cls)).json_schema(mode="serialization", schema_generator=_Schema)
-    for part in found["$defs"].values():
+    for part in found.get("$defs", {}).values():
         del part["title"]
     found["description"] += CONTRACT
     first, last = ("title", "description"), ("$defs",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,14 @@ import jsonschema
 import onnx
 import pytest
 
-from rewriter import certify, inspect, rewrite, rewrite_folder
-from rewriter.api.estimating.doctor import doctor
-from rewriter.health import diagnosing
+from rewriter import certify, inspect, rewrite_folder
+from rewriter.api import diagnosing as room
+from rewriter.api.diagnosing import doctor
 from tests.committed import FOLDER
 from tests.rewriter.report.test_report import parts, undocumented
 from tests.textmodels import SILU, mlp
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
-BUILT = {"version": "1.30", "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"], "libraries": {"a": False}}
-ANSWERS: dict[str | None, dict[str, Any]] = {
-    None: BUILT,
-    "cpu": {"reason": "", "float64": True},
-    "cuda": {"reason": "no device", "float64": False},
-}
 
 
 def _diagnosis(folder: Path) -> dict[str, Any]:
@@ -62,7 +55,7 @@ def schema(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_written_follows_the_schema(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosing, "ask", ANSWERS.__getitem__)
+    monkeypatch.setattr(room, "_state", lambda name: (name in ("cpu", "cuda"), "no device" * (name == "cuda")))
     data = json.loads(json.dumps(MADE[name](tmp_path), allow_nan=False))
     known = schema(name)
     jsonschema.Draft202012Validator.check_schema(known)
@@ -78,14 +71,3 @@ def test_what_is_written_follows_the_schema(name: str, tmp_path: Path, monkeypat
 def test_every_field_is_described(name: str) -> None:
     described = dict(parts(schema(name)))
     assert [path for path, entry in described.items() if not entry.get("description")] == []
-
-
-def test_the_estimate_of_a_dry_run_follows_the_schema() -> None:
-    report = rewrite(mlp(SILU), dry_run=True)
-    assert report.estimate is not None
-    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    jsonschema.validate(data, schema("report"))
-    data["estimate"]["cpu_seconds"] = -1.0
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, schema("report"))
-    assert replace(report, estimate=None).to_json()["estimate"] is None

@@ -31,7 +31,7 @@ def test_tables(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", str(MODEL), "--inputs", str(given), "--logit", "5", "--minus", "6", "--json"]) == 0
+    assert run(["attribute", str(MODEL), "--inputs", str(given), "--logit", "5-6", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(float(np.sum(part)) for part in found["paths"].values()) == pytest.approx(found["logit"], abs=1e-9)
     assert abs(found["residuals"]["direct"]) < 1e-9

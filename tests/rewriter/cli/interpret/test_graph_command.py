@@ -107,16 +107,25 @@ def test_the_file(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert lines[2].endswith(f"written to {out}")
 
 
-def test_json_and_thresholds(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["graph", str(MODEL), "--inputs", str(given), "--logit", "5", "--minus", "6", "--max-nodes", "50"]
+def test_json(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["graph", str(MODEL), "--inputs", str(given), "--logit", "5-6", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    found = attribution_graph(MODEL, given, 5, minus=6)
+    assert facts["all_nodes"] == len(found.nodes)
+    assert 0.0 < facts["largest_residual"] < 1e-10
+
+
+def test_thresholds(given: Path) -> None:
     facts = []
-    for threshold in ("0.5", "1"):
-        assert run([*arguments, "--node-threshold", threshold, "--edge-threshold", threshold, "--json"]) == 0
-        facts.append(json.loads(capsys.readouterr().out))
-    assert facts[0]["links"] < facts[1]["links"]
-    assert facts[0]["pruned_completeness_score"] < facts[1]["pruned_completeness_score"]
-    assert facts[1]["pruned_replacement_score"] == pytest.approx(1.0, abs=1e-9)
-    assert 0.0 < facts[1]["largest_residual"] < 1e-10
+    for threshold in (0.5, 1.0):
+        made = attribution_graph(
+            MODEL, given, 5, minus=6, max_nodes=50, node_threshold=threshold, edge_threshold=threshold
+        )
+        facts.append(made.to_json())
+    assert len(facts[0]["links"]) < len(facts[1]["links"])
+    scores = [each["metadata"]["pruned_completeness_score"] for each in facts]
+    assert scores[0] < scores[1]
+    assert facts[1]["metadata"]["pruned_replacement_score"] == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +133,7 @@ def test_json_and_thresholds(given: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["--logit", "4000"], "there is no logit 4000"),
         ([], "Missing option '--logit'"),
-        (["--logit", "5", "--node-threshold", "2"], "2.0 is not in the range 0.0<=x<=1.0"),
+        (["--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
         (["--logit", "5", "-o", "nowhere/graph.json"], "does not exist"),
     ],
 )
@@ -138,10 +147,7 @@ def test_refusals(options: list[str], message: str, given: Path, capsys: pytest.
 def test_existing_files_are_kept(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graph.json"
     out.write_text("{}", encoding="utf-8")
-    arguments = ["graph", str(MODEL), "--inputs", str(given), "--logit", "5", "--max-nodes", "9", "-o", str(out)]
+    arguments = ["graph", str(MODEL), "--inputs", str(given), "--logit", "5", "-o", str(out)]
     assert run(arguments) == 2
-    assert "pass --force to replace it" in capsys.readouterr().err
+    assert "exists; remove it, or choose another output" in capsys.readouterr().err
     assert out.read_text(encoding="utf-8") == "{}"
-    assert run([*arguments, "--force", "-q"]) == 0
-    assert capsys.readouterr().out.startswith("pruned: ")
-    assert json.loads(out.read_text(encoding="utf-8"))["nodes"]

@@ -37,17 +37,17 @@ def data_of(page: Path) -> dict[str, Any]:
 
 
 def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["heads", str(MODEL), "--html", "heads.html", "--inputs", "x.npz", "--max-neurons", "3"]
-    for options, logit in (([], None), (["--logit", "5", "--minus", "6", "--position", "2", "--sequence", "1"], 5)):
+    arguments = ["heads", str(MODEL), "--html", "heads.html", "--inputs", "x.npz"]
+    for options, logit in (([], None), (["--logit", "5-6"], 5)):
         assert run([*arguments, *options]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
         data = data_of(room / "heads.html")
         assert (data["logit"] and data["logit"]["logit"]) == logit
         assert (data["graph"] is None) is (logit is None)
-        assert sum(head["kind"] == "neuron" for head in data["heads"]) == 3
+        assert sum(head["kind"] == "neuron" for head in data["heads"]) == 200
     assert data["logit"]["minus"] == 6
-    ids = np.load("x.npz")["input_ids"][1]
+    ids = np.load("x.npz")["input_ids"][0]
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
@@ -55,7 +55,7 @@ def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture
 def test_tokens_as_text(room: Path) -> None:
     pytest.importorskip("tokenizers")
     file = tokenizer(room / "tokenizer.json")
-    assert run(["heads", str(MODEL), "--html", "h.html", "--inputs", "x.npz", "--tokenizer", str(file), "-q"]) == 0
+    assert run(["heads", str(MODEL), "--html", "h.html", "--inputs", "x.npz", "--tokenizer", str(file)]) == 0
     data = data_of(room / "h.html")
     ids = np.load("x.npz")["input_ids"][0]
     assert [token["text"] for token in data["tokens"]] == [f"'word{token}'" for token in ids]
@@ -67,15 +67,11 @@ def test_tokens_as_text(room: Path) -> None:
     [
         (["--inputs", "x.npz"], "--inputs is for the page; add --html FILE.html"),
         (["--logit", "5"], "--logit is for the page; add --html FILE.html"),
-        (["--output-name", "y"], "--output-name is for the page; add --html FILE.html"),
+        (["--tokenizer", "t.json"], "--tokenizer is for the page; add --html FILE.html"),
         (["--html", "h.html"], "--html shows heads on inputs; add --inputs FILE.npz"),
-        (["--html", "h.html", "--inputs", "x.npz", "--minus", "5"], "add --logit N"),
+        (["--html", "h.html", "--inputs", "x.npz", "--logit", "5-"], "'5-' is neither N nor N-M, such as 318"),
         pytest.param(
             ["--html", "h.html", "--inputs", "x.npz", "--logit", "5000"], "there is no logit 5000", marks=slow
-        ),
-        (
-            ["--html", "h.html", "--inputs", "x.npz", "--output-name", "q", "--logit", "1"],
-            "the model has no output 'q'",
         ),
         (["--html", "h.html", "--inputs", "x.npz", "--tokenizer", "t.json"], "no such file"),
         (["--html", "none/h.html", "--inputs", "x.npz"], "does not exist"),

@@ -17,14 +17,16 @@ MODEL = FOLDER / "silu-decoder.onnx"
 
 
 def test_tables(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--composition", "--tokens", "--idle", "--inputs", str(given), "--top", "3"]
-    assert run(["rank", str(MODEL), *options]) == 0
+    assert run(["rank", str(MODEL), "--top", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "composition, without the scales of normalisations; unrelated weights: 0.177"
     assert [line.split() for line in lines[2:5]] == [
         [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
     ]
+    assert run(["rank", str(MODEL), "--tokens", "--idle", "--inputs", str(given), "--top", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
     row = head_tokens(MODEL, top=3).selective(1)[0]
     place = next(number for number, line in enumerate(lines) if line.startswith("tokens"))
     assert lines[place + 1].split() == [row.head, "writes"]
@@ -34,29 +36,24 @@ def test_tables(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "264 heads in 4 sublayers"
 
 
-def test_composition_is_the_default_and_scales_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rank", str(MODEL), "--fold-ln", "--names", "blocks.1.attn.*", "--kinds", "K", "--top", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("composition, with the scales of normalisations")
-    assert len(lines) == 5
-    assert all(line.split()[0] == "K" and line.split()[1].startswith("blocks.1.attn.") for line in lines[2:4])
-
-
 def test_json(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--composition", "--tokens", "--idle", "--inputs", str(given), "--by", "self", "--names", "*.attn.0"]
     out = tmp_path / "rank.json"
-    assert run(["rank", str(MODEL), *options, "-o", str(out), "-q"]) == 0
-    assert capsys.readouterr().out == "264 heads in 4 sublayers\n"
+    assert run(["rank", str(MODEL), "--json", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "264 heads in 4 sublayers"
     data = json.loads(out.read_text(encoding="utf-8"))
-    assert {*data} == {"model", "composition", "tokens", "activity", "idle"}
-    found = compositions(MODEL, names="*.attn.0")
+    assert {*data} == {"model", "composition"}
+    found = compositions(MODEL)
     writer, score = data["composition"]["kinds"]["Q"]["reads"]["blocks.1.attn.0"][0]
     assert (writer, score) == (
         found.of("blocks.1.attn.0", "Q")[0][0].writer,
         found.of("blocks.1.attn.0", "Q")[0][0].score,
     )
-    assert [row["head"] for row in data["activity"]["heads"]] == ["blocks.0.attn.0", "blocks.1.attn.0"]
-    assert [row["side"] for row in data["tokens"]["rows"]] == ["Q", "K", "V", "O"] * 2
+    assert run(["rank", str(MODEL), "--tokens", "--idle", "--inputs", str(given), "--json", str(out)]) == 0
+    data = json.loads(out.read_text(encoding="utf-8"))
+    assert {*data} == {"model", "tokens", "activity", "idle"}
+    assert "blocks.0.attn.0" in [row["head"] for row in data["activity"]["heads"]]
+    assert {row["side"] for row in data["tokens"]["rows"]} >= {"Q", "K", "V", "O"}
+    capsys.readouterr()
     assert run(["rank", str(MODEL), "--idle", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["idle"] == {"similarity": 0.999, "idle": [], "duplicates": []}
@@ -66,14 +63,11 @@ def test_json(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--kinds", "X"], 2, "unknown kinds of composition 'X'"),
-        (["--names", "nothing"], 2, "no head matches 'nothing'"),
         (["--top", "0"], 2, "0 is not in the range x>=1"),
-        (["--tokens", "--output", "x"], 0, ""),
         (["--tokenizer", "t.json"], 2, "--tokenizer is for --tokens and --inputs"),
         (["--inputs", "none.npz"], 2, "no such file"),
-        (["-o", "nowhere/x.json"], 2, "does not exist"),
-        (["-o", str(MODEL)], 2, "would replace a model"),
+        (["--report", "nowhere/x.json"], 2, "does not exist"),
+        (["--report", str(MODEL)], 2, "would replace a model"),
     ],
 )
 def test_refusals(options: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def test_the_file_holds_what_python_gives(given: Path, tmp_path: Path, capsys: p
         for name, array in wanted.outputs.items():
             np.testing.assert_array_equal(archive[f"outputs/{name}"], array)
     assert run(arguments) == 2
-    assert "exists; pass --force" in capsys.readouterr().err
+    assert "exists; remove it, or choose another output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewriter import Text, run_with_cache
+from rewriter import Text, attribute, run_with_cache
 from rewriter.cli import run
 from tests.committed import FOLDER
 
@@ -43,7 +43,7 @@ def told(options: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_attribute(tokenizer: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
-    rest = ["--logit", "5", "--minus", "1", "--top", "400"]
+    rest = ["--logit", "5-1", "--top", "400"]
     found = told(["attribute", MODEL, *text, *rest], capsys)
     plain = told(["attribute", MODEL, "--inputs", str(arrays), *rest], capsys)
     assert " 'word2' - 'cat'\n" in found
@@ -63,7 +63,7 @@ def test_attribute_json(tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_graph(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graph.json"
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
-    told(["graph", MODEL, *text, "--logit", "5", "--minus", "1", "-o", str(out)], capsys)
+    told(["graph", MODEL, *text, "--logit", "5-1", "-o", str(out)], capsys)
     made = json.loads(out.read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"
@@ -85,17 +85,15 @@ def test_run(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
             np.testing.assert_array_equal(archive[name], array)
 
 
-def test_against_another_text(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_another_text(tokenizer: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.npz"
     given: dict[str, Any] = {"input_ids": np.array([[0, 2]]), "attention_mask": np.ones((1, 2), np.int64)}
     np.savez(other, **given)
-    text = ["attribute", MODEL, "--text", "the cat", "--tokenizer", str(tokenizer), "--logit", "5"]
-    found = told([*text, "--against-text", "the sat"], capsys)
-    assert "correlation with patching" in found
-    assert found == told([*text, "--against", str(other)], capsys)
-    assert found != told([*text, "--patching"], capsys)
-    assert run([*text, "--against", str(other), "--against-text", "the sat"]) == 2
-    assert "--against-text goes with --text" in capsys.readouterr().err
+    text = Text("the cat", tokenizer)
+    found = attribute(MODEL, text, 5, against=Text("the sat", tokenizer)).correlation
+    assert found is not None
+    assert found == attribute(MODEL, text, 5, against=other).correlation
+    assert found != attribute(MODEL, text, 5, patching=True).correlation
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixtur
 
 def test_the_tokenizer_is_not_replaced(tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tokenizer.read_bytes()
-    options = ["--text", "the cat", "--tokenizer", str(tokenizer), "--logit", "5", "--force"]
+    options = ["--text", "the cat", "--tokenizer", str(tokenizer), "--logit", "5"]
     for output in ("-o", "--report"):
         assert run(["graph", MODEL, *options, output, str(tokenizer)]) == 2
     assert tokenizer.read_bytes() == before

@@ -1,0 +1,129 @@
+"""`rewrite doctor`: what is installed, which execution providers start, and whether memory and disk suffice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from rewriter.files.load import load_model
+from rewriter.ort.providers import PROVIDERS, load_onnxruntime, require_provider
+from rewriter.proof.settings import LARGE
+from rewriter.report.environment import environment
+from rewriter.text import one_line, size
+
+SCHEMA_VERSION = 1
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+_NOT_BUILT = 3
+_TRIAL = "import sys; from rewriter.api.diagnosing import try_provider; sys.exit(try_provider(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        environment: versions, processor and operating system.
+        providers: execution provider to why it cannot be used here; empty where it works.
+        memory: bytes that can be had without swapping, within a container's limit; None where the system does not tell.
+        disk: free bytes in the model's folder, or the current one.
+        model_bytes: size of the model with external data, of which the proof loads all at once up to 500 MB; None
+            without a model.
+        problems: what is wrong, each with the step that mends it.
+    """
+
+    environment: Mapping[str, str]
+    providers: Mapping[str, str]
+    memory: int | None
+    disk: int
+    model_bytes: int | None
+    problems: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        """0 if nothing is wrong, 1 otherwise."""
+        return int(bool(self.problems))
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {"version": SCHEMA_VERSION, "exit_status": self.exit_status, **asdict(self)}
+
+
+def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
+    """Look at packages, execution providers, memory and disk; every provider is started in a process of its own.
+
+    Args:
+        model: a model whose size is compared with memory and disk. Its external data is not read.
+
+    Raises:
+        ModelError: the model is unreadable, malformed or unsafe.
+    """
+    source = None if model is None else load_model(model, mapped=True)
+    folder = Path.cwd() if model is None else Path(model).absolute().parent
+    states = {each.name: _state(each.name) for each in PROVIDERS}
+    memory, disk = _memory(), shutil.disk_usage(folder).free
+    problems = [reason for name, (built, reason) in states.items() if reason and built and not _ASKED[name]]
+    runtimes = sorted({each.name for each in distributions() if each.name.split("-")[0] == "onnxruntime"} - _ADD_ONS)
+    if len(runtimes) > 1:
+        advice = f"pip uninstall -y {' '.join(runtimes)}, then install the one you need"
+        problems.append(f"{' and '.join(runtimes)} overwrite each other's files; {advice}")
+    if source is not None and memory is not None and source.size <= LARGE and memory < source.size:
+        advice = "prove it in parts with --option proof=blocks"
+        problems.append(f"the model has {size(source.size)} and {size(memory)} of memory are available; {advice}")
+    if source is not None and disk < source.file_size:
+        problems.append(f"a result takes {size(source.file_size)} and {size(disk)} are free here; give -o another disk")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        problems.append("the folder is not writable; give -o a path in another one")
+    reasons = {name: reason for name, (_, reason) in states.items()}
+    return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
+
+
+_ASKED = {each.name: each.asked for each in PROVIDERS}
+_ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
+"""Packages of that name that install a folder of their own."""
+
+
+def _state(name: str, seconds: float = 120.0) -> tuple[bool, str]:
+    """(whether onnxruntime was built with a provider, why it does not start; empty if it does)."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", _TRIAL, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environ, check=False)  # noqa: S603 - this interpreter
+    except subprocess.TimeoutExpired:
+        return True, f"execution provider '{name}' did not start within {seconds:g} s; leave it out with --provider"
+    if done.returncode < 0:
+        how = signal.Signals(-done.returncode).name
+        return True, f"starting execution provider '{name}' crashes ({how}); pip install --force-reinstall onnxruntime"
+    said = done.stderr.strip().splitlines() or ["it said nothing"]
+    return done.returncode != _NOT_BUILT, "" if done.returncode == 0 else one_line(said[-1], 300)
+
+
+def try_provider(name: str) -> int | str:
+    """In the child: 0 if a session starts on the provider, or what `sys.exit` is to be given."""
+    provider = next(each for each in PROVIDERS if each.name == name)
+    try:
+        if provider.kernel_set not in load_onnxruntime().get_available_providers():
+            sys.stderr.write(f"not in this onnxruntime; it is in the package {provider.package}")
+            return _NOT_BUILT
+        require_provider(name)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+        return one_line(error, 300)
+    return 0
+
+
+def _memory() -> int | None:
+    """Available memory in bytes, no more than a container may have."""
+    try:
+        found = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
+        available = int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):
+        return None
+    limit = CGROUP.read_text(encoding="ascii").strip() if CGROUP.exists() else ""
+    return min(available, int(limit)) if limit.isdigit() else available

@@ -1,1 +1,0 @@
-"""Time and memory of a run, estimated from counts before it starts."""

@@ -1,0 +1,114 @@
+"""`rewrite doctor`: what it finds on this machine, and each thing that can be wrong, planted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import pytest
+
+from rewriter import doctor
+from rewriter.api import diagnosing as room
+from rewriter.cli import run
+from rewriter.files.load import load_model
+from tests.textmodels import SILU, mlp
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
+    """What became of each provider; one that is not named works."""
+    found: dict[str, tuple[bool, str]] = {}
+    monkeypatch.setattr(room, "_state", lambda name: found.get(name, (True, "")))
+    monkeypatch.setattr(room, "distributions", lambda: [SimpleNamespace(name="onnxruntime")])
+    return found
+
+
+def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(SILU), "model.onnx")
+    status = run(["doctor", "model.onnx", "--json", "found.json"])
+    text, found = capsys.readouterr().out, json.loads(Path("found.json").read_text(encoding="utf-8"))
+    assert status == found["exit_status"] == int(bool(found["problems"]))
+    assert found["providers"]["cpu"] == ""
+    assert found["environment"]["onnx"] == onnx.__version__ in text
+    assert found["model_bytes"] == Path("model.onnx").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("code", "built", "reason"),
+    [
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            True,
+            "starting execution provider 'cpu' crashes (SIGSEGV)",
+        ),
+        ("import time; time.sleep(600)", True, "execution provider 'cpu' did not start within 1 s; leave it out"),
+        ("raise ImportError('no such library')", True, "onnxruntime cannot be imported (no such library); pip install"),
+        ("get_available_providers = lambda: []", False, "not in this onnxruntime; it is in the package onnxruntime"),
+    ],
+)
+def test_a_broken_onnxruntime(
+    code: str, built: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{code}\nset_default_logger_severity = print\n"
+    (tmp_path / "onnxruntime.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = room._state("cpu", 20.0 if "sleep" not in code else 1.0)
+    assert found[0] == built
+    assert found[1].startswith(reason)
+
+
+def test_only_providers_that_are_used_unasked_are_problems(states: dict[str, tuple[bool, str]]) -> None:
+    states |= {"cuda": (True, "no device"), "openvino": (True, "no device"), "webgpu": (False, "not built")}
+    found = doctor()
+    assert found.problems == ("no device",)
+    assert found.exit_status == 1
+    assert found.providers["openvino"] == "no device"
+    states["cuda"] = (False, "not built")
+    assert doctor().problems == ()
+
+
+@pytest.mark.usefixtures("states")
+def test_several_onnxruntimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions", "onnx"]
+    monkeypatch.setattr(room, "distributions", lambda: [SimpleNamespace(name=name) for name in names])
+    (problem,) = doctor().problems
+    assert problem.startswith("onnxruntime and onnxruntime-gpu overwrite each other's files; pip uninstall -y")
+
+
+@pytest.mark.usefixtures("states")
+def test_memory_disk_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(mlp(SILU), tmp_path / "model.onnx")
+    assert doctor(tmp_path / "model.onnx").problems == ()
+    monkeypatch.setattr(room, "_memory", lambda: 10)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    memory, disk, folder = doctor(tmp_path / "model.onnx").problems
+    assert memory.endswith("10 B of memory are available; prove it in parts with --option proof=blocks")
+    assert disk.endswith("20 B are free here; give -o another disk")
+    assert folder.startswith("the folder is not writable")
+    monkeypatch.setattr(room, "LARGE", 5)  # such a model is never loaded as a whole
+    assert load_model(tmp_path / "model.onnx").size > 5
+    assert doctor(tmp_path / "model.onnx").problems == (disk, folder)
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    monkeypatch.setattr(room, "MEMINFO", info)
+    monkeypatch.setattr(room, "CGROUP", limit)
+    assert room._memory() is None
+    info.write_text("MemTotal: 8000 kB\nMemAvailable: 7000 kB\nHugePages_Total: 0\n", encoding="ascii")
+    assert room._memory() == 7_168_000
+    limit.write_text("4000000\n", encoding="ascii")
+    assert room._memory() == 4_000_000
+    limit.write_text("max\n", encoding="ascii")
+    assert room._memory() == 7_168_000
+
+
+def test_an_unreadable_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"junk")
+    assert run(["doctor", os.fspath(tmp_path / "x.onnx")]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
