@@ -1,7 +1,7 @@
 """`python -m benchmarks.omega`: the error of form `maskless` against omega.
 
 For each program, element type and omega: the largest error of the heads on normal pre-activations, against the program
-in float64. This is the cost of the mask in the weights; the sublayers are those of `passes.forms.alone`. Writes a
+in float64. This is the cost of the mask in the weights; the sublayers are those of `passes.sublayers`. Writes a
 table, a JSON file and a plot, shown in docs/forms.md and docs/error-propagation.md.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.common import RESULTS, ROOT, print_table, write_json
 from benchmarks.figures import Curve, Panel, drawing
-from passes.forms.alone import activation_sublayer
 from passes.programs.fitted import cheapest
 from passes.programs.head import Head
 from passes.programs.program import Program
+from passes.sublayers import activation_sublayer
 from rewriter.ort.sessions import open_session
 
 PROGRAMS = (

@@ -21,6 +21,7 @@ from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
 from passes.recognise import Made
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import SAME_NUMBERS
 from rewriter.graph.view import GraphView
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}
@@ -172,7 +173,7 @@ def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOpe
         node = view.nodes[index]
         if operator is not None:
             yield operator
-        elif node.op_type in ("Reshape", "Identity", "Cast", "Flatten") and node.input[0] == tensor:
+        elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
             yield from _readers(view, flow, node.output[0])
 
 

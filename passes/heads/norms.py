@@ -9,9 +9,9 @@ import onnx
 from passes.match.bounds import NORMS
 from passes.match.linear import MICROSOFT
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import SAME_NUMBERS
 from rewriter.graph.view import GraphView, integer_of
 
-_LAYOUT = ("Reshape", "Identity", "Cast", "Dropout", "Flatten", "Squeeze", "Unsqueeze")
 _REACH = 8
 """Nodes between a written-out normalisation's scale and the mean that it divides by."""
 
@@ -34,7 +34,7 @@ class Norm:
 def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
     """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
     node = view.made_by(tensor)
-    while node is not None and node.op_type in _LAYOUT:
+    while node is not None and node.op_type in SAME_NUMBERS:
         tensor = node.input[0]
         node = view.made_by(tensor)
     if node is None:

@@ -18,13 +18,13 @@ from passes.heads.shapes import Shape
 from passes.heads.trace import Part, Signal, Tracer
 from passes.heads.values import UNFIT, LostError
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
+from rewriter.graph.layout import REARRANGED
 from rewriter.graph.view import attributes, label
 
 _DEPTH = 24
 """Longest chain of nodes between a Softmax and the products on both sides of it."""
 
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout"}
-_PASSING = {"Cast", "Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape"}
 
 
@@ -232,7 +232,7 @@ def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
         operators = [found for found in operators if found.data == name]
         if operators:
             return operators[0]
-        onward = [node for node in readers if node.op_type in _PASSING and node.input[0] == name]
+        onward = [node for node in readers if node.op_type in REARRANGED and node.input[0] == name]
         if len(onward) != 1:
             readers = [node for node in readers if node.op_type != "Shape"]
             raise LostError("no linear operator reads its heads", label(readers[0]) if readers else where)

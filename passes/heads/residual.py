@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from passes.heads.layers import Named
 from passes.heads.original import Attention
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import REARRANGED
 from rewriter.graph.view import GraphView
 
 _STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LayerNormalization", "RMSNormalization"),
     *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LpNormalization"),
-    *("Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"),
+    *REARRANGED,
+    "Expand",
 }
 """Operators of normalisations, sums and layout: their results have the channels of what they read."""
-
-_PASSING = {"Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
             return Write(tensor, others[0], node.output[0])
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
-        if not scaled and not (node.op_type in _PASSING and node.input[0] == tensor):
+        if not scaled and not (node.op_type in REARRANGED and node.input[0] == tensor):
             return None
         tensor = node.output[0]
     return None

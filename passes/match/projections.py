@@ -16,10 +16,8 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
 from passes.network.sizes import ShapeReader
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import REARRANGED, SAME_ENTRIES
 from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, label
-
-_LAYOUT_ONLY = ("Reshape", "Identity", "Dropout", "Squeeze", "Unsqueeze", "Flatten")
-"""Operators that keep all entries in order: between two tensors with the same last axis they do not move tokens."""
 
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
@@ -191,7 +189,7 @@ class _Reader:
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
         """The inputs that are data, neither constants, nor the shape of a Reshape, nor the bounds of a part."""
-        names = node.input[:1] if node.op_type in (*_LAYOUT_ONLY, *_PARTS) else node.input
+        names = node.input[:1] if node.op_type in (*SAME_ENTRIES, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
     def _step(self, projection: Projection, index: int, output: str) -> Projection | Miss:
@@ -203,7 +201,7 @@ class _Reader:
             found = tuple(vector for vector in vectors if vector is not None)
             if len(found) == len(vectors):
                 return replace(projection, biases=(*projection.biases, *found))
-        elif node.op_type in _LAYOUT_ONLY:
+        elif node.op_type in SAME_ENTRIES:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
         elif node.op_type in _PARTS:
@@ -339,7 +337,7 @@ class _Reader:
         # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
         # quantisation.
         while (node := self._view.made_by(weight)) is not None and node.op_type != "Constant":
-            if node.op_type not in (*_LAYOUT_ONLY, "Transpose", "Cast"):
+            if node.op_type not in REARRANGED:
                 return node
             weight = node.input[0]
         return None
@@ -365,7 +363,7 @@ class _Reader:
             if tensor == block.output:
                 return None
             node = self._view.made_by(tensor)
-            if node is None or node.op_type not in _LAYOUT_ONLY:
+            if node is None or node.op_type not in SAME_ENTRIES:
                 return Miss("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
 

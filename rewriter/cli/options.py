@@ -103,7 +103,7 @@ def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
 
 
 def report_options(what: str, *flags: str) -> Callable[[Command], Command]:
-    """Where the JSON goes, and how much is printed; `flags` are further names of the first option."""
+    """Where the JSON goes, and how much is printed."""
     quiet = click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
     return with_options((report_option(what, *flags), quiet))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = re.compile(
-    r"(rewriter|passes)/([\w/]+\.py|py\.typed|report/\w+\.schema\.json|report/html/templates/[\w.]+|programs/programs\.json|estimate/factors\.json|proof/certificate/bounds\.json)"
+    r"(rewriter|passes)/([\w/]+\.py|py\.typed|report/\w+\.schema\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
     r"|attnonly-[\w.]+\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)"
 )
 """Everything that a wheel may hold."""

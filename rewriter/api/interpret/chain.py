@@ -14,9 +14,8 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.api.interpret.index import HeadIndex
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import SAME_NUMBERS
 from rewriter.graph.view import label
-
-_LAYOUT = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,7 @@ def chain_to(index: HeadIndex, output: str) -> Chain:
             break
         node = view.made_by(tensor)
         data = [] if node is None else [name for name in node.input if name not in constants]
-        if node is None or not data or node.op_type not in (*_LAYOUT, "Add"):
+        if node is None or not data or node.op_type not in (*SAME_NUMBERS, "Add"):
             break
         if node.op_type == "Add":
             held = [name for name in node.input if name in constants]
@@ -202,7 +201,7 @@ def norm_of(index: HeadIndex, named: Named, stage: Stage) -> Norm | None:
 def unflattened(index: HeadIndex, tensor: str) -> str:
     """The tensor before operators that keep its entries."""
     node = index.view.made_by(tensor)
-    while node is not None and node.op_type in _LAYOUT:
+    while node is not None and node.op_type in SAME_NUMBERS:
         tensor = node.input[0]
         node = index.view.made_by(tensor)
     return tensor

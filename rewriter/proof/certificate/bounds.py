@@ -13,6 +13,7 @@ import hashlib
 import heapq
 import json
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ FLOOR = 1e-15
 """Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
 MOST_CELLS = 20_000
 """Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
-_MOST_COVER = 4_000
+_MOST_COVER, _MOST_RELATIVE = 4_000, 2_000
 _MOST_PARTS = 200_000
 """Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
 _ORDER = 8
@@ -130,7 +131,7 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
     key = key_of(original, rewritten, limit, top, domain)
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
-    lower, at = max(search.lower, 0.0), None if search.at is None else float(search.at)
+    lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
     found = Bound(
         holds=upper <= limit,
         limit=limit,
@@ -148,8 +149,8 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
     if lower > limit:
         return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
     if search.undefined is not None:
-        return replace(found, reason=f"is not defined at y = {float(search.undefined):.9g}")
-    where = "" if search.widest is None else f" on [{float(search.widest[0]):.6g}, {float(search.widest[1]):.6g}]"
+        return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
+    where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
     return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
 
 
@@ -278,29 +279,30 @@ class _Search:
                     upper = min(upper, float((_most(size) / _least(scale)).upper()))
             return upper
 
+    def _series(self, low: fmpq, high: fmpq) -> _Series:
+        """Both functions around the centre of a cell, at the working precision of the caller."""
+        centre, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
+        before = ctx.cap
+        try:
+            ctx.cap = _ORDER
+            inner = Evaluation(self._parts, Taylor(centre), low, high)
+            ctx.cap = _ORDER + 1
+            outer = Evaluation(self._parts, Taylor(arb(centre.mid(), radius + centre.rad())), low, high)
+            gap = inner.values[self._b] - inner.values[self._a]
+            rest = outer.values[self._b] - outer.values[self._a]
+        finally:
+            ctx.cap = before
+        self._roots |= outer.roots
+        terms = (*(gap[k] for k in range(_ORDER)), rest[_ORDER])
+        return _Series(terms, radius, inner.values[self._a][0], outer.values[self._a][0])
+
     def _by_series(self, low: fmpq, high: fmpq) -> float:
-        centre, radius = (low + high) / 2, arb((high - low) / 2).upper()
         with _precision(_PRECISION):
-            ball = arb(arb(centre).mid(), radius + arb(centre).rad())
-            before = ctx.cap
-            try:
-                ctx.cap = _ORDER
-                inner = Evaluation(self._parts, Taylor(arb(centre)), low, high)
-                ctx.cap = _ORDER + 1
-                outer = Evaluation(self._parts, Taylor(ball), low, high)
-                gap = inner.values[self._b] - inner.values[self._a]
-                rest = outer.values[self._b] - outer.values[self._a]
-            finally:
-                ctx.cap = before
-            self._roots |= outer.roots
-            upper = sum((abs(gap[k]) * radius**k for k in range(_ORDER)), abs(rest[_ORDER]) * radius**_ORDER)
-            scale = inner.values[self._a][0]
-            if gap[0].is_finite() and scale.is_finite():
-                self._found(abs(gap[0]) / largest(abs(scale).upper(), arb(1)), centre)
-            floor = abs(outer.values[self._a][0]).lower()
-            if not upper.is_finite() or not floor.is_finite():
-                return math.inf
-            return _quotient(upper.upper(), floor)
+            found = self._series(low, high)
+            if found.terms[0].is_finite() and found.at_centre.is_finite():
+                self._found(abs(found.terms[0]) / largest(abs(found.at_centre).upper(), arb(1)), (low + high) / 2)
+            upper, floor = found.most(), abs(found.on_cell).lower()
+            return _quotient(upper, floor) if upper.is_finite() and floor.is_finite() else math.inf
 
     def _at_point(self, y: fmpq) -> float:
         """The same at a single number, where every condition is decided exactly."""
@@ -367,41 +369,88 @@ class _Search:
 
     def relative(self) -> float | None:
         """An upper bound of |F_B - F_A| / |y|, within a factor 2 where that is cheap; None where there is none."""
+        if not self._meet_at_zero():
+            return None
         heap: list[tuple[float, fmpq, fmpq]] = [(-math.inf, -self._end, self._end)]
         lower = 0.0
-        for _ in range(min(_MOST_COVER, _MOST_PARTS // len(self._parts))):
+        for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // len(self._parts))):
             upper, low, high = heapq.heappop(heap)
-            if -upper <= max(2.0 * lower, FLOOR):
-                return -upper
             middle = _middle(low, high)
-            if middle in (low, high):
-                return None
+            if -upper <= max(2.0 * lower, FLOOR) or middle in (low, high):
+                heapq.heappush(heap, (upper, low, high))
+                break
             for first, last in ((low, middle), (middle, high)):
                 try:
                     found, least = self._relative_on(first, last)
                 except Kink as kink:
-                    heapq.heappush(heap, (-math.inf, first, kink.at))
-                    heapq.heappush(heap, (-math.inf, kink.at, last))
-                    continue
-                lower = max(lower, least)
-                heapq.heappush(heap, (-found, first, last))
+                    pieces = [(-math.inf, first, kink.at), (-math.inf, kink.at, last)]
+                else:
+                    lower, pieces = max(lower, least), [(-found, first, last)]
+                for piece in pieces:
+                    heapq.heappush(heap, piece)
         return -heap[0][0] if math.isfinite(heap[0][0]) else None
 
+    def _meet_at_zero(self) -> bool:
+        """Whether both are proved to have the same value at 0."""
+        zero = fmpq(0)
+        try:
+            if self._equal(zero, zero):
+                return True
+            with _precision(_PRECISION):
+                arithmetic, _, gap = self._intervals(zero, zero)
+                return bool(_most(arithmetic.range(gap)) == 0)
+        except Undecided:
+            return False
+
     def _relative_on(self, low: fmpq, high: fmpq) -> tuple[float, float]:
+        """An upper and a lower bound of the supremum of |F_B - F_A| / |y| on a cell; both are equal at 0."""
+        nearest = max(low, -high, fmpq(0))
+        upper, lower = math.inf, 0.0
         far = max(abs(low), abs(high)) >= _FAR
         with _precision(256 + self._bits if far else _PRECISION):
-            try:
+            with suppress(Undecided):
                 arithmetic, _, gap = self._intervals(low, high)
-                if low < 0 < high or low == 0 or high == 0:
-                    if gap[0][0] != 0 or gap[0][1] != 0:
-                        return math.inf, 0.0
-                    size = arithmetic.range(gap[1:]) if len(gap) > 1 else (NOTHING, NOTHING)
-                else:
+                if nearest > 0:
                     size = _over_y(arithmetic, gap, i_inverse(arithmetic.cell))
-            except Undecided:
-                return math.inf, 0.0
-            upper = _most(size)
-            return (float(upper) if upper.is_finite() else math.inf), float(_least(size))
+                    upper, lower = _rounded_up(_most(size)), float(_least(size))
+                elif gap[0][0] == 0 and gap[0][1] == 0:
+                    upper = _rounded_up(_most(arithmetic.range(gap[1:] or [(NOTHING, NOTHING)])))
+            if high - low <= _WIDEST and max(abs(low), abs(high)) <= _FARTHEST and upper > 2.0 * lower:
+                with suppress(Undecided):
+                    found = self._series(low, high)
+                    # Next to 0, by the mean value theorem: as much as the derivative at most.
+                    most = found.most() / arb(nearest) if nearest > 0 else found.steepest()
+                    upper = min(upper, _rounded_up(most))
+                    if found.terms[0].is_finite() and low + high != 0:
+                        share = abs(found.terms[0]) / abs(arb((low + high) / 2))
+                        lower = max(lower, float(low_end(share)))
+        return upper, lower
+
+
+@dataclass(frozen=True)
+class _Series:
+    """F_B - F_A on a cell, as sum terms[k] (y - centre)^k; the last coefficient is that of the remainder.
+
+    Attributes:
+        terms: the coefficients.
+        radius: half the width of the cell.
+        at_centre: F_A at the centre.
+        on_cell: F_A on the cell.
+    """
+
+    terms: tuple[arb, ...]
+    radius: arb
+    at_centre: arb
+    on_cell: arb
+
+    def most(self) -> arb:
+        """An upper bound of its magnitude."""
+        return sum((abs(term) * self.radius**k for k, term in enumerate(self.terms)), arb(0)).upper()
+
+    def steepest(self) -> arb:
+        """An upper bound of the magnitude of its derivative."""
+        slopes = (k * abs(term) * self.radius ** (k - 1) for k, term in enumerate(self.terms) if k)
+        return sum(slopes, arb(0)).upper()
 
 
 class _Lines(Intervals):
@@ -430,10 +479,23 @@ def _least(values: Interval) -> arb:
     return values[0] if values[0] > 0 else -values[1] if values[1] < 0 else NOTHING
 
 
+def _float(number: fmpq) -> float:
+    """The nearest finite float: 2^1024, the end of float64, is none."""
+    try:
+        return float(number)
+    except OverflowError:
+        return sys.float_info.max if number > 0 else -sys.float_info.max
+
+
+def _rounded_up(number: arb) -> float:
+    """A float that is at least as large; infinite where there is none."""
+    found = float(number.upper()) if number.is_finite() else math.inf
+    return math.nextafter(found, math.inf) if found else 0.0
+
+
 def _quotient(size: arb, scale: arb) -> float:
     """size / max(1, scale), rounded up."""
-    found = float((size / largest(scale, arb(1))).upper()) if size.is_finite() else math.inf
-    return math.nextafter(found, math.inf) if found else 0.0
+    return _rounded_up(size / largest(scale, arb(1)))
 
 
 def _over_y(arithmetic: Intervals, values: Polynomial, inverse: Interval) -> Interval:

@@ -204,7 +204,7 @@ class Scope:
             if name in scope.made:
                 node, place = scope.made[name]
                 key = key_of(node)
-                if key == ("", "Identity") and node.input[0]:
+                if (key == ("", "Identity") and node.input[0]) or (place == 0 and self._inactive(node)):
                     name = node.input[0]
                     continue
                 if key == ("", "Constant"):
@@ -216,6 +216,10 @@ class Scope:
                 return Tensor(scope, name, "input", place=scope.inputs[name])
             scope = scope.outer
         raise NotCertifiable(f"tensor {quoted(name)} is not defined")
+
+    def _inactive(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is a Dropout that drops nothing: since opset 7 it does so only where training is asked for."""
+        return key_of(node) == ("", "Dropout") and len(node.input) < 3 and self.model.opsets.get("", 0) >= 7
 
     def number(self, name: str) -> str:
         """The digest of what a tensor is computed from; the empty string for an operand that is left out."""

@@ -19,9 +19,12 @@ import onnx
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, key_of
 from rewriter.proof.certificate.expressions import (
+    ONE,
     OPERATORS,
+    ZERO,
     Expression,
     NotAFunction,
+    apply,
     clip,
     constant,
     leaf,
@@ -36,7 +39,7 @@ from rewriter.proof.certificate.keys import read_keys
 
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
-_MOST_NAMES = 400
+_MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _FURTHER = (
@@ -44,6 +47,7 @@ _FURTHER = (
     "Clip",
     "Cast",
     "Reshape",
+    "Log",
     "Not",
     "And",
     "Or",
@@ -216,8 +220,9 @@ class Reader:
         if key == ("", "Clip"):
             return (yield self._clip(scope, node))
         if key == ("", "Cast"):
-            known = attributes(node).get("to") in FLOATS
-            return (yield self._operand(scope, node.input[0], integer=True)) if known else None
+            return (yield self._cast(scope, node))
+        if key == ("", "Log"):
+            return _log((yield self._operand(scope, node.input[0])))
         if key not in OPERATORS or not all(node.input):
             return None
         operands = yield self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
@@ -232,6 +237,14 @@ class Reader:
         self._inside.setdefault(keys.expression, []).extend(keys.inside)
         leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
         return _Read(keys.expression, leaves, together=keys.together)
+
+    def _cast(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+        """The same number; of a condition, 1 where it holds and 0 where it does not."""
+        if attributes(node).get("to") not in FLOATS:
+            return None
+        if scope.find(node.input[0]).elem_type == onnx.TensorProto.BOOL:
+            return (yield self._chosen(scope, node.input[0], _Read(ONE), _Read(ZERO), _MOST_CONDITIONS))
+        return (yield self._operand(scope, node.input[0], integer=True))
 
     def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         value = yield self._operand(scope, node.input[0])
@@ -286,6 +299,15 @@ def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
         return None
     leaves = frozenset().union(*(each.leaves for each in operands))
     return _Read(expression, leaves, any(each.vectors for each in operands), any(each.together for each in operands))
+
+
+def _log(operand: _Read | None) -> _Read | None:
+    """log(1 + exp(y)) is softplus; of other logarithms no bounds are known."""
+    if operand is None or operand.expression.operator != "+":
+        return None
+    one, two = operand.expression.operands
+    power = two if one is ONE else one if two is ONE else None
+    return None if power is None or power.operator != "exp" else _read(apply("softplus", power.operands[0]), operand)
 
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")

@@ -18,6 +18,7 @@ from rewriter.api.interpret.index import HeadIndex
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
+from rewriter.graph.layout import SAME_NUMBERS
 from rewriter.proof.inputs.roles import Role, input_specs
 from rewriter.proof.inputs.text import open_tokenizer, spelling
 from rewriter.text import quoted
@@ -25,7 +26,6 @@ from rewriter.text import quoted
 Told = Callable[[int], str]
 """A token id in words."""
 
-_LAYOUT = ("Cast", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Flatten")
 _LONGEST = 40
 
 
@@ -43,7 +43,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         if node is None or node.op_type != "Gather" or node.input[0] not in constants:
             continue
         source = node.input[1]
-        while source not in ids and (maker := view.made_by(source)) is not None and maker.op_type in _LAYOUT:
+        while source not in ids and (maker := view.made_by(source)) is not None and maker.op_type in SAME_NUMBERS:
             source = maker.input[0]
         if source in ids:
             found.append(node.input[0])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from rewriter import rewrite
+from rewriter.errors import ModelError
 from rewriter.files.load import load_model
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from tests.committed import FILES, FOLDER
@@ -57,6 +58,9 @@ RIGHT: dict[str, tuple[str, str]] = {
         "g = MatMul(x, V1) z = Add(y, g) s = Sigmoid(z) h = Mul(z, s)",
         "g = MatMul(x, V1) z = Add(y, g) n = Neg(z) e = Exp(n) d = Add(e, $1.0) h = Div(z, d)",
     ),
+    "ReLU by a mask": ("h = Relu(y)", "c = Greater(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)"),
+    "softplus by a logarithm": ("h = Softplus(y)", "e = Exp(y) o = Add($1.0, e) h = Log(o)"),
+    "a Dropout that drops nothing": (SILU, "s = Sigmoid(y) m1 = Mul(s, y) h = Dropout(m1)"),
     "And, Or, Not": (
         "h = Clip(y, $-1.0, $1.0)",
         "a = Greater(y, $1.0) b = Less(y, $-1.0) o = Or(a, b) i = Not(o) "
@@ -152,6 +156,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
         SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
     "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
     "rounded": (SILU, "z = Round(y) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "a logarithm of something else": ("h = Softplus(y)", "e = Exp(y) o = Add($2.0, e) h = Log(o)", "stands where"),
+    "a mask of the other side": (
+        "h = Relu(y)", "c = Less(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)", "differs"),
     "a softmax over neurons": (SILU, "z = Softmax<axis = 2>(y) h = Mul(y, z)", "stands where"),
     "random numbers": (
         SILU, "z = RandomNormalLike(y) k = Mul(z, $0.0) s = Sigmoid(y) p = Add(s, k) h = Mul(y, p)",
@@ -268,6 +275,37 @@ def _attribute(value: float) -> onnx.ModelProto:
 def test_attributes_are_compared() -> None:
     found = judged(_attribute(1e-5), _attribute(2e-5))
     assert found.refusals[0].reason == "attribute epsilon differs from the original's"
+
+
+NORMAL = "{} second = MatMul(h, W2) big = Add(second, $1e6) back = Sub(big, $1e6) out = Sub(back, x)"
+
+
+def _ending(normal: str) -> onnx.ModelProto:
+    """A model whose output is rounding: no run sees what becomes of the block before it."""
+    constants = {"ones": np.ones(8), "zeros": np.zeros(8)}
+    return text_model(f"first = MatMul(x, W1) {NORMAL.format(normal)}", constants=constants)
+
+
+def test_what_rounding_hides_is_refused() -> None:
+    normal = "h = LayerNormalization<axis = -1>(first, ones, zeros)"
+    negative = "n = LayerNormalization<axis = -1>(first, ones, zeros) h = Neg(n)"
+    assert judged(_ending(normal), _ending(normal)).certified
+    assert "Neg 'h'" in judged(_ending(normal), _ending(negative)).refusals[0].text
+
+
+def test_a_fused_operator_is_its_published_definition() -> None:
+    options: dict[str, Any] = {"domains": {"com.microsoft": 1}}
+    fused = "h = com.microsoft.FastGelu(y, c1)"
+    tanh = (
+        "b = Add(y, c1) q = Mul(b, b) k = Mul(q, b) s = Mul(k, $0.044715) z = Add(b, s) i = Mul(z, $0.7978845608028654)"
+        " t = Tanh(i) p = Add(t, $1.0) g = Mul(b, $0.5) h = Mul(g, p)"
+    )
+    assert of(fused, tanh, **options).certified
+    clipped = tanh.replace("b = Add(y, c1)", "r = Add(y, c1) b = Clip(r, $-8.0, $8.0)")
+    assert "differs by" in of(fused, clipped, **options).refusals[0].reason
+    shadow = '<opset_import: ["": 17], domain: "com.microsoft"> FastGelu (a) => (b) { b = Relu(a) }'
+    with pytest.raises(ModelError, match="onnxruntime's domain"):
+        of("h = com.microsoft.FastGelu(y)", "h = com.microsoft.FastGelu(y)", functions=shadow, **options)
 
 
 # -- control flow, functions, types -----------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.forms.alone import activation_sublayer, linear_sublayer
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
+from passes.sublayers import activation_sublayer, linear_sublayer
 from rewriter.ort.sessions import open_session
 
 RNG = np.random.default_rng(0)

@@ -1,0 +1,200 @@
+"""Expressions: one object for equal ones, folded constants, and operators by their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+from flint import fmpq
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from rewriter.proof.certificate.expressions import (
+    FUNCTIONS,
+    HALF,
+    MICROSOFT,
+    ONE,
+    OPERATORS,
+    VARIABLE,
+    ZERO,
+    Expression,
+    NotAFunction,
+    add,
+    apply,
+    constant,
+    degree_in,
+    div,
+    leaf,
+    listing,
+    maximum,
+    mul,
+    neg,
+    power,
+    scalar_operator,
+    softmax,
+    sub,
+    substitute,
+    total,
+    where,
+)
+
+U, G = leaf(1), leaf(0)
+
+
+def value(expression: Expression, y: float) -> float:
+    """What an expression of one variable is in double precision."""
+    numbers: dict[Expression, float] = {}
+
+    def of(part: Expression) -> float:
+        if part not in numbers:
+            numbers[part] = _value(part, [of(each) for each in part.operands], y)
+        return numbers[part]
+
+    return of(expression)
+
+
+def _value(part: Expression, x: list[float], y: float) -> float:
+    if isinstance(part.value, fmpq):
+        return float(part.value)
+    known = {"variable": lambda: y, "pi": lambda: math.pi, "exp": lambda: math.exp(x[0]), "neg": lambda: -x[0]}
+    known |= {"+": lambda: x[0] + x[1], "-": lambda: x[0] - x[1], "*": lambda: x[0] * x[1], "/": lambda: x[0] / x[1]}
+    known |= {"sigmoid": lambda: 1 / (1 + math.exp(-x[0])), "tanh": lambda: math.tanh(x[0])}
+    known |= {"erf": lambda: math.erf(x[0]), "softplus": lambda: math.log1p(math.exp(x[0]))}
+    known |= {"sqrt": lambda: math.sqrt(x[0]), "where": lambda: x[1] if x[0] >= 0 else x[2]}
+    return known[part.operator]()
+
+
+UNARY = [key for key in OPERATORS if key[0] == "" and key[1] not in
+         ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "PRelu", "Pow", "Sqrt")]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", UNARY, ids=lambda key: key[1])
+def test_an_operator_is_what_onnx_says(key: tuple[str, str]) -> None:
+    try:
+        schema = onnx.defs.get_schema(key[1], 23, "")
+    except onnx.defs.SchemaError:
+        pytest.skip("onnx here does not know it yet")
+    node = helper.make_node(key[1], ["x"], ["y"])
+    kind = onnx.TensorProto.DOUBLE
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", kind, [None])],
+        [helper.make_tensor_value_info("y", kind, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(schema.since_version, 20))])
+    x = np.array([-3.5, -1.0, -0.3, 0.4, 1.0, 2.5, 7.0])
+    try:
+        wanted = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    except NotImplementedError:
+        pytest.skip("onnx here has no reference for it")
+    made = scalar_operator(key, {}, [VARIABLE])
+    assert made is not None
+    assert [value(made, each) for each in x] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+def test_operators_of_onnxruntime() -> None:
+    tanh = scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE])
+    assert tanh is scalar_operator(("", "Gelu"), {"approximate": b"tanh"}, [VARIABLE])
+    assert scalar_operator((MICROSOFT, "Gelu"), {}, [VARIABLE]) is scalar_operator(("", "Gelu"), {}, [VARIABLE])
+    quick = scalar_operator((MICROSOFT, "QuickGelu"), {"alpha": 1.5}, [VARIABLE])
+    assert quick is mul(VARIABLE, apply("sigmoid", mul(constant(1.5), VARIABLE)))
+    assert scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE, U]) is None
+
+
+def test_what_is_not_elementwise_is_not_guessed() -> None:
+    assert scalar_operator(("", "LayerNormalization"), {}, [VARIABLE]) is None
+    assert scalar_operator(("ai.other", "Gelu"), {}, [VARIABLE]) is None
+    for exponent in (constant(0.5), constant(9), constant(-1), U):
+        assert scalar_operator(("", "Pow"), {}, [VARIABLE, exponent]) is None
+
+
+def test_defaults_are_float32_numbers() -> None:
+    made = scalar_operator(("", "LeakyRelu"), {}, [VARIABLE])
+    assert made is where(VARIABLE, VARIABLE, mul(constant(float(np.float32(0.01))), VARIABLE))
+
+
+def test_equal_expressions_are_one_object() -> None:
+    assert add(mul(VARIABLE, U), ONE) is add(mul(VARIABLE, U), ONE)
+    assert add(U, ONE) is not add(ONE, U)
+
+
+def test_constants_fold_exactly() -> None:
+    assert add(constant(0.1), constant(0.2)) is not constant(0.3)
+    assert constant(0.5) is HALF
+    assert sub(U, U) is ZERO
+    assert mul(U, ZERO) is ZERO
+    assert mul(ONE, U) is U
+    assert add(ZERO, U) is U
+    assert div(U, ONE) is U
+    assert neg(HALF) is constant(-0.5)
+    assert maximum(constant(2), constant(-3)) is constant(2)
+    assert where(ZERO, U, G) is U
+    assert where(constant(-1e-300), U, G) is G
+    assert power(constant(-2), 5) is constant(-32)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_what_is_not_a_number_is_no_constant(number: float) -> None:
+    with pytest.raises(NotAFunction):
+        constant(number)
+
+
+def test_a_division_by_zero() -> None:
+    with pytest.raises(NotAFunction, match="division by 0"):
+        div(VARIABLE, ZERO)
+
+
+@pytest.mark.parametrize(
+    ("expression", "degree"),
+    [
+        (mul(G, U), 1),
+        (div(mul(G, U), apply("exp", G)), 1),
+        (add(U, mul(G, U)), 1),
+        (neg(U), 1),
+        (where(G, U, ZERO), 1),
+        (G, 0),
+        (mul(U, U), None),
+        (add(U, ONE), None),
+        (add(U, G), None),
+        (div(G, U), None),
+        (div(U, U), None),
+        (where(U, G, U), None),
+        (apply("exp", U), None),
+    ],
+)
+def test_the_degree_in_a_value(expression: Expression, degree: int | None) -> None:
+    assert degree_in(expression, U) == degree
+
+
+def test_a_value_of_one_is_folded_away() -> None:
+    gate = mul(mul(G, apply("sigmoid", G)), U)
+    assert substitute(gate, {U: ONE, G: VARIABLE}) is mul(VARIABLE, apply("sigmoid", VARIABLE))
+
+
+def test_a_softmax_is_a_distribution() -> None:
+    weights = softmax([VARIABLE, constant(2), neg(VARIABLE)])
+    assert value(total(weights), 0.7) == pytest.approx(1.0)
+    assert value(weights[1], 0.7) == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(0.7) + math.exp(-0.7)))
+
+
+def test_listings_tell_constants_apart_and_share_parts() -> None:
+    s = apply("sigmoid", VARIABLE)
+    assert listing(add(mul(s, s), HALF)) == ["t0 = sigmoid(y)", "t1 = *(t0, t0)", "t2 = +(t1, 1/2)"]
+    assert listing(mul(VARIABLE, constant(0.1))) != listing(mul(VARIABLE, constant(math.nextafter(0.1, 1))))
+    assert listing(VARIABLE) == ["y"]
+
+
+def test_deep_expressions_are_no_problem() -> None:
+    deep = G
+    for k in range(50_000):
+        deep = add(mul(deep, constant(fmpq(k + 2, k + 1))), ONE)
+    replaced = substitute(deep, {G: VARIABLE})
+    assert degree_in(deep, U) == 0
+    assert len(listing(replaced)) == 100_000
+
+
+def test_all_functions_are_operators() -> None:
+    assert {name.capitalize() for name in FUNCTIONS} <= {name for domain, name in OPERATORS if domain == ""}

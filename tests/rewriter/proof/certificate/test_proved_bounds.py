@@ -1,0 +1,352 @@
+"""Bounds over all reals: what is proved is true, and wrong functions are refused, however narrow the place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import mpmath
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewriter.proof.certificate.arithmetic import Intervals, Taylor, Undecided
+from rewriter.proof.certificate.bounds import Bound, bound, key_of, prove
+from rewriter.proof.certificate.expressions import (
+    FUNCTIONS,
+    HALF,
+    ONE,
+    VARIABLE,
+    ZERO,
+    Expression,
+    add,
+    apply,
+    clip,
+    constant,
+    div,
+    gelu,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    ordered,
+    sub,
+    where,
+)
+from tests.conftest import slow
+
+Y = VARIABLE
+SINGLE, HALF_TYPE, DOUBLE = fmpq(2) ** 128, fmpq(65504), fmpq(2) ** 1024
+SIGMOID = apply("sigmoid", Y)
+SILU, TANH = mul(Y, SIGMOID), apply("tanh", Y)
+RELU, PAST, OFF = maximum(Y, ZERO), sub(Y, constant(3)), sub(Y, constant(1.2345))
+HEADS = div(Y, add(ONE, apply("exp", neg(Y))))
+STEEP = mul(Y, apply("sigmoid", mul(constant(2.0**40), Y)))
+
+
+def number(value: float | str) -> Expression:
+    return constant(fmpq(*value.as_integer_ratio()) if isinstance(value, float) else fmpq(value))
+
+
+def of(a: Expression, b: Expression, limit: float = 1e-7, top: fmpq = SINGLE, domain: float | None = None) -> Bound:
+    return prove(a, b, limit, top, domain)
+
+
+def inside(low: float, high: float, then: Expression, otherwise: Expression) -> Expression:
+    """`then` on [low, high], by nested conditions."""
+    return where(sub(Y, constant(low)), where(sub(constant(high), Y), then, otherwise), otherwise)
+
+
+EXACT: dict[str, tuple[Expression, Expression]] = {
+    "SiLU as one head": (SILU, HEADS),
+    "SiLU by tanh": (SILU, mul(mul(HALF, Y), add(ONE, apply("tanh", mul(HALF, Y))))),
+    "QuickGELU": (
+        mul(Y, apply("sigmoid", mul(constant(1.702), Y))), div(Y, add(ONE, apply("exp", mul(constant(-1.702), Y))))
+    ),
+    "tanh as a sigmoid": (TANH, sub(mul(constant(2), apply("sigmoid", mul(constant(2), Y))), ONE)),
+    "tanh of softplus": (
+        mul(Y, apply("tanh", apply("softplus", Y))),
+        mul(Y, sub(ONE, div(constant(2), add(ONE, mul(add(ONE, apply("exp", Y)), add(ONE, apply("exp", Y))))))),
+    ),
+    "ReLU with its sides changed": (RELU, where(neg(Y), ZERO, Y)),
+    "a clip from above first": (clip(Y, ZERO, constant(6)), maximum(minimum(Y, constant(6)), ZERO)),
+    "a kink that is not at 0": (
+        maximum(PAST, ZERO), mul(HALF, add(PAST, where(PAST, PAST, neg(PAST))))
+    ),
+    "a product in another order": (mul(mul(Y, Y), SIGMOID), mul(Y, mul(SIGMOID, Y))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("top", [SINGLE, HALF_TYPE, DOUBLE], ids=["float32", "float16", "float64"])
+def test_equal_functions_are_proved_equal(name: str, top: fmpq) -> None:
+    found = of(*EXACT[name], limit=0.0, top=top)
+    assert (found.holds, found.exact, found.bound, found.domain, found.relative) == (True, True, 0.0, None, 0.0)
+
+
+WRONG: dict[str, tuple[Expression, Expression]] = {
+    "a coefficient": (SILU, div(Y, add(ONE, apply("exp", mul(number("-100001/100000"), Y))))),
+    "a slope": (SILU, mul(number("1000001/1000000"), HEADS)),
+    "an interval": (SILU, inside(1.2345, 1.2346, mul(number("1001/1000"), HEADS), HEADS)),
+    "an interval far out": (SILU, inside(-31337.5, -31337.4999, constant(-0.25), HEADS)),
+    "an interval by a square": (
+        SILU, where(sub(number("1/100000000"), mul(OFF, OFF)), add(HEADS, number("1/1000")), HEADS)
+    ),
+    "an interval of lines by a square": (
+        RELU, where(sub(number("1/100000000"), mul(OFF, OFF)), add(RELU, number("1/1000")), RELU)
+    ),
+    "a point": (RELU, inside(1.0, 1.0, constant(1.01), RELU)),
+    "the point of a kink": (RELU, where(Y, where(neg(Y), ONE, Y), ZERO)),
+    "a clip at 8": (SILU, minimum(SILU, constant(8))),
+    "beyond 30": (SILU, where(sub(Y, constant(30)), add(HEADS, ONE), HEADS)),
+    "beyond 300": (SILU, where(sub(Y, constant(300)), mul(HEADS, number("999/1000")), HEADS)),
+    "below -300": (SILU, where(add(Y, constant(300)), HEADS, number("-1/1000"))),
+    "beyond 1e30": (RELU, minimum(RELU, constant(1e30))),
+    "the largest floats": (RELU, minimum(RELU, constant(3e38))),
+    "the other GELU": (gelu(Y), gelu(Y, tanh=True)),
+    "a side": (RELU, minimum(Y, ZERO)),
+    "a sign": (TANH, neg(TANH)),
+    "a shift": (TANH, apply("tanh", add(Y, number("1/1000000")))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_functions_are_refused(name: str) -> None:
+    found = of(*WRONG[name])
+    assert not found.holds
+    assert found.bound > found.limit
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("a coefficient", 2.0), ("beyond 30", 30.0), ("a sign", 1.0), ("the other GELU", 2.0)]
+)
+def test_a_refusal_has_a_witness(name: str, at: float) -> None:
+    found = of(*WRONG[name])
+    assert found.at is not None
+    assert found.at_least > found.limit
+    assert f"differs by {found.at_least:.3g} at y = {found.at:.9g}, more than 1e-07" == found.reason
+    assert abs(found.at) >= at / 16
+
+
+def test_a_type_ends_where_its_floats_do() -> None:
+    capped = minimum(RELU, constant(70000))
+    assert of(RELU, capped, top=HALF_TYPE).exact
+    assert not of(RELU, capped).holds
+    assert not of(RELU, minimum(RELU, constant(1e300)), top=DOUBLE).holds
+
+
+def test_a_domain_is_what_was_claimed() -> None:
+    capped = minimum(RELU, constant(508))
+    assert of(RELU, capped, domain=508.0).holds
+    assert not of(RELU, capped, domain=512.0).holds
+    everywhere = of(RELU, capped)
+    assert not everywhere.holds
+    assert everywhere.domain is None
+
+
+@pytest.mark.parametrize(
+    "pole", [div(mul(SILU, sub(Y, ONE)), sub(Y, ONE)), div(mul(SILU, sub(SIGMOID, HALF)), sub(SIGMOID, HALF))]
+)
+def test_a_pole_is_refused(pole: Expression) -> None:
+    found = of(SILU, pole)
+    assert not found.holds
+    assert "not defined at y = " in found.reason or "no bound" in found.reason
+
+
+def test_a_root_of_negative_numbers_is_refused() -> None:
+    root = apply("sqrt", Y)
+    assert not of(root, add(root, number("1/1000000000000"))).holds
+
+
+def test_the_limit_of_a_steep_head() -> None:
+    found = of(RELU, STEEP)
+    # The largest y sigmoid(-2^40 y): 0.278464543 / 2^40.
+    assert found.at_least <= 0.2784645428 / 2**40 <= found.bound <= 1.2 * found.at_least
+    assert found.relative == pytest.approx(0.5)
+
+
+def test_the_relative_error_is_that_of_small_numbers() -> None:
+    slope = add(SILU, mul(number("1/1000000000"), mul(Y, apply("exp", neg(mul(Y, Y))))))
+    found = of(SILU, slope)
+    assert found.relative is not None
+    assert 1e-9 <= found.relative <= 2.1e-9
+    assert of(SILU, add(SILU, number("1/1000000000"))).relative is None
+
+
+@pytest.mark.parametrize(
+    ("name", "pair", "domain"),
+    [
+        ("steep", (RELU, STEEP), None),
+        ("other GELU", (gelu(Y), gelu(Y, tanh=True)), None),
+        ("slope", (SILU, mul(number("100001/100000"), SILU)), 100.0),
+        ("truncated", (apply("exp", Y), add(ONE, add(Y, mul(HALF, mul(Y, Y))))), 0.01),
+    ],
+)
+def test_a_limit_that_is_too_small_by_two_percent(
+    name: str, pair: tuple[Expression, Expression], domain: float | None
+) -> None:
+    loose = of(*pair, limit=1.0, domain=domain)
+    assert loose.holds, name
+    assert 0 < loose.bound <= 1.2 * loose.at_least
+    assert not of(*pair, limit=loose.at_least * 0.98, domain=domain).holds
+    assert of(*pair, limit=loose.bound, domain=domain).holds
+
+
+def test_a_claim_is_looked_up_with_all_that_it_says() -> None:
+    keys = {
+        key_of(SILU, HEADS, limit, top, domain)
+        for limit in (1e-7, 2e-7)
+        for top in (SINGLE, HALF_TYPE)
+        for domain in (None, 508.0)
+    }
+    keys |= {key_of(HEADS, SILU, 1e-7, SINGLE, None), key_of(SILU, WRONG["a coefficient"][1], 1e-7, SINGLE, None)}
+    assert len(keys) == 10
+    assert bound(RELU, STEEP, limit=1e-7, top=SINGLE) is bound(RELU, STEEP, limit=1e-7, top=SINGLE)
+    assert bound(SILU, SILU, limit=0.0, top=SINGLE).exact
+
+
+SMOOTH = (SILU, TANH, gelu(Y), gelu(Y, tanh=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from(SMOOTH),
+    st.sampled_from(["factor", "inside", "interval", "added"]),
+    st.floats(-8, 8).map(lambda y: round(y, 3)),
+    st.sampled_from([1e-5, -1e-5, 3e-4, 0.1]),
+)
+def test_functions_that_differ_a_little_are_refused(f: Expression, kind: str, at: float, by: float) -> None:
+    changed = {
+        "factor": mul(constant(1 + by), f),
+        "inside": add(f, mul(constant(by), apply("exp", neg(mul(sub(Y, constant(at)), sub(Y, constant(at))))))),
+        "interval": inside(at, at + 1e-4, add(f, constant(by)), f),
+        "added": add(f, constant(by)),
+    }[kind]
+    assert not of(f, changed).holds
+    assert of(f, changed, limit=0.5).holds
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([SIGMOID, SILU, TANH]),
+    st.integers(-9, 9).filter(bool),
+    st.integers(1, 9),
+    st.integers(-5, 5),
+)
+def test_functions_written_in_another_way_are_equal(f: Expression, p: int, q: int, shift: int) -> None:
+    factor, offset = constant(fmpq(p, q)), constant(shift)
+    one = add(mul(factor, mul(f, f)), mul(offset, f))
+    other = mul(f, div(add(mul(f, constant(p)), mul(offset, constant(q))), constant(q)))
+    found = of(one, other, limit=0.0)
+    assert found.exact
+
+
+MP: dict[str, Callable[..., mpmath.mpf]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "neg": lambda a: -a, "where": lambda x, a, b: a if x >= 0 else b, "exp": mpmath.exp, "tanh": mpmath.tanh,
+    "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)), "erf": mpmath.erf, "sqrt": mpmath.sqrt, "pi": lambda: +mpmath.pi,
+    "softplus": lambda x: x + mpmath.log1p(mpmath.exp(-x)) if x > 0 else mpmath.log1p(mpmath.exp(x)),
+}  # fmt: skip
+
+
+def at(expression: Expression, y: mpmath.mpf) -> mpmath.mpf:
+    """The value of an expression, by an evaluator that shares nothing with the checked one."""
+    values: dict[Expression, mpmath.mpf] = {}
+    for part in ordered(expression):
+        if isinstance(part.value, fmpq):
+            values[part] = mpmath.mpf(int(part.value.p)) / int(part.value.q)
+        else:
+            values[part] = y if part is Y else MP[part.operator](*(values[each] for each in part.operands))
+    return values[expression]
+
+
+def points(count: int, end: float) -> list[float]:
+    """Numbers of every size up to an end."""
+    rng = np.random.default_rng(3)
+    small = [float(rng.uniform(-12, 12)) for _ in range(count // 2)]
+    return small + [
+        int(rng.choice((-1, 1))) * 2.0 ** float(rng.uniform(-40, math.log2(end))) for _ in range(count - len(small))
+    ]
+
+
+def no_point_is_above(a: Expression, b: Expression, count: int, domain: float | None = None) -> None:
+    found = of(a, b, limit=1.0, domain=domain)
+    assert found.holds
+    with mpmath.workdps(60):
+        worst = max(
+            abs(at(b, y) - at(a, y)) / max(1, abs(at(a, y))) for y in map(mpmath.mpf, points(count, domain or 2.0**127))
+        )
+    assert worst <= found.bound
+    assert found.at_least <= found.bound <= 1.2 * found.at_least
+
+
+PAIRS = {
+    "GELU": (gelu(Y), gelu(Y, tanh=True)),
+    "ReLU": (RELU, STEEP),
+    "SiLU": (SILU, mul(Y, apply("sigmoid", mul(number("1001/1000"), Y)))),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_no_point_is_above_a_bound(name: str) -> None:
+    no_point_is_above(*PAIRS[name], count=2_000)
+
+
+@slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_no_point_of_a_million_is_above_a_bound(name: str) -> None:
+    no_point_is_above(*PAIRS[name], count=1_000_000)
+
+
+@pytest.fixture
+def precise() -> Iterator[None]:
+    """The ball arithmetic of these tests has 400 bits."""
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = 400, 4
+    yield
+    ctx.prec, ctx.cap = before
+
+
+@pytest.mark.usefixtures("precise")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_intervals_enclose_functions(name: str) -> None:
+    rng, tiny = np.random.default_rng(1), arb("1e-60")
+    for _ in range(60):
+        width, centre = (
+            2.0 ** float(rng.uniform(-30, 60)),
+            int(rng.choice((-1, 1))) * 2.0 ** float(rng.uniform(-10, 60)),
+        )
+        low, high = fmpq(*centre.as_integer_ratio()), fmpq(*centre.as_integer_ratio()) + fmpq(*width.as_integer_ratio())
+        arithmetic = Intervals(low, high)
+        try:
+            found = arithmetic.range(arithmetic.function(name, arithmetic.variable(), None))
+        except Undecided:
+            assert name == "sqrt"
+            assert low < 0
+            continue
+        with mpmath.workdps(80):
+            for y in (centre, centre + width / 3):
+                if abs(y) < 2.0**40:  # mpmath has no exponents beyond
+                    wanted = arb(mpmath.nstr(MP[name](mpmath.mpf(y)), 70))
+                    assert found[0] <= wanted + tiny * abs(wanted)
+                    assert found[1] >= wanted - tiny * abs(wanted)
+
+
+@pytest.mark.usefixtures("precise")
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_tanh_of_a_ball_is_bounded_far_out(sign: int) -> None:
+    series = Taylor(arb(sign * 900, 0.5))
+    found = series.function("tanh", series.variable(), None)
+    assert abs(found[0] - sign) < arb("1e-30")
+    assert abs(found[1]) < arb("1e-30")
+
+
+def test_a_quotient_of_wide_intervals_stays_positive() -> None:
+    # A ball of 100 % width would reach below 0, and 1 / x be undefined.
+    arithmetic = Intervals(fmpq(1), fmpq(2) ** 100)
+    found = arithmetic.range(arithmetic.div([(arb(1), arb(1))], arithmetic.variable()))
+    assert 0 < found[0] <= found[1]
+    assert found[1] >= 1
