@@ -77,9 +77,10 @@ def _figures(report: Report) -> Iterator[tuple[float, float, float, float]]:
     if report.validation is None:
         return
     for proof in report.validation.providers.values():
-        for each in proof.allowances.values():
-            tightness = each.allowed / max(each.rewritten, EPS * each.scale)
-            yield tightness, each.rewritten / each.allowed, proof.error_ratio or 0.0, each.certified / each.scale
+        for each in proof.compared.values():
+            tightness = each.allowed / max(each.error, EPS)
+            worst = report.validation.certificate.worst if report.validation.certificate is not None else 0.0
+            yield tightness, each.error / (each.allowed or 1.0), proof.error_ratio or 0.0, worst
 
 
 def _known(path: Path) -> dict[tuple[str, str], Row]:
