@@ -37,7 +37,7 @@ from rewriter.proof.pass_rule import CAP, FACTOR, Channels, Excess, Wide, agains
 from rewriter.proof.run.whole import ModelRuns, Ran, Results, Way
 from rewriter.proof.sensitivity import Sensitivity, own_rounding, rounding, sensitivity
 from rewriter.proof.settings import LARGE
-from rewriter.proof.statistics import OutputStats, against_truth, compare, merge, uncompared
+from rewriter.proof.statistics import OutputStats, compare, merge, uncompared
 
 # By element type, what rounding may amount to at the outputs of a whole model, as a share of their scale. Half
 # precision gets fewer eps, because 256 eps of float16 would be a quarter of the scale.
@@ -240,7 +240,7 @@ def judge_end_to_end(
         failures += _disparities(before.ways[way].results, after.ways[way].results, str(way))
     optimised = before.ways[ways[-1]], after.ways[ways[-1]]
     fallen, there = _fallen(*optimised)
-    outputs = _statistics(optimised[0].results, optimised[1].results, before.truth)
+    outputs = _statistics(optimised[0].results, optimised[1].results)
     for name, reason in ((name, uncompared(stats)) for name, stats in outputs.items()):
         failures += [] if reason is None else [f"output {name}: nothing could be compared: {reason}"]
     return ProviderProof(
@@ -420,14 +420,8 @@ def _advice(claims: Sequence[Claim]) -> str:
     return f"the largest certificate is that of {largest.name}, {largest.max_error:.2g}; {helps}"
 
 
-def _statistics(old: Results, new: Results, truth: Results | None = None) -> dict[str, OutputStats]:
-    found = {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)]) for name in old[0]}
-    if truth is None:
-        return found
-    return {
-        name: against_truth(stats, *([case[name] for case in results] for results in (old, new, truth)))
-        for name, stats in found.items()
-    }
+def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
+    return {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)]) for name in old[0]}
 
 
 def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:

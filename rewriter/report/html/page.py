@@ -1,6 +1,6 @@
 """Render a report as one self-contained HTML file, deterministically.
 
-Style, script and drawings are inline. A content security policy with their hashes forbids everything else, so the page
+Style and script are inline. A content security policy with their hashes forbids everything else, so the page
 can neither load nor send anything, whatever names the model contains.
 """
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.report.html import numbers, sections, tables
-from rewriter.report.html.rendering import filled, policy, resource
+from rewriter.report.html.rendering import filled, policy, resource, short
 from rewriter.report.html.verdict import Verdict, verdict_of
-from rewriter.report.html.words import short
 from rewriter.report.report import Report
 from rewriter.report.tables import account_table, converted_table, operator_table
 
@@ -73,8 +72,7 @@ def _blocks(report: Report) -> dict[str, Any]:
 def _proof(report: Report) -> dict[str, Any]:
     validation = report.validation
     if validation is None:
-        return {"proof": None, "failures": [], "more_failures": 0, "depth": [], "histograms": [], "more_histograms": 0}
-    plots, omitted = sections.histograms(validation)
+        return {"proof": None, "failures": [], "more_failures": 0}
     return {
         "proof": {
             "outputs": tables.outputs(validation),
@@ -86,9 +84,6 @@ def _proof(report: Report) -> dict[str, Any]:
         },
         "failures": [short(failure, _LONGEST_SENTENCE) for failure in validation.failures[:_MOST_FAILURES]],
         "more_failures": max(len(validation.failures) - _MOST_FAILURES, 0),
-        "depth": sections.depth_plots(validation),
-        "histograms": plots,
-        "more_histograms": omitted,
     }
 
 
@@ -96,7 +91,7 @@ def _details(report: Report) -> dict[str, Any]:
     details = report.details
     if details is None:
         return {"programs": [], "more_programs": 0, "account": None}
-    programs = sections.program_sections(details.drawings)
+    programs = sections.program_sections(details.programs)
     account = {
         "table": account_table("Head accounting, block by block", details.counts),
         "share": numbers.percent(details.share),
@@ -106,6 +101,6 @@ def _details(report: Report) -> dict[str, Any]:
     }
     return {
         "programs": programs,
-        "more_programs": len(details.drawings) - len(programs),
+        "more_programs": len(details.programs) - len(programs),
         "account": account if details.counts else None,
     }

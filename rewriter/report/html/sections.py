@@ -6,48 +6,20 @@ opens at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from rewriter.proof.blocks.block import BlockProof
-from rewriter.proof.statistics import OutputStats
 from rewriter.proof.validate import Validation
-from rewriter.report.details import Drawing
+from rewriter.report.details import ProgramDetails
 from rewriter.report.html import numbers
-from rewriter.report.html.curves import error_figure, values_figure, weights_figure
-from rewriter.report.html.depth import Mark, depth_figure
-from rewriter.report.html.histogram import Bars, histogram_figure
-from rewriter.report.html.svg import Svg
+from rewriter.report.html.rendering import short
 from rewriter.report.html.tables import Shown, key_table, name
-from rewriter.report.html.words import short
 from rewriter.report.report import Report
 from rewriter.report.table import Table
 from rewriter.text import counted
 
-MOST_HISTOGRAMS = 24
-MOST_DRAWINGS = 12
-
-_SHAREABLE = 1e-14
-"""A drawn difference below this, relative to max(1, |f|), is float64's own rounding, not an error of the program."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """One entry of a legend: the CSS class of its sample, and its label."""
-
-    style: str
-    label: str
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure with its caption; `svg` is None if the caption alone says more than a drawing."""
-
-    title: str
-    caption: str
-    svg: Svg | None
-    legend: tuple[Key, ...] = ()
+MOST_PROGRAMS = 12
 
 
 @dataclass(frozen=True)
@@ -61,12 +33,11 @@ class Fact:
 
 @dataclass(frozen=True)
 class ProgramSection:
-    """One head program: its names, a summary, its figures and its coefficients."""
+    """One head program: its names, a summary, and its coefficients."""
 
     program: Shown
     activation: str
     summary: str
-    plots: tuple[Plot, ...]
     tables: tuple[Table, ...]
 
 
@@ -110,116 +81,26 @@ def _proof_facts(validation: Validation) -> list[Fact]:
     return facts
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
-
-_SIDES = (Key("original ring", "original"), Key("rewritten dot", "rewritten"))
-
-
-def depth_plots(validation: Validation) -> list[Plot]:
-    """Plots for whole blocks on real inputs, and for heads on adversarial points."""
-    whole = _marks(validation.blocks, lambda b: (b.block_original_error, b.block_error, b.block_allowed))
-    heads = _marks(validation.blocks, lambda b: (b.region_original_error, b.region_error, None))
-    plots = []
-    for identity, title, caption, marks in (
-        ("depth-blocks", "Whole blocks, on their real inputs", "Largest distance from float64, absolute.", whole),
-        (
-            "depth-heads",
-            "Heads alone, on adversarial points",
-            "Largest distance from float64, over max(1, |f|).",
-            heads,
-        ),
-    ):
-        if any(mark.rewritten is not None for mark in marks):
-            legend = list(_SIDES)
-            legend += [Key("allowed", "allowed")] if any(mark.allowed is not None for mark in marks) else []
-            legend += [Key("failed cross", "rewritten, failed")] if any(mark.failed for mark in marks) else []
-            plots.append(Plot(title, caption, depth_figure(identity, title, marks), tuple(legend)))
-    return plots
-
-
-def _marks(
-    blocks: Iterable[BlockProof], errors: Callable[[BlockProof], tuple[float | None, float | None, float | None]]
-) -> list[Mark]:
-    return [Mark(block.name, *errors(block), failed=not block.passed) for block in blocks]
-
-
-def histograms(validation: Validation) -> tuple[list[Plot], int]:
-    """Histograms of the outputs, the worst first, and the number of those that were omitted."""
-    every = [
-        (provider, key, stats)
-        for provider, proof in validation.providers.items()
-        for key, stats in proof.outputs.items()
-        if sum(stats.ulps) or sum(stats.rewritten_ulps)
-    ]
-    every.sort(key=lambda entry: -entry[2].min_tolerance)
-    plots = [_histogram(number, *entry) for number, entry in enumerate(every[:MOST_HISTOGRAMS])]
-    return plots, len(every) - len(plots)
-
-
-def _histogram(number: int, provider: str, key: str, stats: OutputStats) -> Plot:
-    title = f"{name(key).text}, on {provider.upper()}"
-    if sum(stats.rewritten_ulps) and sum(stats.original_ulps):
-        series = [
-            Bars("original", stats.original_ulps, "original"),
-            Bars("rewritten", stats.rewritten_ulps, "rewritten"),
-        ]
-        caption = "Distance of each element from float64."
-    else:
-        series = [Bars("rewritten against original", stats.ulps, "rewritten")]
-        caption = "Difference of each element between the two models; there is no float64 evaluation."
-    svg = histogram_figure(f"ulps-{number}", f"Errors of {title}, in units in the last place", series)
-    return Plot(title, caption, svg, tuple(Key(f"{bars.style} bar", bars.label) for bars in series))
-
-
 # -- programs --------------------------------------------------------------------------------------------------------
 
 
-def program_sections(drawings: Sequence[Drawing]) -> list[ProgramSection]:
+def program_sections(programs: Sequence[ProgramDetails]) -> list[ProgramSection]:
     """Sections for the first programs of a model, which rarely has more than two."""
-    return [_program(number, drawing) for number, drawing in enumerate(drawings[:MOST_DRAWINGS])]
+    return [_program(each) for each in programs[:MOST_PROGRAMS]]
 
 
-def _program(number: int, drawing: Drawing) -> ProgramSection:
-    heads, blocks = counted(drawing.count, "head"), counted(drawing.blocks, "block")
-    summary = f"{heads} per neuron, {counted(drawing.tokens, 'bias token')}, in {blocks}."
-    plots = [
-        Plot(
-            "Values",
-            "The heads reproduce the activation.",
-            values_figure(f"values-{number}", drawing),
-            (Key("target", "activation"), Key("program", "heads")),
-        )
-    ]
-    several = len(drawing.heads) > 1
-    for place, head in enumerate(drawing.heads):
-        title = f"Attention of head {place + 1}" if several else "Attention"
-        numbered = "; numbers are bias tokens" if len(head.keys) > 2 else ""
-        numbered = "; heads have the same keys, here by their numbers" if head.shared else numbered
-        svg = weights_figure(f"weights-{number}-{place}", drawing, head)
-        plots.append(Plot(title, f"Softmax weights, which sum to 1{numbered}.", svg))
-    plots.append(_error_plot(number, drawing))
-    return ProgramSection(
-        program=name(drawing.program),
-        activation=short(drawing.activation),
-        summary=summary,
-        plots=tuple(plots),
-        tables=tuple(key_table(head, drawing.program) for head in drawing.heads),
+def _program(each: ProgramDetails) -> ProgramSection:
+    bound = numbers.small(each.certified)
+    error = (
+        f"measured on a dense grid: off by at most {bound}" if each.measured else f"certified: off by at most {bound}"
     )
-
-
-def _error_plot(number: int, drawing: Drawing) -> Plot:
-    peak, bound = max(abs(value) for value in drawing.error.values), numbers.small(drawing.certified)
-    if drawing.certified == 0.0 and peak < _SHAREABLE:
-        return Plot(
-            "Error",
-            f"None: heads and activation are the same function. At the points drawn they differ by at most "
-            f"{numbers.small(peak)}, which is the rounding of float64.",
-            None,
-        )
-    known = f"measured on a dense grid: at most {bound}" if drawing.measured else f"certified: {bound} everywhere"
-    caption = f"Heads minus activation, over max(1, |f|); {known}."
-    legend = (Key("error", "error"), Key("certified", "measured" if drawing.measured else "certified"))
-    return Plot("Error", caption, error_figure(f"error-{number}", drawing), legend)
+    same = "heads and activation are the same function"
+    summary = (
+        f"{counted(each.count, 'head')} per neuron, {counted(each.tokens, 'bias token')}, in "
+        f"{counted(each.blocks, 'block')}; {f'{error}, over max(1, |f|)' if each.certified else same}."
+    )
+    tables = tuple(key_table(head, each.program) for head in each.heads)
+    return ProgramSection(name(each.program), short(each.activation), summary, tables)
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------

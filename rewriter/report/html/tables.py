@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rewriter.proof.end_to_end import ProviderProof
 from rewriter.proof.validate import Validation
-from rewriter.report.details import DrawnHead
+from rewriter.report.details import Key
 from rewriter.report.html import numbers
-from rewriter.report.html.words import short
+from rewriter.report.html.rendering import short
 from rewriter.report.report import BlockRow
 from rewriter.report.table import Cell, Column, Kind, Row, Table, columns
 from rewriter.report.tables import operators, proof_table
@@ -96,11 +96,11 @@ def _provider(name: str, proof: ProviderProof) -> Row:
     return (name, result, proof.error_ratio, *(Cell(value, numbers.seconds(value)) for value in proof.load_seconds))
 
 
-def key_table(head: DrawnHead, program: str) -> Table:
+def key_table(keys: Sequence[Key], program: str) -> Table:
     """The coefficients of one head."""
     heads = (Column("key"), *columns("error", "y²", "y", "1"), Column("value"))
     rows: list[Row] = [
-        (key.label, *(Cell(part, numbers.small(part, 9)) for part in key.logit), key.value) for key in head.keys
+        (key.label, *(Cell(part, numbers.small(part, 9)) for part in key.logit), key.value) for key in keys
     ]
     title = f"Logits of {short(program)}, by powers of y, and values"
     return Table(title, heads, tuple(rows), sortable=False)
