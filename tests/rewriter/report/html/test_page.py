@@ -294,9 +294,7 @@ def test_contrast(theme: str) -> None:
     for name in ("ink", "muted", "link", "good", "bad", "open"):
         for ground in ("paper", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
-    for band in ("self", "token0", "token1"):
+    for band in ("self", "token0"):
         assert contrast(colours["ink"], colours[band]) >= 4.5, band
-    for mark in ("original", "rewritten", "bad", "muted"):
+    for mark in ("rewritten", "bad", "muted"):
         assert contrast(colours[mark], colours["paper"]) >= 3.0, mark
-    assert contrast(colours["rewritten"], colours["certified"]) >= 3.0
-    assert contrast(colours["rewritten"], colours["target"]) >= 2.0  # one line on the other; the axis tells them too
