@@ -18,8 +18,7 @@ from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import ModelRuns
-from rewriter.report.html.page import render
-from rewriter.report.html.verdict import verdict_of
+from rewriter.report.html.page import render, verdict_of
 from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rewriter import Report, UsageError
-from rewriter.report.html import Verdict, render, rendering, write_page
+from rewriter.report.html import render, rendering, write_page
 from rewriter.report.html.rendering import resource
 from tests.rewriter.report.html.samples import HOSTILE, REPORTS, large, passed
 
@@ -154,17 +154,6 @@ def test_verdict_without_float64_claims_less() -> None:
     text = render(replace(report, validation=replace(report.validation, providers=providers)))
     assert "there is no float64 evaluation to compare with" in text
     assert "times the original’s own distance" not in text
-
-
-def test_a_comparison_of_any_two_models_makes_a_page() -> None:
-    """No candidates, but a proof: what a command that only compares has; it brings its own verdict."""
-    report = replace(REPORTS["no-details"](), blocks=(), output="other.onnx")
-    taken = Page(render(report, verdict=Verdict("Same", "good", "They agree.", other="Compared with")))
-    assert taken.of("h1") == ["Same"]
-    assert taken.of("h2") == ["Outputs", "Operators", "Conditions"]
-    assert taken.of("dt")[:2] == ["Model", "Compared with"]
-    assert "blocks converted" not in taken.visible()
-    assert "candidate" not in taken.visible()
 
 
 def test_failures_are_told(pages: dict[str, str]) -> None:
