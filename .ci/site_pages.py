@@ -82,9 +82,6 @@ def _gallery() -> str:
         "What the heads of one neuron attend to, as a function of its pre-activation: one drawing for each activation,",
         "made from the programs of the code. Each leads to its formulas.",
         "",
-        "**[Try it](playground.html)**: drag y, and see the softmax draw SiLU, GELU and SwiGLU.",
-        "**[Side by side](browser.html)**: type, and both models of a pair run in your browser.",
-        "",
     ]
     for path in sorted((ROOT / "docs" / "figures" / "programs").glob("*.svg")):
         name = path.stem

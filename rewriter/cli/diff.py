@@ -34,8 +34,8 @@ def diff(
     """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
 
     Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as
-    by `rewrite validate`. Two different graphs may compute the same, so the graphs decide the exit status only with
-    --graph-only.
+    by `rewrite validate`. Two different graphs may compute the same, so the outputs decide the exit status, and the
+    graphs only where nothing is run.
     """
     check_report(report, (a, b))
     from rewriter import diff as compare

@@ -4,65 +4,19 @@ Everything is computed in float64 and in pieces, so that only one array of the o
 (float32 differences, for the percentile). Elements that are NaN or infinite on either side are left out of the
 distances and judged by parity: both sides must have them in the same places. An output without a single compared
 element has not been validated (`uncompared`).
-
-Histograms count elements by their distance in units in the last place of max(1, |expected|), which is eps times the
-power of two at or below it, so that an element near 0 is measured on the output's scale. The bins are: exactly 0; up to
-2^LOWEST; up to each further power of two; above 2^HIGHEST, infinity included.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.arrays import Array
-from rewriter.proof.distance import gap
 from rewriter.proof.inputs.roles import is_float
-
-LOWEST, HIGHEST = -4, 16
-BINS = HIGHEST - LOWEST + 3
-
-_BITS = 52
-_MANTISSA = (1 << _BITS) - 1
-"""Layout of a float64: number of mantissa bits, and their mask."""
-
-
-def ulp_counts(distances: Array, expected: Array, epsilon: float) -> NDArray[np.int64]:
-    """Count `distances` (>= 0, no NaN) from `expected` (finite), both float64 of the same shape, in `BINS` bins."""
-    # Exponents are read from the bits, which is several times as fast as frexp. The distance is rounded up to a power
-    # of two and its unit down, so the difference of exponents is exactly the ceiling of the logarithm.
-    above = (np.ascontiguousarray(distances, np.float64).view(np.int64) + _MANTISSA) >> _BITS
-    below = np.maximum(1.0, np.abs(expected)).view(np.int64) >> _BITS
-    power = above - below - (math.frexp(epsilon)[1] - 1)
-    bins = np.where(distances == 0, 0, np.clip(power, LOWEST, HIGHEST + 1) - LOWEST + 1)
-    return np.bincount(bins.ravel(), minlength=BINS)
-
-
-def counts_against(values: Iterable[Array], truth: Iterable[Array]) -> tuple[int, ...]:
-    """Counts of the distances of `values` from their float64 evaluation, summed over all cases.
-
-    Elements whose truth is not finite are left out. Empty if the values are not floats or shapes differ.
-    """
-    total = np.zeros(BINS, np.int64)
-    for value, right in zip(values, truth, strict=True):
-        if value.shape != right.shape or not is_float(value.dtype):
-            return ()
-        finite = np.isfinite(right.astype(np.float64))
-        epsilon = float(ml_dtypes.finfo(value.dtype).eps)
-        total += ulp_counts(gap(value, right)[finite], right[finite].astype(np.float64), epsilon)
-    return tuple(total.tolist())
-
-
-def added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sum of several counts; empty ones are ignored."""
-    return tuple(map(sum, zip(*(each for each in counts if each), strict=True)))
-
 
 NEAR_ZERO = 1e-3
 """Share of an output's largest value below which an element counts as near 0, and its relative error says nothing."""
@@ -84,8 +38,6 @@ def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> Outpu
     count, total, largest, tolerance = 0, 0.0, 0.0, 0.0
     place: int | None = None
     products = np.zeros(3)
-    ulps = np.zeros(BINS, np.int64)
-    epsilon = float(ml_dtypes.finfo(expected.dtype).eps) if is_float(expected.dtype) else 0.0
     nan_parity = inf_parity = True
     for start in range(0, size, _PIECE):
         e, a = (each[start : start + _PIECE] for each in flat)
@@ -106,7 +58,6 @@ def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> Outpu
         e, a, difference = e[finite], a[finite], difference[finite]
         tolerance = max(tolerance, float((difference / (1 + np.abs(e))).max()))
         products += _products(e, a)
-        ulps += ulp_counts(difference, e, epsilon) if epsilon else 0
     p99_abs = _percentile(kept[:count])
     max_rel, mean_rel, p99_rel, worst_rel = _relative(*flat, kept)
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
@@ -129,7 +80,6 @@ def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> Outpu
         inf_parity=inf_parity,
         min_tolerance=tolerance if parity else float("inf"),
         rows=rows,
-        ulps=tuple(ulps.tolist()) if epsilon else (),
         mean_rel=mean_rel,
         p99_rel=p99_rel,
         worst_rel=_index(worst_rel, expected.shape),
@@ -267,10 +217,6 @@ class OutputStats:
         min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
             tolerance helps.
         rows: number of rows that `top1` and `kl` cover.
-        ulps: elements by |difference| in units in the last place of max(1, |expected|), in the bins of
-            `rewriter.proof.statistics`; empty if the output is not floating-point or shapes differ.
-        original_ulps: the same of the original against float64; empty without a float64 evaluation.
-        rewritten_ulps: the same of the rewritten model against float64.
         mean_rel: mean of |difference| / |expected| over the same elements as `max_rel`; the largest of the cases'.
         p99_rel: what 99 % of these relative differences stay below; the largest of the cases'.
         worst_rel: index of `max_rel`.
@@ -296,9 +242,6 @@ class OutputStats:
     inf_parity: bool
     min_tolerance: float
     rows: int = 0
-    ulps: tuple[int, ...] = ()
-    original_ulps: tuple[int, ...] = ()
-    rewritten_ulps: tuple[int, ...] = ()
     mean_rel: float = 0.0
     p99_rel: float = 0.0
     worst_rel: tuple[int, ...] | None = None
@@ -364,22 +307,12 @@ def merge(stats: Sequence[OutputStats]) -> OutputStats:
         inf_parity=all(each.inf_parity for each in stats),
         min_tolerance=max(each.min_tolerance for each in stats),
         rows=rows,
-        ulps=added(each.ulps for each in stats),
-        original_ulps=added(each.original_ulps for each in stats),
-        rewritten_ulps=added(each.rewritten_ulps for each in stats),
         mean_rel=max(each.mean_rel for each in stats),
         p99_rel=max(each.p99_rel for each in stats),
         worst_rel=stats[worst_rel].worst_rel,
         worst_rel_case=worst_rel,
         finite=finite,
     )
-
-
-def against_truth(
-    stats: OutputStats, expected: Sequence[Array], actual: Sequence[Array], truth: Sequence[Array]
-) -> OutputStats:
-    """The statistics, with histograms of each side against a float64 evaluation."""
-    return replace(stats, original_ulps=counts_against(expected, truth), rewritten_ulps=counts_against(actual, truth))
 
 
 def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -1,25 +1,12 @@
-"""What an HTML page shows beyond the report: head programs as curves, and the accounting of heads.
+"""What an HTML page shows beyond the report: head programs with their keys, and the accounting of heads.
 
-These are plain types that `rewriter.api` fills, so that `rewriter.report.html` can draw them without knowing what an
+These are plain types that `rewriter.api` fills, so that `rewriter.report.html` can show them without knowing what an
 MLP or a head program is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a drawing.
-
-    Attributes:
-        label: its name.
-        values: one value per point of the drawing's axis.
-    """
-
-    label: str
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -38,57 +25,29 @@ class Key:
 
 
 @dataclass(frozen=True)
-class DrawnHead:
-    """One head of a program, or all heads over the same keys.
-
-    Attributes:
-        keys: its keys, the token itself first; keys that heads share are in ascending order.
-        weights: softmax weight of each key over `Drawing.near`, in the order of the keys.
-        shared: whether these are several heads, each with one of the keys as its own.
-    """
-
-    keys: tuple[Key, ...]
-    weights: tuple[Curve, ...]
-    shared: bool = False
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """One head program, evaluated in float64 with the coefficients that the graph contains.
+class ProgramDetails:
+    """One head program with the coefficients that the graph contains.
 
     Attributes:
         program: its name.
         activation: the activation that it computes; for a gated block, that of the gate.
         blocks: number of blocks that use it.
-        example: the first of them.
-        exact: whether program and activation are equal in exact arithmetic.
         certified: certified maximum error, relative to max(1, |f|).
         measured: whether that was measured on a dense grid instead.
-        points: pre-activations y, ascending.
-        target: the activation at `points`.
-        values: the program at `points`.
-        near: pre-activations where the softmax changes: `points`, or closer to 0 for a steep program.
-        error: program minus activation f at `near`, relative to max(1, |f|).
         count: number of heads per neuron.
         tokens: the largest number of bias tokens that a head attends to.
-        heads: its heads; of a gate made with the line, those of the program that the line enters.
+        heads: the keys of its heads, the token itself first; heads over the same keys are one entry, with these in
+            ascending order. Of a gate made with the line, those of the program that the line enters.
     """
 
     program: str
     activation: str
     blocks: int
-    example: str
-    exact: bool
     certified: float
-    points: tuple[float, ...]
-    target: Curve
-    values: Curve
-    near: tuple[float, ...]
-    error: Curve
+    measured: bool
     count: int
     tokens: int
-    heads: tuple[DrawnHead, ...]
-    measured: bool = False
+    heads: tuple[tuple[Key, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +78,7 @@ class Details:
     """Everything that only a page shows.
 
     Attributes:
-        drawings: one per distinct program, in graph order of the first block that uses it.
+        programs: one per distinct program, in graph order of the first block that uses it.
         counts: the accounting, block by block.
         share: share of all blocks in the multiply-adds of linear operators, from 0 to 1.
         head_dimension: d_head of the model's own attention; None if it was not found.
@@ -127,7 +86,7 @@ class Details:
         remaining: the nonlinearities that remain besides softmax and normalisation, such as `1 Tanh`; empty if none do.
     """
 
-    drawings: tuple[Drawing, ...]
+    programs: tuple[ProgramDetails, ...]
     counts: tuple[HeadCount, ...]
     share: float
     head_dimension: int | None

@@ -52,7 +52,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
 _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/certificate/*.py": (f"{_PROOF}/certificate",),
     "rewriter/proof/reference/*.py": (_REFERENCE,),
-    "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py {_PROOF}/test_histogram.py", _WHOLE),
+    "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py", _WHOLE),
     "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
     "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/network"),
     "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/unchanged", _WHOLE),
@@ -95,7 +95,7 @@ _OWN: Mapping[str, str] = {
     "rewriter/files/soundness/scopes.py": "test_structure",
     "rewriter/proof/reference/decisions.py": "test_audit",
     "rewriter/proof/reference/engine.py": "test_reference_engine",
-    "rewriter/proof/statistics.py": "test_statistics test_histogram",
+    "rewriter/proof/statistics.py": "test_statistics",
     "passes/certificates/certify.py": "test_tails test_certify",
     "passes/certificates/intervals.py": "test_changes",
     "passes/match/linear.py": "test_linear_table test_linear",

@@ -62,10 +62,10 @@ def heads(
     pair: tuple[int | None, int | None],
     tokenizer: Path | None,
 ) -> int:
-    """List every head of MODEL, original heads and the heads of its neurons; with -o also write their weights.
+    """List every head of MODEL, original heads and the heads of its neurons; -o also writes their weights.
 
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. Whatever is not understood
-    is listed with the node. With --html heads are shown on one sequence, with --logit also what they add to a logit.
+    is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
     from rewriter.api.interpret.arrays import check_suffix
     from rewriter.api.interpret.index import heads as index

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rewriter.report.html.rendering import filled, policy, resource
-from rewriter.report.html.words import short
+from rewriter.report.html.rendering import filled, policy, resource, short
 
 
 class Contents(Protocol):

@@ -53,7 +53,6 @@ def test_every_figure_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.cosine == pytest.approx(e @ a / math.sqrt((e @ e) * (a @ a)), rel=1e-12)
         assert (found.nan_parity, found.inf_parity) == (True, True)
         assert (found.top1, found.kl, found.rows) == (None, None, 0)
-        assert sum(found.ulps) == 5
 
 
 def test_nothing_to_measure() -> None:
@@ -235,7 +234,6 @@ def test_every_figure_of_a_merger() -> None:
     assert both.cosine == min(one.cosine or 0, two.cosine or 0) < max(one.cosine or 0, two.cosine or 0)
     assert both.top1 == 1.0
     assert both.kl == pytest.approx(((one.kl or 0) * 2 + (two.kl or 0) * 2) / 4)
-    assert sum(both.ulps) == 9
     assert (both.same_shape, both.same_dtype, both.nan_parity, both.inf_parity) == (True, True, True, True)
     assert uncompared(both) is None
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import rich.console
 
-from rewriter.report.html.tables import Shown, shown
+from rewriter.report.html.page import Shown, shown
 from rewriter.report.table import Cell, Column, Kind, Table, columns
 from rewriter.report.tables import operator_table
 from rewriter.report.terminal.layout import drawn, written

@@ -18,7 +18,7 @@ from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Ref
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation
-from rewriter.report.details import Curve, Details, Drawing, DrawnHead, HeadCount, Key
+from rewriter.report.details import Details, HeadCount, Key, ProgramDetails
 from rewriter.report.report import BlockRow, Shape
 from tests.textmodels import ERF_GELU, SILU, mlp
 
@@ -112,7 +112,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
     provider = ProviderRun(outputs, {}, 1.3, (0.1, 0.2), tuple(names))
     cases = (*(names or ("batch 1",)),)
     counts = tuple(HeadCount(row.name, 4096, 16384, 2 * 4096 * 16384, 0.006, 16384, None) for row in rows[:blocks])
-    drawings = tuple(_drawing(names[number % len(names)] if names else f"program {number}") for number in range(30))
+    programs = tuple(_program(names[number % len(names)] if names else f"program {number}") for number in range(30))
     return Report(
         model=names[0] if names else "model.onnx",
         output=names[1] if names else "out.onnx",
@@ -125,7 +125,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         notes=names,
         exit_status=ExitStatus.CONVERTED,
         environment={"onnx": "1.22.0"},
-        details=Details(drawings[:8] if names else drawings, counts, 0.6, 64, None, names[0] if names else ""),
+        details=Details(programs[:8] if names else programs, counts, 0.6, 64, None, names[0] if names else ""),
     )
 
 
@@ -142,10 +142,8 @@ def extreme() -> Report:
         replace(base, name="tiny", error=1e-300, allowed=1e300),
     )
     far = float("inf")
-    stats = replace(_stats("out"), max_abs=far, max_rel=far, min_tolerance=far, cosine=None, original_ulps=())
-    provider = ProviderRun(
-        {"out": stats, "integers": replace(stats, ulps=(), rewritten_ulps=())}, {}, None, (0.1, 0.2), ()
-    )
+    stats = replace(_stats("out"), max_abs=far, max_rel=far, min_tolerance=far, cosine=None)
+    provider = ProviderRun({"out": stats, "integers": stats}, {}, None, (0.1, 0.2), ())
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
         report,
@@ -157,7 +155,6 @@ def extreme() -> Report:
 
 
 def _stats(name: str) -> OutputStats:
-    counts = tuple(max(0, 100 - 8 * abs(place - 8)) for place in range(23))
     return OutputStats(
         name=name,
         elements=1000,
@@ -176,24 +173,17 @@ def _stats(name: str) -> OutputStats:
         inf_parity=True,
         min_tolerance=1e-6,
         rows=10,
-        ulps=counts,
-        original_ulps=counts,
-        rewritten_ulps=counts,
     )
+
+
+def _program(name: str) -> ProgramDetails:
+    keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
+    return ProgramDetails(name, name, 1, 1e-8, measured=False, count=1, tokens=1, heads=(keys,))
 
 
 def _region(name: str) -> CertifiedRegion:
     bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, relative=None, cells=7, key="k")
     return CertifiedRegion(name, name, (), ("y",), None, 1, 9, bound, (("t0",), ("t0",)))
-
-
-def _drawing(name: str) -> Drawing:
-    points = tuple(float(number) for number in range(-80, 81))
-    curve = Curve("values", points)
-    keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
-    half = tuple(0.5 for _ in points)
-    head = DrawnHead(keys, (Curve("self", half), Curve(name, half)))
-    return Drawing(name, name, 1, name, False, 1e-8, points, curve, curve, points, Curve("error", half), 1, 1, (head,))
 
 
 REPORTS |= {"extreme": extreme, "failed": failed}

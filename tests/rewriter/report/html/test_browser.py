@@ -66,8 +66,6 @@ def test_page_fits_and_is_silent(name: str, width: int, dark: bool, browser: Bro
     browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
     assert browser.value("document.documentElement.scrollWidth <= innerWidth")
     assert browser.value(OVERFLOWING) == []
-    assert browser.value(TEXTS_OUTSIDE) == []
-    assert browser.value(TEXTS_COLLIDING) == []
     assert browser.value("matchMedia('(prefers-color-scheme: dark)').matches") is dark
     background = browser.value("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(253, 252, 250)") is not dark
@@ -81,11 +79,6 @@ def test_overflow_would_be_noticed(browser: Browser, pages: dict[str, Path]) -> 
     )
     assert browser.value("document.documentElement.scrollWidth <= innerWidth") is False
     assert browser.value(OVERFLOWING) != []
-    browser.value("document.querySelector('svg.plot text').setAttribute('x', 5000)")
-    assert browser.value(TEXTS_OUTSIDE) != []
-    browser.value("for (const each of document.querySelectorAll('svg.plot text')) each.setAttribute('x', 100)")
-    browser.value("for (const each of document.querySelectorAll('svg.plot text')) each.setAttribute('y', 100)")
-    assert browser.value(TEXTS_COLLIDING) != []
 
 
 def test_policy_stops_what_a_name_would_do(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
@@ -134,7 +127,7 @@ def test_first_tab_skips_to_the_report(browser: Browser, pages: dict[str, Path])
 def test_whole_without_scripts(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["gelu"], width=1280, script=False)
     browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert browser.value("document.querySelectorAll('svg.plot').length") == 6
+    assert browser.value("document.querySelectorAll('table').length") >= 6
     assert browser.value("document.querySelectorAll('thead button').length") == 0
     browser.open(pages["gelu"], width=1280)
 

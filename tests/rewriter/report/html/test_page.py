@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from rewriter import Report, UsageError, rewrite
-from rewriter.report.html import Verdict, render, rendering, write_page
+from rewriter.report.html import render, rendering, write_page
 from rewriter.report.html.rendering import resource
 from tests.rewriter.report.html.samples import HOSTILE, REPORTS, large, passed
 from tests.textmodels import SILU, mlp
@@ -107,15 +106,11 @@ def test_headings_are_in_order_and_links_lead_somewhere(name: str, pages: dict[s
 
 
 @each_page
-def test_figures_and_tables_are_named(name: str, pages: dict[str, str]) -> None:
+def test_tables_are_named(name: str, pages: dict[str, str]) -> None:
     taken = Page(pages[name])
-    for picture in taken.all("svg"):
-        if picture.get("aria-hidden") != "true":
-            assert picture["role"] == "img"
-            assert len((picture["aria-labelledby"] or "").split()) == 2
-    assert all(text for text in (*taken.of("title"), *taken.of("desc"), *taken.of("caption")))
+    assert all(picture.get("aria-hidden") == "true" for picture in taken.all("svg"))
+    assert all(text for text in (*taken.of("title"), *taken.of("caption")))
     assert len(taken.all("caption")) == len(taken.all("table")) == len(taken.all("thead"))
-    assert len(taken.all("desc")) == sum(picture.get("role") == "img" for picture in taken.all("svg"))
     assert all(heading.get("scope") in {"col", "row"} for heading in taken.all("th"))
     assert all(region.get("aria-label") for _, region in taken.tags if region.get("role") == "region")
     assert taken.all("html") == [{"lang": "en"}]
@@ -127,18 +122,13 @@ def test_a_converted_model_has_every_section(name: str, pages: dict[str, str]) -
     sections = ["Proved for every input", "Outputs", "Blocks", "Head programs", "Heads", "Operators", "Conditions"]
     assert taken.of("h2") == sections
     assert taken.of("h1") == ["Certified"]
-    assert len(taken.all("figure")) == 1 + 3
     assert "atol = rtol = " in taken.visible()
 
 
 @pytest.mark.parametrize(
     ("name", "verdict", "meaning"),
     [
-        (
-            "gelu",
-            "Certified",
-            "1 MLP block became 72 attention heads. For every input of every size the outputs are",
-        ),
+        ("gelu", "Certified", "1 MLP block became 72 attention heads. For every input of every size the outputs are"),
         ("failed", "Failed", "does not compute what the original does"),
         ("left", "Nothing to convert", "1 candidate stayed as it was; the reasons are below."),
         ("nothing-at-all", "Nothing to convert", "Nothing was written."),
@@ -157,28 +147,18 @@ def test_verdict(name: str, verdict: str, meaning: str, pages: dict[str, str]) -
 
 
 def test_what_is_not_certified_is_called_tested() -> None:
-    report = rewrite(mlp(SILU), form="masked", details=True)
-    taken = Page(render(report))
+    taken = Page(render(rewrite(mlp(SILU), form="masked", details=True)))
     assert taken.of("h1") == ["Tested"]
     assert "tested, not proved" in taken.visible()
     assert "For every input" not in taken.visible()
 
 
-def test_a_comparison_of_any_two_models_makes_a_page() -> None:
-    """No candidates, but a proof: what a command that only compares has; it brings its own verdict."""
-    report = replace(REPORTS["no-details"](), blocks=(), output="other.onnx")
-    taken = Page(render(report, verdict=Verdict("Same", "good", "They agree.", other="Compared with")))
-    assert taken.of("h1") == ["Same"]
-    assert taken.of("h2") == ["Proved for every input", "Outputs", "Operators", "Conditions"]
-    assert taken.of("dt")[:2] == ["Model", "Compared with"]
-    assert "blocks converted" not in taken.visible()
-    assert "candidate" not in taken.visible()
-
-
 def test_failures_are_told(pages: dict[str, str]) -> None:
     taken = Page(pages["failed"])
     assert taken.of("h2")[0] == "What failed"
-    assert "mlp: not certified" in taken.visible()
+    assert "certified: off by at most" in taken.visible()
+    assert "failed" in taken.of("span")
+    assert "failed" not in Page(pages["gelu"]).of("span")
     assert "And 800 more" in pages["extreme"]
 
 
@@ -220,8 +200,7 @@ def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
     assert "model.decoder.layers.1999.conv" in pages["large"]
 
 
-def test_figures_are_limited_and_the_page_says_so(pages: dict[str, str]) -> None:
-    assert "96 more outputs, with smaller errors, are not drawn." in pages["large"]
+def test_programs_are_limited_and_the_page_says_so(pages: dict[str, str]) -> None:
     assert "18 more programs" in pages["large"]
 
 
@@ -301,9 +280,7 @@ def test_contrast(theme: str) -> None:
     for name in ("ink", "muted", "link", "good", "bad", "open"):
         for ground in ("paper", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
-    for band in ("self", "token0", "token1"):
+    for band in ("self", "token0"):
         assert contrast(colours["ink"], colours[band]) >= 4.5, band
-    for mark in ("original", "rewritten", "bad", "muted"):
+    for mark in ("rewritten", "bad", "muted"):
         assert contrast(colours[mark], colours["paper"]) >= 3.0, mark
-    assert contrast(colours["rewritten"], colours["certified"]) >= 3.0
-    assert contrast(colours["rewritten"], colours["target"]) >= 2.0  # one line on the other; the axis tells them too
