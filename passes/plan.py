@@ -6,7 +6,6 @@ nodes of its model by index, so that model must not change afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -105,29 +104,6 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 def _through(options: Options) -> bool:
     """Whether bias tokens are carried through the network."""
     return options.form == WHOLE or options.forms.bias_token == "network"
-
-
-_LOCAL_WAYS = (("model", "fused"), ("double", "fused"), ("double", "softmax"))
-"""The precisions and spellings with which form `local` may have been written."""
-
-
-def alternatives(plan: Plan, conversion: Conversion, options: Options) -> Iterator[Conversion]:
-    """A block of the plan as every form and way of writing converts it under `options`; each program once.
-
-    The first is what form `local` does by default.
-    """
-    block, seen = conversion.block, list[tuple[object, ...]]()
-    for form in FORMS:
-        for precision, spelling in _LOCAL_WAYS if form == "local" else _LOCAL_WAYS[:1]:
-            forms = replace(options.forms, spelling=spelling)
-            chosen = replace(options, form=form, precision=precision, forms=forms)
-            found = _decide(plan.view_of(block), block, chosen, inline=conversion.inline)
-            if isinstance(found, Miss):
-                continue
-            program = found.emitted, found.max_error, found.program.rounding, found.projections is None
-            if program not in seen:
-                seen.append(program)
-                yield found
 
 
 def apply(plan: Plan) -> onnx.ModelProto:

@@ -35,9 +35,6 @@ _PRODUCT = "keep its product in the graph with --gate product"
 MARGIN = 1.5
 """The domain of a fit relative to the largest |y| seen."""
 
-_SIZES = 4
-"""Domains that a fit is looked for on; each costs a fit."""
-
 
 def unnamed(unknown: Unknown) -> Identified | None:
     """An unknown function as an unnamed activation; None where no heads can be fitted to it."""
@@ -52,17 +49,6 @@ def domain_of(reached: float) -> float:
     wanted = max(MARGIN * reached, 1.0)
     power = 2.0 ** math.floor(math.log2(wanted))
     return next(size for size in (power, 1.5 * power, 2.0 * power) if size >= wanted)
-
-
-def domains_of(reached: float) -> tuple[float, ...]:
-    """Domains on which a fit for |y| up to `reached` may have been made, judging by other inputs; the likeliest first.
-
-    None is smaller than `reached`, because a fit says nothing beyond its domain.
-    """
-    sizes = [domain_of(reached / MARGIN)]
-    while len(sizes) < _SIZES:
-        sizes.append(domain_of(1.01 * sizes[-1] / MARGIN))
-    return tuple(dict.fromkeys((domain_of(reached), *sizes)))
 
 
 @cache

@@ -25,13 +25,3 @@ def made_for(node: onnx.NodeProto) -> str | None:
             return str(entry.value)
     # Tools may drop metadata on a round trip; a call of a model-local function is known by its domain and name.
     return node.name.partition("/heads")[0] if node.domain == DOMAIN else None
-
-
-def program_of(node: onnx.NodeProto) -> str | None:
-    """The name of the head program for which an earlier run emitted the node; None for any other node."""
-    return next((str(entry.value) for entry in node.metadata_props if entry.key == PROGRAM_KEY), None)
-
-
-def has_projections(node: onnx.NodeProto) -> bool:
-    """Whether a node belongs to heads that replace a whole block, with projections of their own."""
-    return any(entry.key == PROJECTIONS_KEY and entry.value == OWN_PROJECTIONS for entry in node.metadata_props)

@@ -9,12 +9,13 @@ from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.run import Run, name_of, silent
 from rewriter.compare.graphs import difference
 from rewriter.compare.signature import signature_differences
-from rewriter.compare.verdicts import Rules, Tolerance
+from rewriter.compare.tolerances import Rule, Tolerance
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import Source, load_model
 from rewriter.ort.providers import chosen_providers
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
+from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
 from rewriter.report.comparison import Comparison
 
@@ -39,10 +40,10 @@ def validate(
     allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
-    """Judge whether `rewritten` computes what `original` does, against a float64 evaluation of the original.
+    """Judge whether `rewritten` computes what `original` does: a certificate, and a run on a few inputs.
 
-    Any two models with the same inputs and outputs can be compared. If this tool made `rewritten`, the heads of each
-    block are also tested alone, on adversarial points.
+    Any two models with the same inputs and outputs can be compared. Heads that the plan in the metadata of `rewritten`
+    names, but that are not certified, are tested block by block.
 
     Args:
         original: path of an ONNX file, or a model in memory.
@@ -62,7 +63,7 @@ def validate(
         progress: called with (current activity, steps done, total steps).
 
     Returns:
-        The comparison; `exit_status` is 0 if every check passed, and 1 if one failed or the signatures differ.
+        The comparison; `verdict` says what is proved, and `exit_status` is 1 if the models differ, otherwise 0.
 
     Raises:
         UsageError: an option is invalid, or the given inputs left nothing to compare.
@@ -114,8 +115,8 @@ def diff(
         progress: as for `validate`.
 
     Returns:
-        The comparison; `exit_status` is 0 if both compute the same (without `outputs`: if graphs and weights are the
-        same), else 1.
+        The comparison; `exit_status` is 0 if both compute the same or agree (without `outputs`: if graphs and weights
+        are the same), else 1.
 
     Raises:
         UsageError: both `graph` and `outputs` are off, or as for `validate`.
@@ -157,23 +158,16 @@ class _Options:
         """The options, checked."""
         if self.generate is not None and self.generate < 1:
             raise UsageError(f"generate is {self.generate}; it must be at least 1")
-        return Pairing(
+        settings = Settings(
             providers=chosen_providers(self._providers),
             inputs=as_given(self.inputs),
             dims=dict(self.dims or {}),
             seed=self.seed,
-            rules=_rules(self.atol, self.rtol, self.top_k),
-            taps=self.taps,
-            bisect=self.bisect,
-            generate=self.generate,
-            progress=progress,
         )
-
-
-def _rules(atol: Tolerances | None, rtol: Tolerances | None, top_k: int | None) -> Rules:
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top-k is {top_k}; it must be at least 1")
-    return Rules(_tolerances(atol, rtol), top_k)
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k is {self.top_k}; it must be at least 1")
+        rule = Rule(_tolerances(self.atol, self.rtol), self.top_k)
+        return Pairing(settings, rule, self.taps, self.bisect, self.generate, progress)
 
 
 def _tolerances(atol: Tolerances | None, rtol: Tolerances | None) -> dict[str | None, Tolerance]:
@@ -195,52 +189,30 @@ def _by_name(given: Tolerances | None) -> dict[str | None, float]:
     return {None: float(given)}
 
 
-def _nothing_yet(a: str, b: str) -> Comparison:
-    """A comparison of which nothing is known."""
-    return Comparison(
-        a=a,
-        b=b,
-        signature=(),
-        graph=None,
-        reference="",
-        cases=(),
-        skipped=(),
-        providers={},
-        blocks={},
-        regions={},
-        taps=None,
-        isolated=None,
-        faults=(),
-        failures=(),
-        notes=(),
-        seconds={},
-        exit_status=ExitStatus.CONVERTED,
-    )
-
-
 def _compare(a: Source, b: Source, options: _Options, progress: Progress, *, graph: bool, outputs: bool) -> Comparison:
     run = Run(progress)
     with run.step("load", "loading"):
         models = load_model(a, allow_links=options.allow_links), load_model(b, allow_links=options.allow_links)
     pairing = options.pairing(progress)
-    result = replace(
-        _nothing_yet(name_of(a), name_of(b)), signature=signature_differences(models[0].proto, models[1].proto)
-    )
+    result = Comparison(name_of(a), name_of(b), signature=signature_differences(models[0].proto, models[1].proto))
     if graph:
         with run.step("graph", "comparing the graphs"):
             result = replace(result, graph=difference(*models))
     if result.signature:
-        result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
+        failures = tuple(f"the signatures differ: {text}" for text in result.signature)
+        result = replace(result, failures=failures, verdict="different")
     elif outputs:
-        _check_names(pairing.rules, [value.name for value in models[0].proto.graph.output])
+        _check_names(pairing.rule, [value.name for value in models[0].proto.graph.output])
         result = Pair(models, pairing, run).compare(result)
-    elif result.graph is not None and not result.graph.same:
-        result = replace(result, failures=("the graphs differ",))
-    status = ExitStatus.VALIDATION_FAILED if result.failures else ExitStatus.CONVERTED
+    elif result.graph is not None and result.graph.same:
+        result = replace(result, verdict="same")
+    else:
+        result = replace(result, failures=("the graphs differ",), verdict="different")
+    status = ExitStatus.VALIDATION_FAILED if result.verdict == "different" else ExitStatus.CONVERTED
     return replace(result, exit_status=status, seconds=run.seconds())
 
 
-def _check_names(rules: Rules, known: Sequence[str]) -> None:
-    for name in rules.tolerances:
+def _check_names(rule: Rule, known: Sequence[str]) -> None:
+    for name in rule.tolerances:
         if name is not None and name not in known:
             raise UsageError(f"a tolerance names '{name}', which is not an output; the outputs are: {', '.join(known)}")

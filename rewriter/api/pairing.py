@@ -1,42 +1,59 @@
 """Compares what two models with the same inputs and outputs compute, and locates the differences.
 
-`rewriter.api.comparing` handles the options that users give; this module fills in the `Comparison`.
+The verdict is the one of `rewriter.proof.validate`: a certificate and a run. What B says of itself, the plan in its
+metadata, names blocks and options only: A is planned again with these options, and B is held to what this tool would
+claim. `rewriter.api.comparing` handles the options that users give; this module fills in the `Comparison`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 
+import numpy as np
+
+from passes.match.blocks import Block
 from passes.network.names import COUNT, ROWS
-from rewriter.api.cases import accepted_cases, blame_inputs, failures_of
-from rewriter.api.faults import explain
-from rewriter.api.known import Known, know
+from passes.options import Options
+from passes.plan import make_plan
+from passes.record import BlockRecord, Record, UnreadableError, read_record
+from rewriter.api.rows import claims_of
 from rewriter.api.run import Run, silent
-from rewriter.compare.bisect import Bench, Isolated, isolate, narrow
-from rewriter.compare.boundaries import Boundary, boundaries, rounded
+from rewriter.compare.depth import (
+    Bench,
+    Boundary,
+    Fault,
+    Landmark,
+    Measured,
+    boundaries,
+    isolate,
+    narrow,
+    quantised,
+    tap,
+)
 from rewriter.compare.generation import generate
-from rewriter.compare.outputs import Programs, Results, compare_pair
-from rewriter.compare.taps import Tap, Tapping, tap
-from rewriter.compare.verdicts import PairProof, Rules
+from rewriter.compare.tolerances import Rule
+from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel
-from rewriter.files.walk import iter_nodes
-from rewriter.proof.blocks.activation import RegionProof, prove_region, regions_of
-from rewriter.proof.calibrate import largest_magnitudes
-from rewriter.proof.claims import Side
+from rewriter.options import build
+from rewriter.proof.claims import Claim, Side, Variants
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Given
-from rewriter.proof.noise import QUANTISERS
-from rewriter.proof.pass_rule import CAP, coarsest_allowance
-from rewriter.proof.reference.float64 import NoReference
-from rewriter.proof.run.model import run_model
-from rewriter.proof.run.whole import Wanted, Way
+from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.search import other_cases
+from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings
-from rewriter.proof.validate import Progress
-from rewriter.report.comparison import Comparison, FaultRow
-from rewriter.text import counted, first_of
+from rewriter.proof.statistics import uncompared
+from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
+from rewriter.proof.validate import validate as prove
+from rewriter.report.comparison import Comparison, Verdict
+from rewriter.text import quoted
+
+_LOOSE = 2.0**-10
+"""A pair that is not certified must hold part by part if the rule allows an output to be off by more than this share
+of its norm: quantised models amplify rounding, and such an output says little."""
 
 _MOST_FAULTS = 8
 """Faulty parts that are narrowed down; more would take long and add little."""
@@ -46,15 +63,100 @@ _MOST_FAULTS = 8
 class Pairing:
     """How to compare two models: the options of `rewriter.api.comparing.validate`, checked."""
 
-    providers: tuple[str, ...]
-    inputs: Given | None
-    dims: Mapping[str, int]
-    seed: int
-    rules: Rules
+    settings: Settings
+    rule: Rule
     taps: bool
     bisect: bool
     generate: int | None = None
     progress: Progress = field(repr=False, default=silent)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about a pair from its files.
+
+    Attributes:
+        model: A, or its lowered form if B was made from that: the form whose tensors name the blocks.
+        landmarks: A's blocks.
+        claims: what this tool claims about the blocks that B's plan names.
+        programs: block to head program, as B's plan has them.
+        notes: remarks.
+    """
+
+    model: LoadedModel
+    landmarks: tuple[Landmark, ...]
+    claims: tuple[Claim, ...]
+    programs: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def known_of(a: LoadedModel, b: LoadedModel) -> Known:
+    """Find A's blocks, and those of them that B's plan names."""
+    notes: list[str] = []
+    record: Record | None = None
+    try:
+        record = read_record(b.proto)
+    except UnreadableError as error:
+        notes.append(f"the plan in the metadata of the second model is ignored: {error}")
+    options = Options()
+    if record is not None:
+        # An option that is unknown or invalid here says nothing about the graph.
+        with suppress(RewriteError, TypeError, ValueError):
+            options = build(Options, record.options)
+    plan = make_plan(a.proto, options)
+    named = {each.name: each for each in record.blocks} if record is not None else {}
+    conversions = tuple(each for each in plan.conversions if each.block.name in named)
+    blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
+    missing = [name for name in named if name not in {block.name for block in blocks}]
+    if missing:
+        notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
+    # Blocks whose bias tokens the network carries cannot be cut out of B.
+    accuracy = options.accuracy.error
+    claims = claims_of(replace(plan, conversions=conversions), accuracy) if plan.route is None else ()
+    fitted = (block for block in plan.undetermined if block.name in named and named[block.name].form == "local")
+    claims += tuple(_fitted_claim(block, named[block.name], accuracy) for block in fitted)
+    model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
+    made = {name for node in model.proto.graph.node for name in node.output}
+    marks = (_landmark(block, named[block.name].program if block.name in named else None) for block in blocks)
+    return Known(
+        model=model,
+        landmarks=tuple(mark for mark in marks if {*mark.outputs, *mark.starts, mark.end} <= made),
+        claims=claims,
+        programs={name: each.program for name, each in named.items()},
+        notes=tuple(notes),
+    )
+
+
+def _fitted_claim(block: Block, record: BlockRecord, accuracy: float | None) -> Claim:
+    """The claim about a program that was fitted: what B's plan says is proved or fails, within the usual limits."""
+    mark = _landmark(block, record.program)
+    return Claim(
+        name=block.name,
+        inputs=mark.starts,
+        output=mark.end,
+        block_inputs=mark.inputs,
+        block_outputs=mark.outputs,
+        max_error=record.bound,
+        elem_type=block.coarsest,
+        gated=block.gate != block.value,
+        unstable=True,
+        path=block.path,
+        width=next((operator.in_features for operator in block.first), None),
+        domain=record.domain,
+        axis=next((operator.axis for operator in block.first), -1),
+        accuracy=accuracy or 0.0,
+    )
+
+
+def _landmark(block: Block, program: str | None) -> Landmark:
+    return Landmark(
+        name=block.name,
+        inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
+        outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        starts=tuple(dict.fromkeys((block.gate, block.value))),
+        end=block.output,
+        program=program,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,208 +169,176 @@ class Pair:
 
     @cached_property
     def known(self) -> Known:
-        """The blocks of A, and which of them are heads in B."""
-        return know(*self.models, self._reached)
-
-    @cached_property
-    def coarse(self) -> float:
-        """The error allowed without a reference, as a share of the largest value."""
-        return coarsest_allowance(self.models[0].proto)
-
-    def _reached(self, model: LoadedModel, tensors: Sequence[str]) -> Mapping[str, float]:
-        options = self.pairing
-        settings = Settings(inputs=options.inputs, seed=options.seed, dims=options.dims)
-        return largest_magnitudes(model, tensors, settings, options.progress)
+        """The blocks of A, and what B's plan says of them."""
+        return known_of(*self.models)
 
     def compare(self, result: Comparison) -> Comparison:
-        """Run both models, judge outputs and heads, and locate the differences if that was asked for."""
-        with self.run.step("inputs", "making inputs"):
-            options = self.pairing
-            given = options.inputs, options.dims, options.seed
-            cases, skipped = accepted_cases(self.models[0], options.providers[0], *given)
-        with self.run.step("float64", "evaluating in float64"):
-            reference, truth = _truth(Side.of(self.models[0]), cases, self.pairing.progress)
-        providers: dict[str, PairProof] = {}
-        programs = self._programs(cases)
-        with self.run.step("outputs", "comparing outputs"):
-            for name in self.pairing.providers:
-                providers[name] = compare_pair(self.models, cases, truth, name, self.pairing.rules, programs)
-        blame_inputs(self.pairing.inputs, cases, providers)
-        with self.run.step("blocks", "testing the heads of each block"):
-            regions = self._regions()
+        """Judge both models, and locate the differences if that was asked for."""
+        options, (a, b) = self.pairing, self.models
+        with self.run.step("plan", "finding the blocks"):
+            known = self.known
+        with self.run.step("validate", "proving"):
+            variants = Variants(lowered=known.model)
+            noise = self._points()
+            proof = prove(a, b, known.claims, options.settings, options.progress, variants, options.rule, noise)
+        self._blame_inputs(proof)
         result = replace(
             result,
-            reference=reference,
-            cases=tuple(case.name for case in cases),
-            skipped=tuple(skipped),
-            providers=providers,
-            blocks=dict(self.known.programs),
-            regions=regions,
-            failures=(*failures_of(providers), *(text for region in regions.values() for text in region.failures)),
-            notes=tuple(self._notes(regions, providers, reference)),
+            validation=proof,
+            tolerated=tuple(each.name for each in a.proto.graph.output if options.rule.tolerance(each.name)),
+            top_k=dict(options.rule.ranks),
+            blocks=dict(known.programs),
+            failures=tuple(self._failures(proof)),
+            notes=(*known.notes, *proof.notes),
         )
-        if self.pairing.generate is not None:
-            result = self._generated(result, cases)
-        return self._attributed(self._by_parts(result, cases), cases, exact=truth is not None)
+        result = replace(result, verdict=_verdict(result))
+        if options.generate is not None and proof.providers:
+            result = self._generated(result, proof)
+        return self._attributed(result, proof)
 
-    def _generated(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
+    def _failures(self, proof: Validation) -> list[str]:
+        """What does not hold. A tolerance excuses what is refuted, unless this tool claims it."""
+        failures = list(proof.failures)
+        names = [each.name for each in self.models[0].proto.graph.output]
+        if not self.known.claims and all(self.pairing.rule.tolerance(name) is not None for name in names):
+            failures = [each for each in failures if not each.startswith("not certified: ")]
+        if proof.certified or proof.blocks:
+            return failures
+        nothing = {
+            name: None
+            for each in proof.providers.values()
+            for name, found in each.compared.items()
+            if found.proves_nothing and self.pairing.rule.tolerance(name) is None
+        }
+        why = "rounding moves it as far as it is large"
+        return [*failures, *(f"nothing could be compared: output {name}, since {why}" for name in nothing)]
+
+    def _blame_inputs(self, proof: Validation) -> None:
+        """Raise a usage error if the given inputs kept outputs from being compared, and nothing else failed."""
+        given = self.pairing.settings.inputs
+        found = [stats for each in proof.providers.values() for stats in each.outputs.values()]
+        empty = any(uncompared(stats) is not None for stats in found)
+        if given is None or not empty or any("nothing could be compared" not in each for each in proof.failures):
+            return
+        flaw = _flaw(self._cases(proof))
+        if flaw is not None:
+            raise UsageError(f"{proof.failures[0]}; in {given.name}, {flaw}")
+
+    def _cases(self, proof: Validation) -> tuple[Case, ...]:
+        """The inputs that were run."""
+        a, settings = self.models[0], self.pairing.settings
+        cases = tuple(case for case in cases_of(a, settings, 0) if case.name in proof.cases)
+        return cases or other_cases(a, settings)
+
+    def _generated(self, result: Comparison, proof: Validation) -> Comparison:
+        provider = self.pairing.settings.providers[0]
         with self.run.step("generate", "generating tokens"):
-            made = generate(self.models, cases, self.pairing.providers[0], self.pairing.generate or 0)
-        verdict = next(iter(result.providers.values())).outputs[made.output]
-        return replace(result, generation=made, failures=(*result.failures, *made.failures(verdict.allowed)))
-
-    def _programs(self, cases: Sequence[Case]) -> Programs:
-        known, progress = self.known, self.pairing.progress
-
-        @cache
-        def planned() -> Sequence[Results]:
-            found = [_truth(side, cases, progress)[1] for side in known.planned]
-            return [results for results in found if results is not None]
-
-        return Programs(known.a.model, known.made, planned)
-
-    def _regions(self) -> dict[str, RegionProof]:
-        found = {}
-        for number, claim in enumerate(self.known.claims):
-            self.pairing.progress(f"proving the heads of {claim.name}", number, len(self.known.claims))
-            ways = [Way(name, optimise) for name in self.pairing.providers for optimise in (False, True)]
-            found[claim.name] = prove_region(regions_of(self.known.a, self.known.b, claim), claim, ways)
-        return found
-
-    def _notes(
-        self, regions: Mapping[str, RegionProof], providers: Mapping[str, PairProof], reference: str
-    ) -> list[str]:
-        known = self.known
-        notes = [
-            f"block {name} is attention heads in the second model, but the first has no such block"
-            for name in known.unknown
-        ]
-        untried = [name for name in known.programs if name not in regions]
-        whole = [name for name in untried if name in known.whole]
-        renamed = [name for name in untried if name not in known.whole]
-        fitted = "their programs were fitted with other inputs or options, and nothing is allowed for their errors"
-        for names, why in (
-            (whole, "they replace whole blocks"),
-            (renamed, "another tool renamed their ends"),
-            (known.unfitted, fitted),
-        ):
-            if names:
-                heads = f"the heads of {counted(len(names), 'block')}"
-                notes.append(f"{heads} could not be tested alone: {why} ({first_of(names)})")
-        judged = [each for proof in providers.values() for each in proof.outputs.values() if each.rule == "original"]
-        if judged and not reference.startswith("no float64"):
-            notes.append(
-                f"float64 cannot be the reference for {', '.join(dict.fromkeys(each.name for each in judged))}: an "
-                "operator decides something by rounding, and float64 decides it differently; model A stands in"
-            )
-        return notes
+            cases = self._cases(proof)
+            made = generate(self.models, cases, provider, self.pairing.generate or 0)
+        found = proof.providers[provider].compared[made.output]
+        failures = made.failures(found.allowed, absolute=made.output in result.tolerated)
+        result = replace(result, generation=made, failures=(*result.failures, *failures))
+        return replace(result, verdict=_verdict(result))
 
     # -- where they differ ---------------------------------------------------------------------------------------
 
-    @cached_property
-    def _marks(self) -> tuple[Boundary, ...]:
-        a, b, landmarks = self.known.a.main, self.known.b.main, self.known.landmarks
-        found = {mark.tensor: mark for mark in (*rounded(a, b, landmarks), *boundaries(a, b, landmarks))}
-        return tuple(sorted(found.values(), key=lambda mark: a.producer[mark.tensor]))
-
-    def _by_parts(self, result: Comparison, cases: Sequence[Case]) -> Comparison:
-        """Require every part to hold by itself where amplified rounding hides errors in the outputs."""
-        shares = {
-            each.name: each.share
-            for proof in result.providers.values()
-            for each in proof.outputs.values()
-            if each.share > CAP
-        }
-        if not shares:
-            return result
-        name, share = max(shares.items(), key=lambda item: item[1])
-        quantised = any(node.op_type in QUANTISERS for node in iter_nodes(self.models[0].proto.graph.node))
-        note = (
-            f"{'quantisation amplifies rounding' if quantised else 'rounding is amplified'}: in output {name} "
-            f"differences of up to {100 * share:.3g} % of its scale cannot be told from rounding"
-        )
-        if all(mark.kind == "output" for mark in self._marks):
-            note = f"{note}, and the models share no inner tensor, so no part of them could be tested alone"
-            if share < 1.0:
-                return replace(result, notes=(*result.notes, note))
-            return replace(result, failures=(*result.failures, f"nothing could be compared: {note}"))
-        with self.run.step("parts", "testing every part alone"):
-            isolated = isolate(self._bench(cases, optimise=False), self._marks)
-        guilty = [each for each in isolated if each.guilty]
-        held = f"{len(isolated) - len(guilty)} of its {len(isolated)} parts hold by themselves"
-        return replace(
-            result,
-            isolated=isolated,
-            failures=(*result.failures, *(f"{each.boundary.label} by itself: {each.reason}" for each in guilty)),
-            notes=(*result.notes, f"{note}; {held}"),
-        )
-
-    def _attributed(self, result: Comparison, cases: Sequence[Case], *, exact: bool) -> Comparison:
+    def _attributed(self, result: Comparison, proof: Validation) -> Comparison:
         """Add taps and faults; with graph optimisation if the difference does not show without it."""
+        loose = [] if proof.certified or proof.blocks else self._loose(proof)
+        options, failed = self.pairing, bool(result.failures)
+        if not proof.providers or not (options.taps or loose or (options.bisect and failed)):
+            return result
+        bench, known = self._bench(proof), self.known
+        a, b = bench.a.main, bench.b.main
+        marks = boundaries(a, b, known.landmarks)
+        parts = {each.tensor: each for each in (*quantised(a, b, known.landmarks), *marks)}
+        ordered = tuple(sorted(parts.values(), key=lambda each: a.producer[each.tensor]))
+        if loose and not failed and any(each.kind != "output" for each in ordered):
+            with self.run.step("parts", "testing every part alone"):
+                result = self._by_parts(result, loose, isolate(bench, ordered))
         failed = bool(result.failures)
         levels = (False, True) if failed else (False,)
-        for optimise in levels if self.pairing.taps else ():
+        for optimise in levels if options.taps else ():
             with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=self._taps(cases, exact=exact, optimise=optimise))
+                result = replace(result, taps=tap(replace(bench, optimise=optimise), marks))
             if result.first_exceeding is not None:
                 break
-        for optimise in levels if self.pairing.bisect and failed else ():
+        for optimise in levels if options.bisect and failed else ():
             with self.run.step("bisect", "testing every part alone"):
-                known = None if optimise else result.isolated
-                isolated, faults = self._bisect(known, cases, optimise=optimise)
-            result = replace(result, isolated=isolated, faults=faults)
+                isolated, faults = _bisected(replace(bench, optimise=optimise), ordered)
+            result = replace(result, isolated=isolated, faults=tuple(_refuted(each, proof) for each in faults))
             if faults:
                 return result
-        exceeding = [each for proof in result.providers.values() for each in proof.outputs.values() if each.exceeds]
-        if not exceeding or result.isolated is None or any(each.guilty for each in result.isolated):
+        if not options.bisect or not failed:
             return result
         text = "every part alone is within its share: the difference is the sum of small errors"
         return replace(result, notes=(*result.notes, text))
 
-    def _taps(self, cases: Sequence[Case], *, exact: bool, optimise: bool) -> tuple[Tap, ...]:
-        known = self.known
-        for truth in (True, False) if exact else (False,):
-            tapping = Tapping(
-                known.a,
-                known.b,
-                cases,
-                self.pairing.providers[0],
-                truth,
-                self.coarse,
-                lambda: known.planned,
-                known.made,
-                optimise,
-                carried=(COUNT, ROWS) if {COUNT, ROWS} <= known.b.main.producer.keys() else None,
-            )
-            with suppress(NoReference):
-                return tap(tapping, self._marks)
-        return ()
+    def _loose(self, proof: Validation) -> list[str]:
+        """The outputs on which the run says little."""
+        found = (each for run in proof.providers.values() for each in run.compared.values())
+        names = (each.name for each in found if each.allowed > _LOOSE and math.isfinite(each.error))
+        return [name for name in dict.fromkeys(names) if self.pairing.rule.tolerance(name) is None]
 
-    def _bench(self, cases: Sequence[Case], *, optimise: bool) -> Bench:
-        known, options = self.known, self.pairing
-        return Bench(
-            known.a,
-            known.b,
-            cases,
-            options.providers[0],
-            self.coarse,
-            lambda: known.planned,
-            known.made,
-            optimise,
-            options.progress,
+    @staticmethod
+    def _by_parts(result: Comparison, loose: Sequence[str], isolated: tuple[Measured, ...]) -> Comparison:
+        """Require every part to hold by itself where amplified rounding hides errors in the outputs."""
+        guilty = [each for each in isolated if each.exceeds]
+        note = (
+            f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(guilty)} of "
+            f"{len(isolated)} parts hold by themselves"
+        )
+        failures = tuple(f"{each.boundary.label} by itself {each.found.reason}" for each in guilty)
+        result = replace(result, isolated=isolated, failures=(*result.failures, *failures), notes=(*result.notes, note))
+        return replace(result, verdict=_verdict(result))
+
+    def _points(self) -> tuple[Point, ...]:
+        """The activations of A's blocks, where rounding is tried."""
+        view = Side.of(self.known.model).main
+        return tuple(
+            Point(mark.end, (), view.type_of(mark.end).elem_type, argument=mark.starts[0])
+            for mark in self.known.landmarks
         )
 
-    def _bisect(
-        self, isolated: tuple[Isolated, ...] | None, cases: Sequence[Case], *, optimise: bool
-    ) -> tuple[tuple[Isolated, ...], tuple[FaultRow, ...]]:
-        bench = self._bench(cases, optimise=optimise)
-        found = isolate(bench, self._marks) if isolated is None else isolated
-        guilty = [each for each in found if each.guilty]
-        faults = [explain(narrow(bench, self._marks, each), self.known) for each in guilty[:_MOST_FAULTS]]
-        return found, tuple(faults)
+    def _bench(self, proof: Validation) -> Bench:
+        a, b = Side.of(self.known.model), Side.of(self.models[1])
+        return Bench(
+            a,
+            b,
+            self._cases(proof),
+            self.pairing.settings.providers[0],
+            noise_points(proof.certificate, self.known.claims, self._points()),
+            carried=(COUNT, ROWS) if {COUNT, ROWS} <= b.main.producer.keys() else None,
+            progress=self.pairing.progress,
+        )
 
 
-def _truth(side: Side, cases: Sequence[Case], progress: Progress) -> tuple[str, Results | None]:
-    """What evaluated `side` in float64, or why nothing could; and the results."""
-    runs = run_model(side, cases, Wanted(wide=True, what="the model"), progress, by_blocks=False)
-    return runs.reference, runs.truth
+def _bisected(bench: Bench, marks: Sequence[Boundary]) -> tuple[tuple[Measured, ...], tuple[Fault, ...]]:
+    found = isolate(bench, marks)
+    guilty = [each for each in found if each.exceeds]
+    return found, tuple(narrow(bench, marks, each) for each in guilty[:_MOST_FAULTS])
+
+
+def _refuted(fault: Fault, proof: Validation) -> Fault:
+    """A fault, with what the certificate says of its tensor first."""
+    refusals = () if proof.certificate is None else proof.certificate.refusals
+    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.tensor)
+    return replace(fault, causes=(*found, *fault.causes))
+
+
+def _verdict(result: Comparison) -> Verdict:
+    if result.failures:
+        return "different"
+    return "same" if result.validation is not None and result.validation.certified else "agrees"
+
+
+def _flaw(cases: Sequence[Case]) -> str | None:
+    """A defect of the inputs that may keep outputs from being compared."""
+    for case in cases:
+        where = f" in case {case.name}" if len(cases) > 1 else ""
+        for name, array in case.feeds.items():
+            if not array.size:
+                return f"input {quoted(name)} has shape {list(array.shape)}{where}, which holds no elements"
+            if is_float(array.dtype) and not np.isfinite(array.astype(np.float64)).all():
+                return f"input {quoted(name)} holds NaN or infinities{where}"
+    return None

@@ -13,7 +13,7 @@ from rewriter.cli.streams import STANDARD
 
 @command(
     MODELS,
-    ok="both compute the same (with --graph-only: graphs and weights are the same)",
+    ok="both compute the same, or agree where they were run (with --graph-only: the same graph and weights)",
     failed="they differ, or nothing could be compared",
     usage="the given inputs left nothing to compare",
 )

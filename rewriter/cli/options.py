@@ -162,7 +162,7 @@ _JUDGING = (
         metavar="[OUTPUT:]NUMBER",
         multiple=True,
         callback=tolerance,
-        help="Judge all outputs, or one, by this absolute tolerance instead of the float64 rule (repeatable).",
+        help="Judge all outputs, or one, by this absolute tolerance instead of the rule (repeatable).",
     ),
     click.option(
         "--rtol",

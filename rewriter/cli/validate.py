@@ -16,7 +16,7 @@ from rewriter.cli.streams import STANDARD
 
 @command(
     MODELS,
-    ok="REWRITTEN computes what ORIGINAL does",
+    ok="REWRITTEN computes what ORIGINAL does, or agrees where it was run",
     failed="it does not, or nothing could be compared",
     usage="the given inputs left nothing to compare",
 )
@@ -49,9 +49,8 @@ def validate(
 ) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs can be compared, whoever made them. Both are compared with a float64
-    evaluation of ORIGINAL: REWRITTEN may be up to four times as far from it as ORIGINAL itself is. Attention heads that
-    this tool made are also tested alone, block by block.
+    Any two models with the same inputs and outputs can be compared, whoever made them. PASSED: certified for every
+    input, and a run agrees. AGREES: not proved, but both agree on the inputs that were run.
     """
     check_report(report, (original, rewritten))
     from rewriter import validate as judge

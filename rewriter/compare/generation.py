@@ -15,11 +15,10 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.compare.outputs import open_named
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import view_model
-from rewriter.ort.sessions import Session
+from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
@@ -41,6 +40,7 @@ class Difference:
         chosen: the token of A.
         other: the token of B.
         margin: by how much A prefers its token to that of B, in units of the output.
+        share: the same, as a share of the norm of A's row.
     """
 
     step: int
@@ -48,6 +48,7 @@ class Difference:
     chosen: int
     other: int
     margin: float
+    share: float
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,12 @@ class Generation:
     kl: tuple[float, ...]
     stopped: str = ""
 
-    def failures(self, allowed: float) -> tuple[str, ...]:
-        """The differences that no error within `allowed` explains: A's preference is more than twice that."""
-        found = [each for each in self.differences if each.margin > 2 * allowed]
+    def failures(self, allowed: float, *, absolute: bool) -> tuple[str, ...]:
+        """The differences that no error within `allowed` explains: A's preference is more than twice that.
+
+        `allowed` is a share of the output's norm, or in its units if `absolute`.
+        """
+        found = [each for each in self.differences if (each.margin if absolute else each.share) > 2 * allowed]
         return tuple(
             f"generation, step {each.step}: token {each.other} instead of {each.chosen}, which is larger by "
             f"{each.margin:.3g}"
@@ -101,8 +105,14 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     view = view_model(proto)
     specs = input_specs(proto, view)
     loop = _loop(proto, specs, cases, find_tables(main_scope(proto, view)).rows)
-    sessions = [open_named(letter, model, provider, optimise=True) for letter, model in zip("AB", models, strict=True)]
+    sessions = [_opened(each, provider) for each in models]
     return loop.run(sessions, steps)
+
+
+def _opened(model: LoadedModel, provider: str) -> Session:
+    if model.path is not None and not model.mapped:
+        return open_session(model.path, provider)
+    return open_session(model.proto, provider, base_dir=model.base_dir)
 
 
 @dataclass(frozen=True)
@@ -270,11 +280,12 @@ def _last(logits: Array) -> Array:
 
 
 def _differing(step: int, row: Array, chosen: Array, others: Array) -> list[Difference]:
-    return [
-        Difference(step, number, int(a), int(b), float(row[number, a] - row[number, b]))
-        for number, (a, b) in enumerate(zip(chosen, others, strict=True))
-        if a != b
-    ]
+    found = []
+    for number, (a, b) in enumerate(zip(chosen, others, strict=True)):
+        if a != b:
+            margin, size = float(row[number, a] - row[number, b]), float(np.linalg.norm(row[number]))
+            found.append(Difference(step, number, int(a), int(b), margin, margin / size if size else 0.0))
+    return found
 
 
 def _divergence(a: Array, b: Array) -> float:

@@ -1,14 +1,14 @@
 """Claims about replaced blocks, and the models on which they are proved.
 
 The pass states a `Claim` for every block that it replaced: where the block is, and the numbers that take the place of
-its activation (`Planned`). The proof knows nothing else about the pass.
+its activation. The proof knows nothing else about the pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 from numpy.typing import NDArray
@@ -17,27 +17,6 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
 from rewriter.proof.reference.operators.table import Operator
-
-
-class Planned(Protocol):
-    """What the plan puts in place of an activation: coefficients, evaluated in numpy.
-
-    The proof compares the emitted nodes with the plan, and the plan with the original's own nodes, so that nothing is
-    ever measured by itself.
-    """
-
-    @property
-    def crossings(self) -> NDArray[Any]:
-        """Pre-activations where the program changes quickly, 1-D; adversarial points cluster around them."""
-        ...
-
-    def evaluate(self, y: NDArray[Any], z: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The value at pre-activations `y`, in float64; a gated block multiplies it by `z`. Shapes broadcast."""
-        ...
-
-    def float64_rounding(self, y: NDArray[Any], z: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Bound on the distance of any float64 evaluation from exact arithmetic: absolute, in output units."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,13 +29,11 @@ class Claim:
         output: the tensor that the region produces.
         block_inputs: data inputs of the first linear operators.
         block_outputs: outputs of the second linear operators.
-        max_error: certified maximum error of `planned` against the original function f in exact arithmetic, relative
+        max_error: certified maximum error against the original function f in exact arithmetic, relative
             to max(1, |f|); for a gated block h(g) u, relative to max(1, |h|) |u|.
-        rounding: what float32 arithmetic may add, in the same unit.
         elem_type: the least precise element type at the ends of the region, by which accuracy is judged.
-        planned: the plan for the activation.
-        gated: whether `planned` is multiplied by a value, which is the last of `inputs`.
-        unstable: whether the float64 rounding of `planned` far exceeds that of the operators around it.
+        gated: whether the activation is multiplied by a value, which is the last of `inputs`.
+        unstable: whether the float64 rounding of the program far exceeds that of the operators around it.
         path: path of the graph that contains the block, as in `GraphView`.
         width: number of channels of the block's inputs; None if unknown.
         domain: largest |pre-activation| that the claim covers; the proof fails if the model's own exceed it.
@@ -84,9 +61,7 @@ class Claim:
     block_inputs: tuple[str, ...]
     block_outputs: tuple[str, ...]
     max_error: float
-    rounding: float
     elem_type: int
-    planned: Planned
     gated: bool = False
     unstable: bool = False
     path: Path = ()

@@ -10,7 +10,7 @@ to be the original's, and each block is tested by itself (`rewriter.proof.tested
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,6 +35,9 @@ from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unchanged.model import unexplained_changes
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
+
+Rule = Callable[[str, Results, Sequence[Results], Results], Comparison]
+"""[output, the original's results, its variants, the rewritten results] Whether they agree."""
 
 CPU = Way("cpu", optimise=True)
 """The control that other providers are compared with."""
@@ -118,6 +121,8 @@ def validate(
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
     variants: Variants = NO_VARIANTS,
+    rule: Rule = compared,
+    noise: Sequence[Point] = (),
 ) -> Validation:
     """Judge `rewritten` against `original`.
 
@@ -128,6 +133,8 @@ def validate(
         settings: inputs and providers.
         progress: called with (activity, steps done, total steps).
         variants: other forms of the two to which the claims refer.
+        rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
+        noise: further tensors of the original that get noise of one unit in the last place.
 
     Raises:
         ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
@@ -152,7 +159,8 @@ def validate(
     ]
     changed = _changed(original, rewritten, claims, variants)
     try:
-        return _judged(original, rewritten, claims, settings, progress, variants, certificate, [*refuted, *changed])
+        known = [*refuted, *changed]
+        return _judged(original, rewritten, claims, settings, progress, variants, certificate, known, rule, noise)
     except (ValidationError, LookupError, ValueError):
         # The file may be so wrong that it does not run; what is known already says more than that.
         if not (refuted or changed):
@@ -177,6 +185,8 @@ def _judged(
     variants: Variants,
     certificate: Certificate,
     known: Sequence[str],
+    rule: Rule,
+    noise: Sequence[Point],
 ) -> Validation:
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     old, new = Side.of(original), Side.of(rewritten)
@@ -190,17 +200,19 @@ def _judged(
     watched = dict(_domains(claims, certificate))
     before = run.original(old, named, ways, taps, tuple(watched), longest, wide=wide)
     progress("running the rewritten model", 2, 4)
-    after = run_model(
-        new, before.cases, Wanted(ways, wide=wide, what="the rewritten model"), progress, by_blocks=by_blocks
-    )
-    noisy = _moved(original, before, certificate, tested, settings.providers, progress, by_blocks=by_blocks)
+    wanted = Wanted(ways, wide=wide, what="the rewritten model")
+    try:
+        after = run_model(new, before.cases, wanted, progress, by_blocks=by_blocks)
+    except ValidationError as error:
+        raise ValidationError(f"the rewritten model does not run: {error}") from error
+    noisy = _moved(original, before, certificate, tested, noise, settings.providers, progress, by_blocks=by_blocks)
     apart = new if variants.alone is None else Side.of(variants.alone)
     blocks = []
     for number, claim in enumerate(tested):
         progress(f"testing {claim.name}", number, len(tested))
         seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
         blocks.append(tested_block(named, apart, claim, seen, ways, settings.seed))
-    runs = {name: _provider(name, before, after, noisy.get(name, [])) for name in settings.providers}
+    runs = {name: _provider(name, before, after, noisy.get(name, []), rule) for name in settings.providers}
     failures = [
         *known,
         *(failure for block in blocks for failure in block.failures),
@@ -311,28 +323,37 @@ class _Runner:
         return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
 
 
+def noise_points(
+    certificate: Certificate | None, tested: Sequence[Claim], further: Sequence[Point] = ()
+) -> tuple[Point, ...]:
+    """Where the original gets noise: the activations that are certified, those that are tested, and further ones."""
+    found = [
+        Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
+        for each in (() if certificate is None else certificate.regions)
+    ]
+    found += [
+        Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
+        for each in tested
+    ]
+    unique: dict[str, Point] = {}
+    for point in (*found, *further):
+        unique.setdefault(point.tensor, point)
+    return tuple(unique.values())
+
+
 def _moved(
     original: LoadedModel,
     before: ModelRuns,
     certificate: Certificate,
     tested: Sequence[Claim],
+    noise: Sequence[Point],
     providers: Sequence[str],
     progress: Progress,
     *,
     by_blocks: bool,
 ) -> dict[str, list[Results]]:
     """By provider, the original's results with noise at the outputs of the blocks, draw by draw."""
-    points = [
-        Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
-        for each in certificate.regions
-    ]
-    known = {point.tensor for point in points}
-    points += [
-        Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
-        for each in tested
-        if each.output not in known
-    ]
-    proto, prefix = nudged(original.proto, points)
+    proto, prefix = nudged(original.proto, noise_points(certificate, tested, noise))
     if not prefix:
         return {}
     side = Side.of(replace(original, proto=proto, path=None))
@@ -348,14 +369,14 @@ def _moved(
     }
 
 
-def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results]) -> ProviderRun:
+def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results], rule: Rule) -> ProviderRun:
     """Apply the rule to every output, without and with optimisation."""
     plain, optimised = (before.ways[Way(name, optimise)] for optimise in (False, True))
     failures: list[str] = []
     found: dict[str, Comparison] = {}
     for way in (Way(name, optimise=False), Way(name, optimise=True)):
         for output in plain.results[0]:
-            each = compared(output, plain.results, [optimised.results, *noisy], after.ways[way].results)
+            each = rule(output, plain.results, [optimised.results, *noisy], after.ways[way].results)
             if not each.holds:
                 failures.append(f"output {output} {each.reason} on {way}")
             if output not in found or each.error > found[output].error:
@@ -365,7 +386,7 @@ def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Re
     outputs = _statistics(optimised.results, rewritten.results)
     for output, stats in outputs.items():
         nothing = uncompared(stats)
-        failures += [] if nothing is None else [f"output {output}: nothing could be compared: it {nothing}"]
+        failures += [] if nothing is None else [f"nothing could be compared: output {output} {nothing}"]
     return ProviderRun(
         outputs=outputs,
         compared=found,

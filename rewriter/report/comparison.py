@@ -7,45 +7,22 @@ prints a `Comparison`; the Python API returns it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rewriter.compare.bisect import Isolated
+from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
-from rewriter.compare.taps import Tap
-from rewriter.compare.verdicts import PairProof
 from rewriter.errors import ExitStatus
-from rewriter.proof.blocks.activation import RegionProof
+from rewriter.proof.validate import Validation
 from rewriter.report.report import plain_data, write_json
 from rewriter.report.result import Result
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
-
-@dataclass(frozen=True)
-class FaultRow:
-    """A part of B that is wrong by itself.
-
-    Attributes:
-        block: the part between two boundaries: a block's name, or the tensor it ends in.
-        part: the faulty part of a block: `the heads`, `the first linear operator` and so on; None outside of blocks.
-        program: the faulty head program.
-        tensor: the first tensor inside the part at which the error appears.
-        error: largest error of the part, fed with A's values.
-        allowed: the largest error that would have been allowed.
-        causes: the differences between the files in this part.
-    """
-
-    block: str
-    part: str | None
-    program: str | None
-    tensor: str
-    error: float
-    allowed: float
-    causes: tuple[str, ...]
+Verdict = Literal["same", "agrees", "different"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,51 +32,49 @@ class Comparison(Result):
     Attributes:
         a: path of A, the original.
         b: path of B.
+        verdict: `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B
+            agrees with A on the inputs that were run; `different`.
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         graph: the differences between the files; None if they were not asked for.
-        reference: what evaluated A in float64, or why nothing could; empty if nothing was run.
-        cases: the inputs that were run.
-        skipped: inputs that A refused, with the reason.
-        providers: the verdicts on the outputs, by execution provider; empty if nothing was run.
-        blocks: head program of each block that is attention heads in B, by the block's name.
-        regions: results for the heads of these blocks alone, on adversarial points.
+        validation: the certificate, the runs and the tests of blocks; None if nothing was run.
+        tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
+        top_k: by output, the smallest share of A's top k entries per row that are among B's too, if asked for.
+        blocks: head program of each block that the plan in B's metadata names, by the block's name.
         taps: B against A at each boundary, in order of depth; None if not asked for.
-        isolated: results for every part alone on A's values; None if that was not asked for, or if nothing had failed
-            and rounding was not amplified.
+        isolated: results for every part alone on A's values; None if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
+        generation: tokens that both generate; None if that was not asked for.
         failures: the checks that failed, in words.
         notes: remarks.
         seconds: time by step.
-        exit_status: 0 if the models agree, 1 if they differ.
-        generation: tokens that both generate; None if that was not asked for.
+        exit_status: 0 if B is the same or agrees, 1 if it differs.
     """
 
     a: str
     b: str
-    signature: tuple[str, ...]
-    graph: GraphDifference | None
-    reference: str
-    cases: tuple[str, ...]
-    skipped: tuple[str, ...]
-    providers: Mapping[str, PairProof]
-    blocks: Mapping[str, str]
-    regions: Mapping[str, RegionProof]
-    taps: tuple[Tap, ...] | None
-    isolated: tuple[Isolated, ...] | None
-    faults: tuple[FaultRow, ...]
-    failures: tuple[str, ...]
-    notes: tuple[str, ...]
-    seconds: Mapping[str, float]
-    exit_status: ExitStatus
+    verdict: Verdict = "agrees"
+    signature: tuple[str, ...] = ()
+    graph: GraphDifference | None = None
+    validation: Validation | None = None
+    tolerated: tuple[str, ...] = ()
+    top_k: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    taps: tuple[Measured, ...] | None = None
+    isolated: tuple[Measured, ...] | None = None
+    faults: tuple[Fault, ...] = ()
     generation: Generation | None = None
+    failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    exit_status: ExitStatus = ExitStatus.CONVERTED
 
     @property
     def same(self) -> bool:
-        """Whether B agrees with A."""
-        return self.exit_status is ExitStatus.CONVERTED
+        """Whether B is proved to compute what A does, and does so where both were run."""
+        return self.verdict == "same"
 
     def __bool__(self) -> bool:
-        return self.same
+        return self.verdict != "different"
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -110,31 +85,26 @@ class Comparison(Result):
     def summary(self) -> str:
         """Whether B agrees with A, and how far the two are from float64."""
         ratio = "" if self.error_ratio is None else f", error ratio {self.error_ratio:.2f}"
-        return f"{'SAME' if self.same else 'DIFFERENT'} {self.a} and {self.b}{ratio}"
+        return f"{self.verdict.upper()} {self.a} and {self.b}{ratio}"
 
     @property
     def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """The outputs, for a notebook."""
         rows = [
-            (
-                provider,
-                name,
-                "passed" if each.passed else "failed",
-                f"{each.error_b:.1e}",
-                f"{each.allowed:.1e}",
-            )
-            for provider, proof in self.providers.items()
-            for name, each in proof.outputs.items()
+            (provider, name, "passed" if each.holds else "failed", f"{each.error:.1e}", f"{each.allowed:.1e}")
+            for provider, proof in (self.validation.providers.items() if self.validation else ())
+            for name, each in proof.compared.items()
         ]
         return ("provider", "output", "verdict", "error", "allowed"), tuple(rows)
 
     @property
     def error_ratio(self) -> float | None:
-        """The largest error of B over that of A, both against float64; None without a reference."""
-        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=None)
+        """The largest error of B over that of A, both against float64; None without such an evaluation."""
+        runs = self.validation.providers.values() if self.validation else ()
+        return max((each.error_ratio for each in runs if each.error_ratio is not None), default=None)
 
     @property
-    def first_exceeding(self) -> Tap | None:
+    def first_exceeding(self) -> Measured | None:
         """The first boundary at which the error of B exceeds its share."""
         return next((each for each in self.taps or () if each.exceeds), None)
 
@@ -146,22 +116,17 @@ class Comparison(Result):
             "a": self.a,
             "b": self.b,
             "exit_status": int(self.exit_status),
-            "same": self.same,
+            "verdict": self.verdict,
             "signature": list(self.signature),
             "graph": None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)},
-            "reference": self.reference,
+            "validation": None if self.validation is None else plain_data(self.validation),
             "error_ratio": plain_data(self.error_ratio),
-            "cases": list(self.cases),
-            "skipped": list(self.skipped),
-            "providers": {
-                name: {"error_ratio": plain_data(proof.error_ratio), **plain_data(proof)}
-                for name, proof in self.providers.items()
-            },
+            "tolerated": list(self.tolerated),
+            "top_k": plain_data(self.top_k),
             "blocks": dict(self.blocks),
-            "regions": plain_data(self.regions),
-            "taps": None if self.taps is None else [_tap(each) for each in self.taps],
+            "taps": None if self.taps is None else [_measured(each) for each in self.taps],
             "first_exceeding": None if first is None else first.boundary.label,
-            "isolated": None if self.isolated is None else [_isolated(each) for each in self.isolated],
+            "isolated": None if self.isolated is None else [_measured(each) for each in self.isolated],
             "faults": plain_data(self.faults),
             "generation": None if self.generation is None else plain_data(self.generation),
             "failures": list(self.failures),
@@ -174,16 +139,14 @@ class Comparison(Result):
         write_json(path, self.to_json())
 
 
-def _tap(each: Tap) -> dict[str, Any]:
-    measured = {key: value for key, value in plain_data(each).items() if key != "boundary"}
-    return {**_boundary(each), **measured, "relative": plain_data(each.relative), "exceeds": each.exceeds}
-
-
-def _isolated(each: Isolated) -> dict[str, Any]:
-    measured = {key: value for key, value in plain_data(each).items() if key != "boundary"}
-    return {**_boundary(each), **measured, "guilty": each.guilty}
-
-
-def _boundary(each: Tap | Isolated) -> dict[str, Any]:
-    boundary = each.boundary
-    return {"label": boundary.label, "tensor": boundary.tensor, "kind": boundary.kind}
+def _measured(each: Measured) -> dict[str, Any]:
+    boundary, found = each.boundary, each.found
+    return {
+        "label": boundary.label,
+        "tensor": boundary.tensor,
+        "kind": boundary.kind,
+        "magnitude": plain_data(each.magnitude),
+        "found": plain_data(found),
+        "obstacle": each.obstacle,
+        "exceeds": each.exceeds,
+    }

@@ -15,7 +15,7 @@ import numpy as np
 from rewriter.api.interpret.hooks import Hook, hooks_of
 from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.arrays import Array
-from rewriter.compare.taps import GROUP_BYTES, groups, open_tapped
+from rewriter.compare.depth import GROUP_BYTES, groups, open_tapped
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.extract import with_outputs

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite, log10
 
 from rich.text import Text
 
-from rewriter.report.comparison import Comparison
-from rewriter.report.table import Table
-from rewriter.report.terminal import comparison_tables as pairtables
+from rewriter.compare.depth import Fault, Measured
+from rewriter.compare.generation import Generation
+from rewriter.proof.validate import Validation
+from rewriter.report.comparison import Comparison, Verdict
+from rewriter.report.table import Cell, Column, Row, Table, columns
+from rewriter.report.tables import output_table, region_table
 from rewriter.report.terminal import graph_tables as graphtables
+from rewriter.report.terminal import tables
 from rewriter.report.terminal.console import Console
 from rewriter.report.terminal.layout import plain
+from rewriter.text import counted
 
 _FEW_FAILURES = 5
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -23,17 +30,16 @@ class Words:
 
     Attributes:
         names: names of the two models in tables.
-        same: the first word of the last line if they agree.
-        different: the first word if they do not.
+        verdicts: the first word of the last line, by verdict.
     """
 
     names: tuple[str, str]
-    same: str
-    different: str
+    verdicts: dict[Verdict, str]
 
 
-VALIDATING = Words(("original", "rewritten"), "PASSED", "FAILED")
-DIFFING = Words(("A", "B"), "SAME", "DIFFERENT")
+VALIDATING = Words(("original", "rewritten"), {"same": "PASSED", "agrees": "AGREES", "different": "FAILED"})
+DIFFING = Words(("A", "B"), {"same": "SAME", "agrees": "AGREES", "different": "DIFFERENT"})
+_STYLES = {"same": "bold green", "agrees": "bold yellow", "different": "bold red"}
 
 
 def show_comparison(console: Console, found: Comparison, words: Words) -> None:
@@ -41,77 +47,202 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
     if not console.quiet:
         for part in _parts(found, words, verbose=console.verbose):
             console.print(part)
-    failures = found.failures if found.providers or found.signature else ()  # for graphs the last line is enough
+    failures = found.failures if found.validation or found.signature else ()  # for graphs the last line is enough
     shown = failures if console.verbose else failures[:_FEW_FAILURES]
     for failure in shown:
         console.print(plain(failure, "red"))
     if len(failures) > len(shown):
         console.print(plain(f"and {len(failures) - len(shown)} more, -v shows them", "red"))
-    style = "bold green" if found.same else "bold red"
-    console.print(plain(f"{words.same if found.same else words.different}  {_verdict(found)}", style))
+    console.print(plain(f"{words.verdicts[found.verdict]}  {_verdict(found)}", _STYLES[found.verdict]))
 
 
 def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if found.graph is not None:
         yield from graphtables.graph_parts(found.graph, words.names, verbose=verbose)
-    if found.providers:
-        yield from _outputs(found, words, verbose=verbose)
+    if found.validation is not None:
+        yield from _certificate(found.validation, verbose=verbose)
+        yield from _outputs(found, found.validation, words, verbose=verbose)
     if found.taps is not None:
-        yield pairtables.through_depth(found.taps, words.names, verbose=verbose)
-        yield from pairtables.tap_lines(found.taps, words.names)
+        yield _through_depth(found.taps, words.names, verbose=verbose)
+        yield from _tap_lines(found.taps, words.names)
     if found.generation is not None:
-        yield from pairtables.generation_lines(found.generation, words.names)
+        yield from _generation_lines(found.generation, words.names)
     if found.faults:
-        yield pairtables.guilty(found.faults, words.names)
+        yield _guilty_table(found.faults, words.names)
     for note in found.notes:
         yield plain(f"note: {note}", "yellow")
 
 
-def _outputs(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
-    title = f"Outputs: {words.names[1]} against {words.names[0]}"
-    yield pairtables.differences(found.providers, title, verbose=verbose)
-    yield pairtables.verdicts(found.providers, found.reference, words.names)
-    if found.regions and (verbose or any(region.failures for region in found.regions.values())):
-        yield pairtables.regions(found.regions, found.blocks)
-    yield plain(f"inputs: {'; '.join(found.cases)}")
-    for text in found.skipped:
+def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
+    certificate = proof.certificate
+    if certificate is None:
+        return
+    if certificate.certified:
+        if certificate.regions and verbose:
+            yield region_table(certificate)
+        within = f", each activation within {certificate.worst:.2g} of max(1, |f|)" if certificate.worst else ""
+        count = counted(len(certificate.regions), "activation") if certificate.regions else "nothing"
+        yield plain(f"certified for every input of every size, over the reals: {count} replaced{within}", "green")
+    elif certificate.refusals:
+        yield plain(f"not certified: {certificate.refusals[0].text}", "yellow")
+    if proof.blocks:
+        yield tables.tests(proof.blocks)
+
+
+def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
+    if proof.providers:
+        yield _differences(found, proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
+        yield _judged(found, proof, words.names)
+        yield plain(f"inputs: {'; '.join(proof.cases)}")
+    for text in proof.skipped:
         yield plain(f"input skipped, because {words.names[0]} rejects it: {text}", "yellow")
-    if found.reference.startswith("no float64"):
-        yield plain(f"{found.reference}; {words.names[0]} stands in for it", "yellow")
+    for provider, each in proof.providers.items():
+        if each.cpu_nodes:
+            yield plain(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:8])}", "yellow")
+
+
+def _differences(found: Comparison, proof: Validation, title: str, *, verbose: bool) -> Table:
+    """B against A, output by output."""
+    stats = [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
+    shown = output_table(title, [(name, each, found.top_k.get(each.name)) for name, each in stats])
+    # Without -v, what fits into 80 columns.
+    known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
+    ranks = (name for name in known if shown.pick(name).filled().columns)
+    absolute: tuple[str, ...] = ("max abs", "mean abs")
+    relative: tuple[str, ...] = ("max rel",)
+    if verbose:
+        absolute, relative = (*absolute, "p99 abs", "abs at"), (*relative, "mean rel", "p99 rel", "rel at")
+    return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
+
+
+def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Table:
+    """The rule, output by output."""
+    heads = (
+        *columns("text", "provider", "output"),
+        *columns("error", "error", f"rounding of {names[0]}", "allowed"),
+        *columns("text", "rule", "verdict"),
+    )
+    rows: list[Row] = []
+    for provider, run in proof.providers.items():
+        for name, each in run.compared.items():
+            verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
+            if each.holds and each.proves_nothing and name not in found.tolerated:
+                verdict = Cell("proves nothing")
+            rule = "the tolerance given" if name in found.tolerated else "16 x rounding"
+            errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
+            rows.append((provider, name, *errors, rule, verdict))
+    return Table("Errors as shares of the output's norm; with a tolerance, in its units", heads, tuple(rows))
+
+
+def _through_depth(taps: Sequence[Measured], names: tuple[str, str], *, verbose: bool) -> Table:
+    """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
+    first = next((each for each in taps if each.exceeds), None)
+    chosen = [each for each in taps if verbose or each is first or each.boundary.kind != "stream"]
+    if all(each.boundary.kind == "output" for each in chosen):
+        chosen = list(taps)
+    errors = columns("error", "largest value", f"rounding of {names[0]}", f"{names[1]} is off by", "allowed")
+    heads = (Column("where", "name"), *errors, *([Column("")] if any(map(_remark, chosen)) else ()))
+    rows = []
+    for each in chosen:
+        style = "bold red" if each is first else "red" if each.exceeds else ""
+        found = each.found
+        known = (found.rounding, found.error, found.allowed) if isfinite(found.error) else (None,) * 3
+        values = (each.boundary.label, each.magnitude, *known, _remark(each))
+        rows.append(tuple(Cell(value, style=style) for value in values[: len(heads)]))
+    return Table("Errors through depth, as shares of the norm there", heads, tuple(rows))
+
+
+def _remark(each: Measured) -> str:
+    if each.exceeds:
+        return each.obstacle or (each.found.reason if not isfinite(each.found.error) else "exceeds")
+    return "proves nothing" if each.found.proves_nothing else ""
+
+
+def _tap_lines(taps: Sequence[Measured], names: tuple[str, str]) -> Iterator[Text]:
+    """Bars of both errors on one logarithmic scale, and the first boundary that exceeds its allowance."""
+    if not taps:
+        return
+    series = {
+        f"rounding of {names[0]}": [each.found.rounding for each in taps],
+        f"error of {names[1]}": [each.found.error for each in taps],
+    }
+    seen = [value for row in series.values() for value in row if value > 0.0 and isfinite(value)]
+    if seen:
+        low, high = log10(min(seen)), log10(max(seen))
+        width = max(map(len, series))
+        for name, row in series.items():
+            yield plain(f"{name:<{width}}  {''.join(_bar(value, low, high) for value in row)}")
+        yield plain(f"{'':<{width}}  {min(seen):.0e} to {max(seen):.0e}, {len(taps)} boundaries")
+    first = next((each for each in taps if each.exceeds), None)
+    if first is None:
+        yield plain("every boundary is within its allowance")
     else:
-        yield plain(f"float64 reference: {found.reference}")
-    for provider, proof in found.providers.items():
-        if proof.cpu_nodes:
-            yield plain(f"on {provider}, ran on the CPU: {', '.join(proof.cpu_nodes[:8])}", "yellow")
+        yield plain(f"first to exceed its allowance: {first.boundary.label}", "red")
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if value <= 0.0:
+        return " "
+    if not isfinite(value):
+        return "!"
+    return _BARS[round((len(_BARS) - 1) * (log10(value) - low) / (high - low))] if high > low else _BARS[0]
+
+
+def _generation_lines(found: Generation, names: tuple[str, str]) -> Iterator[Text]:
+    """How well the generated tokens agree."""
+    how = f"through a cache of {counted(len(found.cache), 'tensor')}" if found.cache else "without a cache"
+    kl = f", KL at most {max(found.kl):.1e}" if found.kl else ""
+    yield plain(
+        f"generated {counted(found.steps, 'token')} of {counted(len(found.tokens), 'sequence')} {how}: "
+        f"{names[1]} agrees in {100 * found.agreement:.2f} % of choices{kl}"
+    )
+    if found.differences:
+        first = found.differences[0]
+        yield plain(
+            f"first difference: step {first.step}, token {first.other} instead of {first.chosen}, which leads by "
+            f"{first.margin:.1e}"
+        )
+    if found.stopped:
+        yield plain(f"generation stopped at {found.stopped}", "yellow")
+
+
+def _guilty_table(faults: Sequence[Fault], names: tuple[str, str]) -> Table:
+    """The guilty parts."""
+    heads = (*columns("text", "block", "part"), *columns("error", "error", "allowed"), Column("what differs there"))
+    title = f"Guilty parts of {names[1]}, each fed with what {names[0]} computes"
+    rows: list[Row] = []
+    for fault in faults:
+        part = fault.part or f"up to {fault.tensor}"
+        program = f", program {fault.program}" if fault.program else ""
+        errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
+        rows.append((Cell(fault.block, style="bad"), part + program, *errors, "; ".join(fault.causes)))
+    return Table(title, heads, tuple(rows))
 
 
 def _verdict(found: Comparison) -> str:
     """The last line, without its first word."""
     seconds = f"in {found.seconds['total']:.1f} s"
     pair = f"{found.a} and {found.b}"
+    proof = found.validation
     if found.signature:
         return f"{pair} have different inputs or outputs, so nothing was run"
-    if not found.providers:
-        what = "are the same graph with the same weights" if found.same else "are different graphs"
+    if proof is None:
+        what = "are the same graph with the same weights" if found.verdict == "same" else "are different graphs"
         return f"{pair} {what}, compared {seconds}"
-    if found.same:
-        ratio = "" if found.error_ratio is None else f", error ratio {found.error_ratio:.2f}"
-        count = len(found.regions)
-        heads = f", heads of {count} block{'s' if count != 1 else ''} proved alone" if count else ""
-        where = ", ".join(found.providers)
-        graph = "; their graphs differ" if found.graph is not None and not found.graph.same else ""
-        return f"{found.b} computes what {found.a} does on {where}{ratio}{heads}{graph}, {seconds}"
-    verdicts = [each for proof in found.providers.values() for each in proof.outputs.values()]
-    if not any(each.exceeds for each in verdicts) and not _guilty(found):
-        some = "not every output" if any(each.passed for each in verdicts) else "nothing"
-        return f"{pair}: {some} could be compared, {seconds}"
-    return f"{found.b} does not compute what {found.a} does, {seconds}{_blame(found)}"
-
-
-def _guilty(found: Comparison) -> list[str]:
-    """Names of the heads and parts that fail in isolation."""
-    heads = [name for name, region in found.regions.items() if region.failures]
-    return heads + [each.boundary.label for each in found.isolated or () if each.guilty]
+    if found.verdict == "different":
+        judged = [each for run in proof.providers.values() for each in run.compared.values()]
+        if judged and all("nothing could be compared" in each for each in found.failures):
+            some = "not every output" if len(found.failures) < len(judged) else "nothing"
+            return f"{pair}: {some} could be compared, {seconds}"
+        return f"{found.b} does not compute what {found.a} does, {seconds}{_blame(found)}"
+    ratio = "" if found.error_ratio is None else f", error ratio {found.error_ratio:.2f}"
+    graph = "; their graphs differ" if found.graph is not None and not found.graph.same else ""
+    where = ", ".join(proof.providers)
+    if found.verdict == "same":
+        return f"{found.b} computes what {found.a} does for every input, and on {where}{ratio}{graph}, {seconds}"
+    tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
+    inputs = counted(len(proof.cases), "input")
+    return f"{found.b} agrees with {found.a} on {inputs} on {where}{ratio}{tested}; not proved{graph}, {seconds}"
 
 
 def _blame(found: Comparison) -> str:
@@ -121,11 +252,6 @@ def _blame(found: Comparison) -> str:
         program = f" (program {first.program})" if first.program else ""
         more = f" and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
         return f"; guilty: {first.block}{part}{program}{more}"
-    exceeding = found.first_exceeding
-    if exceeding is not None:
-        return f"; first to exceed its allowance: {exceeding.boundary.label}"
-    guilty = _guilty(found)
-    if guilty:
-        more = f" and {len(guilty) - 1} more" if len(guilty) > 1 else ""
-        return f"; guilty: {guilty[0]}{more}; 'rewrite validate --bisect' shows what differs there"
+    if found.first_exceeding is not None:
+        return f"; first to exceed its allowance: {found.first_exceeding.boundary.label}"
     return "" if found.isolated is not None else "; 'rewrite validate --bisect' names the guilty block"

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from models.tools.common import Hints
 from models.tools.precision import dynamic_int8
 from rewriter import Comparison, validate
-from tests.textmodels import text_model
+from tests.textmodels import SILU, text_model
 
 ROOT = Path(__file__).resolve().parents[3]
 DIMS = {"batch": 16, "sequence": 32}
@@ -65,23 +65,20 @@ def negated_second_weight(model: onnx.ModelProto) -> None:
 
 
 def judged(a: onnx.ModelProto, b: onnx.ModelProto, seed: int = 0) -> Comparison:
-    return validate(a, b, seed=seed, dims=DIMS)
+    return validate(a, b, seed=seed, dims=DIMS, bisect=True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_model_that_rounds_otherwise_passes_whatever_the_seed(original: onnx.ModelProto, seed: int) -> None:
     """Its outputs are further off than a share of 1/64: values have moved to the next step."""
     found = judged(original, changed(original, rounded_otherwise), seed)
-    assert found.failures == ()
-    verdicts = found.providers["cpu"].outputs.values()
-    assert {each.rule for each in verdicts} == {"original"}
-    assert max(each.share for each in verdicts) > 1 / 64
+    assert (found.verdict, found.failures) == ("agrees", ())
     assert found.isolated is not None
     assert len(found.isolated) > 8
-    assert not any(each.guilty for each in found.isolated)
+    assert not any(each.exceeds for each in found.isolated)
     (note,) = found.notes
-    assert note.startswith("quantisation amplifies rounding: in output ")
-    assert note.endswith(f"; {len(found.isolated)} of its {len(found.isolated)} parts hold by themselves")
+    assert note.startswith("rounding is amplified, so that output last_hidden_state says little; ")
+    assert note.endswith(f"{len(found.isolated)} of {len(found.isolated)} parts hold by themselves")
 
 
 PLANTED = {
@@ -92,6 +89,14 @@ PLANTED = {
 }
 
 
+CAUSES = {
+    "W2 negated": "weight model.embeddings.word_embeddings.weight differs",
+    "one b2": "weight model.encoder.layer.0.output.dense.bias differs in 1 element",
+    "one b1": "weight model.encoder.layer.1.intermediate.dense.bias differs in 1 element",
+    "one bias of the attention": "weight model.encoder.layer.1.attention.self.value.bias differs in 1 element",
+}
+
+
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProto, what: str) -> None:
     def both(model: onnx.ModelProto) -> None:
@@ -99,31 +104,21 @@ def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProt
         PLANTED[what](model)
 
     found = judged(original, changed(original, both))
-    assert not found.same
-    assert found.isolated is not None
-    guilty = [each for each in found.isolated if each.guilty]
-    assert len(guilty) == 1, "errors do not travel from one part to the next"
-    assert f"{guilty[0].boundary.label} by itself: {guilty[0].reason}" in found.failures
-    assert " exceeds the allowed " in (guilty[0].reason or "")
+    assert found.verdict == "different"
+    (fault,) = found.faults  # errors do not travel from one part to the next
+    assert any(CAUSES[what] in cause for cause in fault.causes)
 
 
-@pytest.mark.parametrize("share_names", [True, False])
-def test_an_output_that_rounding_decides_alone_is_no_comparison(share_names: bool) -> None:
-    """Where the models share no inner tensor there is nothing else to compare either."""
-    text = "s = Mul(x, $1e8) t = Sin(s) m = MatMul(t, W) u = Mul(m, $1e8) v = Sin(u) out = com.microsoft.Gelu(v)"
-    constants = {"W": np.random.default_rng(0).normal(size=(4, 4)), "nearly": np.asarray(1 + 2.0**-22)}
-    a, b = (
-        text_model(text.replace("t = Sin(s)", other), constants=constants, domains={"com.microsoft": 1})
-        for other in ("t = Sin(s)", "t0 = Sin(s) t = Mul(t0, nearly)")
-    )
-    inner = {name for node in b.graph.node for name in node.output} - {"out"}
-    for node in () if share_names else b.graph.node:
-        for names in (node.input, node.output):
-            names[:] = [f"{name}_b" if name in inner else name for name in names]
-    found = validate(a, b)
-    assert found.same is share_names
-    assert found.providers["cpu"].outputs["out"].share > 1.0
-    if not share_names:
-        (failure,) = found.failures
-        assert failure.startswith("nothing could be compared: rounding is amplified: in output out differences of up ")
-        assert failure.endswith("the models share no inner tensor, so no part of them could be tested alone")
+def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
+    """Noise at the activation moves it as far as it is large: without a certificate that is no agreement."""
+    body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) t = Add(second, b2) "
+    original = text_model(f"{body} u = Mul(t, $1e9) out = Sin(u)")
+    assert validate(original, original).same, "certified"
+    found = validate(original, changed(original, shifted_b2))
+    assert found.verdict == "different"
+    assert "nothing could be compared: output out, since rounding moves it as far as it is large" in found.failures
+
+
+def shifted_b2(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "b2")
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.1), "b2"))

@@ -41,10 +41,7 @@ def test_an_output_of_which_nothing_was_compared_does_not_pass(what: str, option
     found = validate(model, model, **options)  # type: ignore[arg-type]
     assert found.exit_status is ExitStatus.VALIDATION_FAILED
     assert found.failures == (f"nothing could be compared: output out {reason}",)
-    outputs = found.providers["cpu"].outputs
-    assert (outputs["out"].rule, outputs["out"].passed, outputs["out"].error_ratio) == ("nothing", False, None)
-    assert [each.passed for name, each in outputs.items() if name != "out"] == [True] * (len(outputs) - 1)
-    assert not diff(model, model, **options).same  # type: ignore[arg-type]
+    assert not diff(model, model, **options)  # type: ignore[arg-type]
 
 
 def test_some_finite_values_are_enough() -> None:
@@ -59,7 +56,8 @@ def test_an_output_may_be_empty_in_some_cases() -> None:
     model = text_model(f"{body} out = Slice(x, two, end, one)", outputs="float[a, b, 4] out")
     found = validate(model, model)
     assert found.same
-    assert any("sequence 1" in case for case in found.cases), "there it is empty"
+    assert found.validation is not None
+    assert any("sequence 1" in case for case in found.validation.cases), "there it is empty"
 
 
 def test_a_difference_elsewhere_goes_before_what_could_not_be_compared() -> None:
@@ -67,8 +65,8 @@ def test_a_difference_elsewhere_goes_before_what_could_not_be_compared() -> None
     other = onnx.ModelProto.FromString(model.SerializeToString())
     next(node for node in other.graph.node if node.output[0] == "other").op_type = "Neg"
     found = validate(model, other)
-    assert {each.rule for each in found.providers["cpu"].outputs.values() if not each.passed} == {"float64", "nothing"}
-    assert len(found.failures) == 2
+    assert any(each.startswith("output other is off by ") for each in found.failures)
+    assert any(each.startswith("nothing could be compared: output out ") for each in found.failures)
 
 
 SAME = text_model("out = Abs(x)")
@@ -121,16 +119,16 @@ def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
         for operator in ("Abs", "Neg")
     )
     path = given(tmp_path / "given.npz", x=filled(0, 3, 4), y=filled(1, 3, 4))
-    assert len(validate(a, b, inputs=path).failures) == 2
+    assert any(each.startswith("output second is off by ") for each in validate(a, b, inputs=path).failures)
     with pytest.raises(UsageError, match="output out has no elements"):
         validate(a, a, inputs=path)
 
 
 def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="nothing could be compared: model A runs on none of the 5 inputs tried"):
+    with pytest.raises(ValidationError, match="the original model runs on none of the 3 inputs tried"):
         validate(PICKY, PICKY)
     path = given(tmp_path / "given.npz", x=filled(2, 3, 4))
-    with pytest.raises(UsageError, match=r"model A refuses every case of given\.npz"):
+    with pytest.raises(ValidationError, match="the original model runs on none of the 1 inputs tried"):
         validate(PICKY, PICKY, inputs=path)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes.programs.head import Head
-from passes.programs.program import Program
 from rewriter.arrays import Array
 from rewriter.proof.distance import PIECE, gap, in_pieces, largest, magnitude, ratio
-from rewriter.proof.planned import PlannedOperator
 
 INF, NAN = np.inf, np.nan
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3,), (PIECE,), (2, PIECE + 5), (2 * PIECE + 1,)]
@@ -31,23 +28,6 @@ def test_the_same_in_bounded_pieces(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(made, np.exp(x) * z)
     assert sum(sizes) == x.size
     assert max(sizes, default=0) <= PIECE
-
-
-def test_a_program_sees_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, sizes = Program("silu", (Head(beta=1.0),)), list[int]()
-    for name in ("evaluate", "float64_rounding"):
-        original = getattr(type(program), name)
-
-        def watched(self: object, y: Array, z: Array | None = None, original: object = original) -> Array:
-            sizes.append(y.size)
-            return np.asarray(original(self, y, z))  # type: ignore[operator]
-
-        monkeypatch.setattr(type(program), name, watched)
-    y = np.random.default_rng(0).normal(size=(3, PIECE))
-    for shaken in (False, True):
-        assert PlannedOperator(program, shaken=shaken)({}, y).shape == y.shape
-    assert set(sizes) == {PIECE}
-    assert len(sizes) == 9
 
 
 def test_a_piece_is_full() -> None:

@@ -27,11 +27,8 @@ from pydantic_core import core_schema
 
 from rewriter.api.diagnosing import Diagnosis
 from rewriter.api.inspection import Inspection
-from rewriter.compare.bisect import Isolated
-from rewriter.compare.boundaries import Boundary
+from rewriter.compare.depth import Boundary, Measured
 from rewriter.compare.graphs import GraphDifference
-from rewriter.compare.taps import Tap
-from rewriter.compare.verdicts import PairProof
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.benchmark import Benchmark
 from rewriter.report.certification import Certification
@@ -71,16 +68,14 @@ WRITTEN: dict[type, Written] = {
     Report: Written(
         left=("before", "after", "rewritten", "details"), entries=("version", "operators", "nodes", "bytes")
     ),
-    Comparison: Written(properties=("same", "error_ratio"), entries=("version", "first_exceeding")),
+    Comparison: Written(properties=("error_ratio",), entries=("version", "first_exceeding")),
     Benchmark: Written(entries=("version",)),
     Certification: Written(entries=("version",)),
     FolderReport: Written(entries=("version", "environment")),
     Diagnosis: Written(entries=("version",), properties=("exit_status",)),
     Inspection: Written(flat=("report",), entries=("purity",)),
     GraphDifference: Written(properties=("same",)),
-    PairProof: Written(properties=("error_ratio",)),
-    Tap: Written(flat=("boundary",), properties=("relative", "exceeds")),
-    Isolated: Written(flat=("boundary",), properties=("guilty",)),
+    Measured: Written(flat=("boundary",), properties=("exceeds",)),
     Boundary: Written(left=("block",)),
 }
 
@@ -152,11 +147,8 @@ TYPES: dict[str, Any] = {
     "BlockRow.bias_tokens": Positive | None,
     "OutputStats.cosine": Annotated[float, Field(ge=-1, le=1)] | None,
     "OutputStats.top1": Share,
-    "OutputVerdict.share": Finite,
-    "OutputVerdict.top_k": Share,
-    "PairProof.load_seconds": tuple[Finite, Finite],
     "ProviderRun.load_seconds": tuple[Finite, Finite],
-    "Tap.magnitude": Finite,
+    "Measured.magnitude": Finite,
     "Validation.segments": tuple[Positive, Positive],
 }
 """Types that differ from the field's, or that it does not state."""
@@ -180,7 +172,7 @@ ABOUT: dict[str, str] = {
     "Certification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
-    "Comparison.exit_status": "What the command line exits with: 0 same, 1 different. Other statuses leave no report.",
+    "Comparison.exit_status": "What the command line exits with: 0 same or agreeing, 1 different; or no report.",
     "Comparison.first_exceeding": "Label of the first boundary at which B is further off than its share.",
 }
 """Descriptions that no docstring has, beside those of `Shape`."""

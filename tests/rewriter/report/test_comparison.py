@@ -46,8 +46,8 @@ def test_comparisons_follow_the_schema(name: str) -> None:
     data = json.loads(json.dumps(COMPARISONS[name]().to_json(), allow_nan=False))
     jsonschema.Draft202012Validator(SCHEMA).validate(data)
     assert undocumented(data, SCHEMA, SCHEMA) == []
-    assert data["same"] is (name == "passed")
-    assert (data["exit_status"] == 0) is data["same"]
+    assert data["verdict"] == ("same" if name == "passed" else "different")
+    assert (data["exit_status"] == 0) is (name == "passed")
 
 
 def test_schema_is_a_schema() -> None:

@@ -21,7 +21,6 @@ from rewriter.proof.claims import Claim
 from rewriter.proof.unchanged.is_attention import not_attention
 from rewriter.proof.unchanged.model import unexplained_changes
 from tests.committed import EACH_FILE
-from tests.plans import Silu
 from tests.rewriter.compare.edits import Change, body, maker, reads
 from tests.rewriter.proof.unchanged.house import (
     BLOCK,
@@ -142,7 +141,7 @@ def test_three_nodes_of_the_original_are_named(count: int, more: str) -> None:
     model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
     model.graph.CopyFrom(helper.make_graph(steps, "g", [helper.make_tensor_value_info("t0", 1, None)], []))
     model.graph.output.append(helper.make_tensor_value_info(f"t{count}", 1, None))
-    claim = Claim("mlp", ("t0",), f"t{count}", ("t0",), (f"t{count}",), 0.0, 0.0, 1, Silu())
+    claim = Claim("mlp", ("t0",), f"t{count}", ("t0",), (f"t{count}",), 0.0, 1)
     loaded = LoadedModel(model, None, None, (), 0)
     found = list(not_attention(claim, view_model(model), steps, (loaded, loaded), {}))
     named = ", ".join(f"Neg 't{number + 1}'" for number in range(min(count, 3)))

@@ -11,18 +11,15 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks.decoder import Shape, decoder, random_weights
-from rewriter.compare import taps
-from rewriter.compare.bisect import Bench, isolate, narrow
-from rewriter.compare.boundaries import Boundary, Landmark, boundaries
-from rewriter.compare.taps import Tapping, groups, tap
+from rewriter.compare import depth
+from rewriter.compare.depth import Bench, Boundary, Landmark, boundaries, groups, isolate, narrow, quantised, tap
 from rewriter.files.load import load_model
 from rewriter.graph.extract import upstream
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.nudge import Point
 from tests.textmodels import text_model
-
-COARSE = 256 * 2.0**-23
 
 TWO_ADDS = "a = MatMul(x, W1) b = MatMul(a, W2) r = Add(x, b) c = MatMul(r, V1) d = Relu(c) e = MatMul(d, W2) "
 RESIDUAL = f"{TWO_ADDS} s = Add(e, r) out = Relu(s)"
@@ -75,6 +72,28 @@ def test_a_mask_is_no_residual_stream() -> None:
     ] + ["logits"]
 
 
+def test_what_quantisers_read_is_a_boundary() -> None:
+    body = "a = Relu(x) q, s, z = DynamicQuantizeLinear(a) out = DequantizeLinear(q, s, z)"
+    model, other = (text_model(text) for text in (body, body.replace("a = Relu(x)", "a = Abs(x)")))
+    a, b = sides(model, other)
+    assert labels(quantised(a.main, b.main, ())) == [("a", "stream")]
+    assert quantised(a.main, sides(text_model("out = Relu(x)"), other)[0].main, ()) == ()
+    named = quantised(a.main, b.main, [Landmark("mlp", ("x",), ("out",), ("x",), "a")])
+    assert labels(named) == [("mlp, activation", "stream")]
+
+
+def test_noise_tells_how_far_rounding_moves_a_tensor() -> None:
+    """What B adds is a little more than noise of one unit in the last place, or much more."""
+    body = "a = Relu(x) m = MatMul(a, W1) out = MatMul(m, W2)"
+    a = Side.of(load_model(text_model(body)))
+    for delta, exceeds in ((2.0**-22, False), (2.0**-12, True)):
+        text = body.replace("a = Relu(x)", "r = Relu(x) a = Mul(r, near)")
+        b = Side.of(load_model(text_model(text, constants={"near": np.asarray(1 + delta)})))
+        bench = Bench(a, b, make_cases(a.model.proto), "cpu", (Point("a", (), 1),))
+        (found,) = tap(bench, [Boundary("out", "out", "output")])
+        assert (found.exceeds, found.found.rounding > 2.0**-24) == (exceeds, True)
+
+
 def test_groups_stay_below_the_bound() -> None:
     a, _ = sides(text_model(RESIDUAL), text_model(RESIDUAL))
     case = Case("some", {"x": np.zeros((2, 5, 4), np.float32)})
@@ -94,21 +113,18 @@ def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     marks = boundaries(a.main, b.main, ())
     cases = make_cases(a.model.proto)
     opened: list[int] = []
-    monkeypatch.setattr(taps, "open_tapped", counted(opened))
-    tapping = Tapping(a, b, cases, "cpu", truth=True, coarse=COARSE)
-    whole = tap(tapping, marks)
+    monkeypatch.setattr(depth, "open_tapped", counted(opened))
+    bench = Bench(a, b, cases, "cpu")
+    whole = tap(bench, marks)
     assert len(opened) == 2
-    single = tap(replace(tapping, group_bytes=1), marks)
+    single = tap(replace(bench, group_bytes=1), marks)
     assert len(opened) == 2 + 2 * len(marks)
-    assert single == whole
-    assert all(each.exceeds for each in whole)
-    without = tap(replace(tapping, truth=False), marks)
-    assert [each.error_a for each in without] == [None] * len(marks)
-    assert all(each.exceeds and each.error_b <= each.difference for each in without)
+    assert [each.found.error for each in single] == [each.found.error for each in whole]
+    assert all(each.exceeds for each in (*single, *whole))
 
 
 def counted(opened: list[int]):  # type: ignore[no-untyped-def]
-    original = taps.open_tapped
+    original = depth.open_tapped
 
     def open_and_count(side, names, provider, *, optimise=False):  # type: ignore[no-untyped-def]
         opened.append(len(names))
@@ -137,26 +153,24 @@ def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
     bend(other, "V1")
     a, b = sides(text_model(RESIDUAL), other)
     marks = boundaries(a.main, b.main, ())
-    bench = Bench(a, b, make_cases(a.model.proto), "cpu", COARSE)
+    bench = Bench(a, b, make_cases(a.model.proto), "cpu")
     found = isolate(bench, marks)
-    assert [each.boundary.tensor for each in found if each.guilty] == ["s"]
-    innocent = [each for each in found if not each.guilty]
-    assert {each.error_ratio for each in innocent} == {1.0}
-    fault = narrow(bench, marks, next(each for each in found if each.guilty))
+    assert [each.boundary.tensor for each in found if each.exceeds] == ["s"]
+    innocent = [each for each in found if not each.exceeds]
+    assert {each.found.error for each in innocent} == {0.0}
+    fault = narrow(bench, marks, next(each for each in found if each.exceeds))
     assert (fault.tensor, fault.part) == ("c", None)
-    assert [node.op_type for node in fault.pieces[1].proto.graph.node] == ["MatMul"]
+    assert [cause.partition(" differs")[0] for cause in fault.causes] == ["weight V1"]
 
 
 def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
     other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": _two()})
     a, b = sides(text_model(RESIDUAL), other)
     marks = boundaries(a.main, b.main, ())
-    found = {
-        each.boundary.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu", COARSE), marks)
-    }
-    assert not found["r"].guilty
-    assert found["s"].guilty
-    assert "MatMul" in (found["s"].obstacle or "")
+    found = {each.boundary.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu"), marks)}
+    assert not found["r"].exceeds
+    assert found["s"].exceeds
+    assert "MatMul" in found["s"].obstacle
 
 
 def _two() -> onnx.TensorProto:

@@ -1,0 +1,166 @@
+"""The verdict on a pair: proved, in agreement on the inputs that were run, or different; and what a plan may say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from passes.record import KEY
+from rewriter import Comparison, ExitStatus, ModelError, diff, inspect, rewrite, validate
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
+
+POLYNOMIAL = "c = Mul(y, y) d = Mul(c, $0.01) h = Add(d, y)"
+
+
+def heads(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+    made = rewrite(model, validate=False, **options).rewritten
+    assert isinstance(made, onnx.ModelProto)
+    return made
+
+
+def certified(found: Comparison) -> bool:
+    assert found.validation is not None
+    return found.validation.certified
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [SILU, ERF_GELU], ids=["silu", "gelu"])
+def test_what_the_rewriter_makes_is_proved(activation: str) -> None:
+    model = mlp(activation)
+    found = validate(model, heads(model))
+    assert (found.verdict, found.same, found.failures) == ("same", True, ())
+
+
+@pytest.mark.parametrize("form", ["compact", "masked", "maskless", "staged"])
+def test_what_is_not_certified_is_tested_and_called_that(form: str) -> None:
+    model = mlp(SILU)
+    found = validate(model, heads(model, form=form))
+    assert (found.verdict, found.same, found.failures) == ("agrees", False, ())
+    assert found.exit_status is ExitStatus.CONVERTED
+    assert found.validation is not None
+    assert [block.passed for block in found.validation.blocks] == [True]
+
+
+def longer(limit: int) -> str:
+    """0, or 1 where there are more than `limit` tokens; `n` is a constant [1]."""
+    return f"n = Shape<start=1, end=2>(x) k = Cast<to=1>(n) far = Greater(k, ${limit}.0) f = Cast<to=1>(far) "
+
+
+def test_a_difference_at_lengths_that_are_not_run_is_not_called_the_same() -> None:
+    """No sample of up to 64 tokens finds it."""
+    a = text_model("y = Relu(x) out = Mul(y, $2.0)")
+    b = text_model(f"{longer(64)} y = Relu(x) z = Mul(y, $2.0) out = Add(z, f)")
+    for found in (validate(a, b), diff(a, b)):
+        assert found.verdict == "agrees"
+        assert not found.same
+        assert not certified(found)
+    assert validate(a, b, dims={"tokens": 65}).verdict == "different"
+
+
+def test_a_function_that_differs_only_far_out_is_refuted() -> None:
+    """The run does not reach it."""
+    a, b = text_model("out = Relu(x)"), text_model("y = Relu(x) out = Min(y, $1e4)")
+    found = validate(a, b)
+    assert found.verdict == "different"
+    assert found.failures[0].startswith("not certified: Min 'out': differs by ")
+    assert validate(a, b, atol=1e-3).verdict == "agrees", "a tolerance takes the place of the rule"
+
+
+def test_a_function_with_the_name_of_an_operator_is_refused() -> None:
+    """onnxruntime runs its own FastGelu, whatever the function says."""
+    body = "first = MatMul(x, W1) y = Add(first, b1) h = com.microsoft.FastGelu(y) second = MatMul(h, W2) "
+    model = text_model(f"{body} out = Add(second, b2)", domains={"com.microsoft": 1})
+    relu = onnx.ModelProto()
+    relu.CopyFrom(model)
+    opset = [helper.make_opsetid("", 17)]
+    relu.functions.append(
+        helper.make_function("com.microsoft", "FastGelu", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opset)
+    )
+    calls: list[Callable[[], object]] = [
+        lambda: validate(model, relu),
+        lambda: diff(relu, model, outputs=False),
+        lambda: rewrite(relu),
+        lambda: inspect(relu),
+    ]
+    for call in calls:
+        with pytest.raises(ModelError, match="local function 'FastGelu' "):
+            call()
+
+
+def test_a_pair_that_is_not_ours_agrees() -> None:
+    a, b = (text_model(f"m = MatMul(x, W1) n = {each} out = MatMul(n, W2)") for each in ("Relu(m)", "Max(m, $0.0)"))
+    assert validate(a, b).verdict == "same", "certified all the same"
+    b = text_model("p = Neg(x) q = Neg(W1) m = MatMul(p, q) n = Relu(m) out = MatMul(n, W2)")
+    assert validate(a, b).verdict == "agrees"
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def replanned(model: onnx.ModelProto, change: Callable[[dict[str, object]], object]) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    (entry,) = (entry for entry in made.metadata_props if entry.key == KEY)
+    plan = json.loads(entry.value)
+    change(plan)
+    entry.value = json.dumps(plan)
+    return made
+
+
+def test_an_accuracy_in_the_plan_is_the_one_that_is_judged() -> None:
+    """The same verdict as `rewrite` gives."""
+    model = mlp(ERF_GELU)
+    report = rewrite(model, accuracy=0.05)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert isinstance(report.rewritten, onnx.ModelProto)
+    assert validate(model, report.rewritten).exit_status is ExitStatus.CONVERTED
+
+
+def test_a_plan_is_never_believed() -> None:
+    model = mlp(SILU)
+    good, wrong = heads(model), heads(mlp("h = Relu(y)"))
+
+    def bound(plan: dict[str, object]) -> None:
+        for block in plan["blocks"]:  # type: ignore[attr-defined]
+            block["bound"] = (100.0).hex()
+
+    assert validate(model, wrong).verdict == "different"
+    assert validate(model, replanned(wrong, bound)).verdict == "different"
+    assert validate(model, replanned(wrong, lambda plan: plan["blocks"].clear())).verdict == "different"  # type: ignore[attr-defined]
+    assert validate(model, replanned(good, lambda plan: plan["blocks"].clear())).same  # type: ignore[attr-defined]
+
+
+def test_odd_plans_are_noted() -> None:
+    model = mlp(SILU)
+    good = heads(model)
+
+    def renamed(plan: dict[str, object]) -> None:
+        plan["blocks"][0]["name"] = "other"  # type: ignore[index]
+
+    found = validate(model, replanned(good, lambda plan: plan.update(version=99)))
+    assert found.notes[0].startswith("the plan in the metadata of the second model is ignored: ")
+    assert found.same
+    found = validate(model, replanned(good, renamed))
+    assert "the plan of the second model names a block that the first does not have: other" in found.notes
+    assert found.same
+    assert validate(model, replanned(good, lambda plan: plan.update(options={"form": "nonsense"}))).same
+    assert validate(model, replanned(good, lambda plan: plan.update(options={"max_tokens": [1, {}]}))).same
+
+
+@pytest.mark.slow
+def test_fitted_programs_are_proved_on_their_domain() -> None:
+    """As the plan states them; nothing is fitted again."""
+    body = f"first = MatMul(x, W1) y = Add(first, b1) {POLYNOMIAL} second = MatMul(h, W2) out = Add(second, b2)"
+    model = text_model(body)
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert isinstance(report.rewritten, onnx.ModelProto)
+    found = validate(model, report.rewritten)
+    assert (found.exit_status, certified(found)) == (ExitStatus.CONVERTED, True)
