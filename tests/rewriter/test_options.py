@@ -104,7 +104,6 @@ def test_the_command_line_has_every_declared_option() -> None:
         ("max_pattern_mb=8", "max_pattern_mb", 8.0),
         ("seed=7", "seed", 7),
         ("spelling=softmax", "spelling", "softmax"),
-        ("joblib_backend=dask:scheduler_host=tcp://h:1", "joblib_backend", "dask:scheduler_host=tcp://h:1"),
     ],
 )
 def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
