@@ -119,7 +119,12 @@ def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: 
 @click.option("--quick", is_flag=True, help="A sample of about thirty files.")
 @click.option("--only", multiple=True, help="Entries of the table; repeatable. Default: all.")
 @click.option("--processes", type=click.IntRange(1, 2), default=2, show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The Markdown file. Default: standard output.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page to update; tables/coverage.txt beside it too. Default: print both.",
+)
 @click.option(
     "--kept",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -131,7 +136,7 @@ def coverage_command(
     """Export many model files and count the blocks that `rewrite` finds in them."""
     from models.cells import jobs
     from models.coverage import Outcome, run_jobs
-    from models.matrix import markdown, totals
+    from models.matrix import summary, tables, totals, write
 
     def show(outcome: Outcome) -> None:
         state = outcome.refused or f"{outcome.converted}+{outcome.recognised}/{outcome.exist}"
@@ -141,15 +146,14 @@ def coverage_command(
     chosen = [job for job in jobs(quick=quick) if not only or job.entry in only]
     outcomes = run_jobs(chosen, processes, show, kept)
     command = "python -m models coverage" + (" --quick" if quick else "") + "".join(f" --only {name}" for name in only)
-    text = markdown(outcomes, command)
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(f"{summary(outcomes, command)}\n{tables(outcomes)}", nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write(output, outcomes, command)
     sums = totals(outcomes)
     click.echo(f"{sums['files']} files, {sums['missed']} blocks missed, {sums['wrong']} wrong", err=True)
     if sums["missed"] or sums["wrong"]:
-        raise ValidationError("not every block was found; the last section of the document says which")
+        raise ValidationError("not every block was found; the last section of the tables says which")
 
 
 def _line(done: Exported) -> str:

@@ -24,7 +24,7 @@ class Variant:
 
     Attributes:
         name: its name in `python -m models coverage`.
-        group: the table of docs/coverage.md that lists it.
+        group: the table of docs/tables/coverage.txt that lists it.
         make: writes the variant of one path to another path.
         requires: packages beyond onnx and onnxruntime.
         copies: how often each block occurs in the result.

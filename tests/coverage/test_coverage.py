@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ import pytest
 from models.cells import QUICK, SAMPLE, Job, jobs
 from models.coverage import Outcome, run_job, run_jobs
 from models.entry import EXPORTERS
-from models.matrix import markdown, totals
+from models.matrix import tables, totals, write
 from models.registry import ENTRIES, get
+from rewriter.errors import UsageError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 OLD = ("opset-7", "opset-9", "opset-11")
 JOBS = (
@@ -67,9 +71,9 @@ def test_the_matrix_is_as_large_as_promised() -> None:
     assert {*SAMPLE, *QUICK} <= names
 
 
-def test_the_same_outcomes_make_the_same_document(tmp_path: Path) -> None:
+def test_the_same_outcomes_make_the_same_tables(tmp_path: Path) -> None:
     chosen = (Job("opt", "torchscript", 17, "fp32", "exports", ("onnxslim", "opset-18", "int4-qdq")),)
-    first, second = (markdown(run_jobs(chosen), "command") for _ in range(2))
+    first, second = (tables(run_jobs(chosen)) for _ in range(2))
     assert first == second
     assert "| opt (torchscript) | 2/2 |" in first
     assert "4-bit DequantizeLinear needs opset 21" in first
@@ -77,11 +81,37 @@ def test_the_same_outcomes_make_the_same_document(tmp_path: Path) -> None:
     assert first.endswith("## Missed or wrong\n\nNone.\n")
 
 
-def test_a_missed_block_is_counted_and_explained() -> None:
+def test_a_missed_block_is_counted_and_explained(tmp_path: Path) -> None:
     job = Job("bert", "torchscript", 17, "fp32", "exports")
     outcome = Outcome(job, "", "exports", exist=2, converted=1, missed=("MatMul -> ? -> MatMul: why (Erf 'x')",))
-    text = markdown([outcome], "command")
     assert not outcome.complete
     assert totals([outcome])["missed"] == 1
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made by python -m models coverage -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    (tmp_path / "tables").mkdir()
+    write(page, [outcome], "command")
+    text = (tmp_path / "tables" / "coverage.txt").read_text(encoding="utf-8")
     assert "**1/2, 0 wrong**" in text
     assert "  - MatMul -> ? -> MatMul: why (Erf 'x')" in text
+    mended = page.read_text(encoding="utf-8")
+    assert "old" not in mended
+    assert "| **total** | **1** | **2** | **1** | **0** | **1** |" in mended
+    assert mended.startswith("before\n")
+    assert mended.endswith("<!-- end -->\nafter\n")
+    with pytest.raises(UsageError, match="no place for the totals"):
+        write(tmp_path / "tables" / "coverage.txt", [outcome], "command")
+
+
+def test_the_committed_page_is_that_of_the_tables() -> None:
+    """Totals of the page against the tables beside it: blocks converted, blocks that exist, and files refused."""
+    page = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
+    marked = page.split("<!-- made by python -m models coverage -->\n")[1].split("<!-- end -->")[0]
+    text = (ROOT / "docs" / "tables" / "coverage.txt").read_text(encoding="utf-8")
+    counts = re.findall(r"\*\*(\d+)(?:\+\d+)?/(\d+)\*\*", text)
+    refused = sum(int(number) for number in re.findall(r", (\d+) files?: ", text))
+    cells = next(line for line in marked.splitlines() if "total" in line).replace("*", "").split(" | ")
+    assert [int(cells[2]), int(cells[3]), int(cells[-1].strip(" |"))] == [
+        sum(int(exist) for _, exist in counts),
+        sum(int(converted) for converted, _ in counts),
+        refused,
+    ]

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.sabotage.page import HEADER, row, section, write
+from tests.sabotage.page import HEADER, row, write
 from tests.sabotage.sabotages import Trial
 from tests.sabotage.table import TABLE, measured_at
 
@@ -20,7 +20,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", default=["*"], help="globs of the sabotages to try; default all")
     parser.add_argument("--model", default="*", help="glob of the models to try them on")
     parser.add_argument("--missed", action="store_true", help="print only what does not end as it must")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="put the totals into this page, the rows into tables/ beside it"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many to try at once; default 1")
     options = parser.parse_args(arguments)
     wanted = [
@@ -37,9 +39,9 @@ def main(arguments: list[str]) -> int:
             if trials[-1].fault or not options.missed:
                 _say(row(trials[-1:]))
     faults = sum(bool(trial.fault) for trial in trials)
-    _say(f"\n{len(trials)} trials, {faults} do not end as they must")
+    _say(f"\n{len(trials)} trials, {faults} not detected as expected")
     if options.write:
-        write(options.write, section(trials))
+        write(options.write, trials)
     return 1 if faults else 0
 
 

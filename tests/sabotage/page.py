@@ -1,7 +1,8 @@
-"""Trials as Markdown: lines for the terminal, and the section of docs/trust.md."""
+"""Trials as lines for the terminal, as totals in docs/trust.md and as rows of docs/tables/sabotage.csv."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,24 +10,29 @@ from pathlib import Path
 from tests.sabotage.sabotages import Expect, Sabotage, Trial
 from tests.sabotage.table import FAMILIES
 
-HEADER = "| sabotage | tried on | difference | ends with | s |\n| --- | --- | --- | --- | --- |"
+COLUMNS = ("sabotage", "tried on", "difference", "ends with", "s")
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 BEGIN, END = "<!-- made by python -m tests.sabotage --write docs/trust.md -->\n", "<!-- end -->"
 _LONGEST = 150
 
 
 def row(trials: Sequence[Trial]) -> str:
-    """One line about one sabotage; of several trials what the worst ends with."""
+    """One line about one sabotage."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells(trials))} |"
+
+
+def cells(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The columns of `HEADER` for one sabotage; of several trials what the worst ends with."""
     worst = next((trial for trial in trials if trial.fault), trials[0])
     figures = [f"{trial.figure:.1g}" for trial in trials if trial.figure is not None]
     seconds = sum(trial.attempt.seconds for trial in trials)
-    cells = (
+    return (
         worst.sabotage.name,
         ", ".join(trial.subject.name for trial in trials),
         ", ".join(dict.fromkeys(figures)),
         ending(worst),
         f"{seconds:.1f}",
     )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def ending(trial: Trial) -> str:
@@ -40,24 +46,27 @@ def ending(trial: Trial) -> str:
     if trial.sabotage.expect is Expect.HARMLESS:
         return f"harmless, the bound is {trial.sabotage.below:.1g}" + (f"; {said}" if said else "")
     if trial.sabotage.expect is Expect.UNSEEN:
-        return "passes, as is known"
+        return "passes (known limitation)"
     return said
 
 
-def section(trials: Iterable[Trial]) -> str:
-    """All of it: a summary by kind, then a table of each kind."""
+def write(page: Path, trials: Iterable[Trial]) -> None:
+    """Put the totals between their marks in a page, a row for each sabotage into `tables/sabotage.csv` beside it."""
     tried: dict[str, list[Trial]] = {}
     for trial in trials:
         tried.setdefault(trial.sabotage.name, []).append(trial)
-    parts = [_summary(tried)]
-    for kind, family in FAMILIES.items():
-        rows = [row(tried[sabotage.name]) for sabotage in family if sabotage.name in tried]
-        parts.append("\n".join([f"### {kind}", "", HEADER, *rows]))
-    return "\n\n".join(parts) + "\n"
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END, 1)
+    page.write_text(f"{before}{BEGIN}{_summary(tried)}\n{END}{after}", encoding="utf-8")
+    with (page.parent / "tables" / "sabotage.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("kind", *COLUMNS))
+        for kind, family in FAMILIES.items():
+            table.writerows((kind, *cells(tried[s.name])) for s in family if s.name in tried)
 
 
 def _summary(tried: Mapping[str, Sequence[Trial]]) -> str:
-    lines = ["| kind | sabotages | trials | end as they must | harmless | unseen |", f"|{' --- |' * 6}"]
+    lines = ["| kind | sabotages | trials | detected as expected | harmless | unseen |", f"|{' --- |' * 6}"]
     for kind, family in FAMILIES.items():
         lines.append(_counts(kind, family, [trial for s in family for trial in tried.get(s.name, ())]))
     everything = [sabotage for family in FAMILIES.values() for sabotage in family]
@@ -69,11 +78,3 @@ def _counts(kind: str, family: Sequence[Sabotage], trials: Sequence[Trial]) -> s
     harmless, unseen = (sum(s.expect is expect for s in family) for expect in (Expect.HARMLESS, Expect.UNSEEN))
     right = sum(not trial.fault for trial in trials)
     return f"| {kind} | {len(family)} | {len(trials)} | {right} | {harmless} | {unseen} |"
-
-
-def write(path: Path, text: str) -> None:
-    """Put the section between its marks in a page."""
-    page = path.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")

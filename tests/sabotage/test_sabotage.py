@@ -5,6 +5,7 @@ A sample runs always, all with ATTNONLY_SLOW. `python -m tests.sabotage` tries s
 
 from __future__ import annotations
 
+import csv
 import importlib
 import os
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from typing import Any
 import onnx
 import pytest
 
+from rewriter.errors import ExitStatus
 from tests.sabotage.edits import applied, heads
-from tests.sabotage.harness import POINTS, SabotageError, attempt
+from tests.sabotage.harness import POINTS, Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
-from tests.sabotage.sabotages import Expect, Sabotage, controls, tried
+from tests.sabotage.page import BEGIN, END, write
+from tests.sabotage.sabotages import Expect, Sabotage, Trial, controls, tried
 from tests.sabotage.subjects import SMALL, Subject, on
 from tests.sabotage.table import SAMPLE, TABLE
 
@@ -60,6 +63,23 @@ def test_every_sabotage_has_a_model_and_a_figure_where_it_is_harmless() -> None:
     for sabotage in TABLE:
         assert sabotage.subjects, sabotage.name
         assert (sabotage.expect is Expect.HARMLESS) is (sabotage.below > 0.0), sabotage.name
+
+
+def test_the_page_has_totals_and_the_file_beside_it_the_rows(tmp_path: Path) -> None:
+    sabotage = next(each for each in TABLE if each.expect is Expect.BLOCK)
+    missed = Attempt(ExitStatus.CONVERTED, ("out.onnx",), (), ("block",), None, 1.25)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}\nafter {END}\n", encoding="utf-8")
+    (tmp_path / "tables").mkdir()
+    write(page, [Trial(sabotage, sabotage.subjects[0], missed, 0.5)])
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"before\n{BEGIN}| kind |")
+    assert f"| all | {len(TABLE)} | 1 | 0 |" in text
+    assert text.endswith(f"{END}\nafter {END}\n")
+    with (tmp_path / "tables" / "sabotage.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["sabotage"], row["difference"], row["s"]) == (sabotage.name, "0.5", "1.2")
+    assert row["ends with"].startswith("**")
 
 
 @pytest.mark.parametrize("point", POINTS)
