@@ -39,7 +39,7 @@ def _entries(report: Report) -> Iterator[tuple[str, str]]:
     for number, text in enumerate(_converted(report.converted)):
         yield ("" if number else "blocks"), text
     if report.converted:
-        yield "form", f"{report.form}{HOW.get(report.form, '')}; heads are neurons times heads per neuron"
+        yield "form", f"{report.form}{HOW.get(report.form, '')}; heads = neurons x heads per neuron"
     for number, text in enumerate(_left(report.left)):
         yield ("" if number else "left"), text
     if report.validation is not None:
