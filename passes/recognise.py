@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnx.inliner
 
 from passes.heads.values import UNFIT, LostError, Values
 from passes.heads_only import not_heads
@@ -25,6 +24,7 @@ from passes.programs.program import Program
 from passes.recompute import Affine, Function, NotRunError, Part, activation_error, block_error
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from rewriter.graph.extract import Cut, extract, upstream
+from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -219,7 +219,7 @@ class _Check:
             alone.graph.input.add(name=tensor.name)
             alone.graph.initializer.remove(tensor)
         try:
-            return onnx.inliner.inline_local_functions(alone) if alone.functions else alone
+            return inlined(alone) if alone.functions else alone
         except RuntimeError as error:
             raise UntrueError("its functions cannot be inlined") from error
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
-import onnx.inliner
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from passes.match.sublayers import network_parts
+from rewriter.graph.functions import inlined
 from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of, subgraphs
 
 _PARTS_OF_BLOCKS = {
@@ -85,7 +85,7 @@ def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[
     if not functions:
         return model, []
     try:
-        return onnx.inliner.inline_selected_functions(model, functions, exclude=False), functions
+        return inlined(model, functions), functions
     except RuntimeError:
         return model, []
 

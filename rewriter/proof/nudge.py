@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx.inliner
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
+from rewriter.graph.functions import inlined
 from rewriter.graph.view import Path, graph_at, holder_name, subgraphs
 
 FREQUENCY = 12345.678
@@ -62,8 +62,7 @@ class Point:
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, str]:
     """A copy with noise at those points that it has, and the prefix of the names of its further inputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    copy = inlined(model)
     taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):

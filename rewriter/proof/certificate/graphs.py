@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnx.inliner
 from onnx import TensorProto
 
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external
+from rewriter.graph.functions import inlined
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
 from rewriter.graph.view import holder_name, key_of, label, opsets, subgraphs
 from rewriter.text import quoted
@@ -113,7 +113,7 @@ class Model:
         self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto)
+            proto = inlined(proto)
             # Functions of another operator set stay, and are compared as they are written.
             left = [function.SerializeToString(deterministic=True) for function in proto.functions]
             self.functions = {(each.domain, each.name): _digest(sorted(left)) for each in proto.functions}
