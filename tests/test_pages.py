@@ -74,7 +74,7 @@ def test_options_of_printed_commands_exist(page: str) -> None:
 
 def test_every_page_has_examples() -> None:
     assert {page: len(examples(page)) for page in PAGES if not examples(page)} == {}
-    assert len(commands("README.md", "rewrite")) == 10
+    assert len(commands("README.md", "rewrite")) == 11
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES)
