@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -21,12 +22,14 @@ from passes.match.projections import Projection
 from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
-from passes.recompute import Affine, Function, NotRunError, Part, activation_error, block_error
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, all_views
+
+if TYPE_CHECKING:  # onnx's reference takes long to import, and only models with a plan need it
+    from passes.recompute import Affine, Function, Part
 
 _SMALL = 2**12
 """Elements of a constant that may be a bound of a Clip, or coefficients of heads."""
@@ -177,6 +180,8 @@ class _Check:
         return lambda y: activation.function(y, self.block.parameters)
 
     def _affine(self, matrix: Projection) -> Affine:
+        from passes.recompute import Affine
+
         values = Values(self.view, self.read, lambda _: None)
         try:
             weight = values.of(matrix.weight).astype(np.float64)
@@ -240,6 +245,8 @@ class _Check:
     # -- what the nodes compute ------------------------------------------------------------------------------------
 
     def _error(self, alone: onnx.ModelProto, function: Function) -> float:
+        from passes.recompute import NotRunError, Part
+
         weights, large = self.block.weights, {value.name for value in alone.graph.input} & set(self.view.initializers)
         values = {name: self._values(self.view.initializers[name]) for name in large}
         part = Part(alone, values, self.view.type_of)
@@ -256,10 +263,14 @@ class _Check:
         raise UntrueError(f"its nodes cannot be run: {reason}")
 
     def _activation_error(self, part: Part, function: Function, tokens: int) -> float:
+        from passes.recompute import activation_error
+
         names = self.block.y, self.block.value, self.block.output
         return activation_error(part, function, names, self.block.domain, tokens)
 
     def _block_error(self, part: Part, function: Function, weights: Weights, tokens: int) -> float:
+        from passes.recompute import block_error
+
         matrices = weights.value, weights.query, weights.output
         used = {name for node in part.model.graph.node for name in (*node.input, *node.output)}
         named = (name for each in matrices for name in (each.weight, *(bias.name for bias in each.biases)))

@@ -36,7 +36,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import Comparison, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared
 
 GROUP_BYTES = 256 * 2**20
 """Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""
@@ -112,7 +112,7 @@ class Measured:
 
     boundary: Boundary
     magnitude: float
-    found: Comparison
+    found: Judgement
     obstacle: str = ""
 
     @property
@@ -541,7 +541,7 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[C
         session = open_session(b.proto, bench.provider, optimise=bench.optimise, base_dir=b.base_dir)
         new = [session.run(case.feeds, [name]) for case in _fed(b, seen)]
     except ValidationError as error:
-        return Measured(target, 0.0, Comparison(name, math.inf, 0.0, 0.0, "does not run"), str(error))
+        return Measured(target, 0.0, Judgement(name, math.inf, 0.0, 0.0, "does not run"), str(error))
     return _measured(target, old, new, _Rounded(a, _fed(a, seen), [name], bench.provider, bench.points))
 
 

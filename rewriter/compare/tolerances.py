@@ -9,7 +9,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.rule import Comparison, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared
 from rewriter.proof.statistics import top_k_share
 
 
@@ -48,7 +48,7 @@ class Rule:
         """The tolerance of an output, if one was given."""
         return self.tolerances.get(name, self.tolerances.get(None))
 
-    def __call__(self, name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Comparison:
+    def __call__(self, name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Judgement:
         """Apply it; with a tolerance, errors are in the output's units."""
         found = compared(name, original, variants, rewritten)
         old, new = ([case[name] for case in results] for results in (original, rewritten))
@@ -61,4 +61,4 @@ class Rule:
         excess = max(given.excess(a, b) for a, b in zip(old, new, strict=True))
         error = max(Tolerance().excess(a, b) for a, b in zip(old, new, strict=True))
         reason = f"error {error:.3g} exceeds atol {given.atol:g}, rtol {given.rtol:g} by {excess:.3g}"
-        return Comparison(name, error, 0.0, given.atol, reason if excess > 0.0 else "")
+        return Judgement(name, error, 0.0, given.atol, reason if excess > 0.0 else "")

@@ -2,12 +2,12 @@
 
 A certificate proves what two models compute over the reals. A run only has to find what no certificate can see: a
 runtime that does something else. What rounding may amount to is measured on the original alone: by onnxruntime's own
-optimisation, and by noise of one unit in the last place at the outputs of the blocks. For each output, over all runs,
+optimisation, and by noise of one unit in the last place at the outputs of the blocks. For each output of each case,
 
     ||B - A|| <= FACTOR max(||A_optimised - A||, ||A_noisy - A||, eps ||A||)        (Euclidean norms)
 
 A graph that a runtime compiles wrongly is off by the size of its outputs; rounding is orders of magnitude below it.
-Where it is not, `Comparison.proves_nothing` says so, and the verdict rests on the certificate. Shapes, element types
+Where it is not, `Judgement.proves_nothing` says so, and the verdict rests on the certificate. Shapes, element types
 and the places of NaN and infinities must be the same; integers and booleans may differ only as often as noise changes
 them. The rule is the same for `rewrite`, `validate` and `diff`, whatever options made the file.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -40,14 +40,14 @@ Results = Sequence[Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Judgement:
     """One output of two models, over all cases.
 
     Attributes:
         name: the output.
-        error: the largest ||B - A|| / ||A|| of a case.
-        rounding: what rounding amounts to in the original, in the same unit.
-        allowed: the largest error that the rule allows.
+        error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
+        rounding: what rounding amounts to in the original there, in the same unit.
+        allowed: the largest error that the rule allows there.
         reason: why the rule does not hold; empty where it does.
     """
 
@@ -68,7 +68,7 @@ class Comparison:
         return self.allowed >= NOTHING
 
 
-def compared(name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Comparison:
+def compared(name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Judgement:
     """Apply the rule to one output.
 
     Args:
@@ -81,26 +81,34 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
     others = [[case[name] for case in results] for results in variants]
     for a, b in zip(ours, theirs, strict=True):
         if a.shape != b.shape:
-            return Comparison(name, np.inf, 0.0, 0.0, f"has shape {list(b.shape)} instead of {list(a.shape)}")
+            return Judgement(name, np.inf, 0.0, 0.0, f"has shape {list(b.shape)} instead of {list(a.shape)}")
         if a.dtype != b.dtype:
-            return Comparison(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
+            return Judgement(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
     if not ours or not is_float(ours[0].dtype):
         return _whole(name, ours, others, theirs)
     places = _misplaced(ours, others, theirs)
     if places:
-        return Comparison(name, np.inf, 0.0, 0.0, places)
+        return Judgement(name, np.inf, 0.0, 0.0, places)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
     sizes = _sizes(ours)
-    moved = [_share(a, v, size) for other in others for a, v, size in zip(ours, other, sizes, strict=True)]
-    rounding = max([eps, *moved])
-    error = max(_share(a, b, size) for a, b, size in zip(ours, theirs, sizes, strict=True))
-    allowed = FACTOR * rounding
-    if error <= allowed or allowed >= NOTHING:
-        return Comparison(name, error, rounding, allowed)
-    reason = (
-        f"is off by {error:.3g} of its norm, where {allowed:.3g} is allowed: {FACTOR:g} x {rounding:.3g} of rounding"
+    moved = [
+        max([eps, *(_share(a, other[place], size) for other in others)])
+        for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
+    ]
+    # A case of few entries may be lucky: it is granted what half of the cases show.
+    usual = float(np.median(moved))
+    found = [
+        Judgement(name, _share(a, b, size), max(own, usual), FACTOR * max(own, usual))
+        for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
+    ]
+    worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
+    if worst.proves_nothing or worst.error <= worst.allowed:
+        return worst
+    return replace(
+        worst,
+        reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
+        f"{worst.rounding:.3g} of rounding",
     )
-    return Comparison(name, error, rounding, allowed, reason)
 
 
 def _sizes(values: Sequence[Array]) -> list[float]:
@@ -147,7 +155,7 @@ def _kinds(values: Array) -> Array:
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 
 
-def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Comparison:
+def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
     """Integers, booleans and strings: as many may differ as noise changes, times the factor."""
     count = max(sum(a.size for a in ours), 1)
     moved = [
@@ -158,4 +166,4 @@ def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], 
     rounding = max(moved, default=0) / count
     error, allowed = different / count, FACTOR * rounding
     reason = "" if error <= allowed else f"differs in {different} of {count} entries, which rounding does not explain"
-    return Comparison(name, error, rounding, allowed, reason)
+    return Judgement(name, error, rounding, allowed, reason)

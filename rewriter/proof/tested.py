@@ -27,7 +27,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import Comparison, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared
 from rewriter.proof.run.segmented import open_part
 from rewriter.proof.run.whole import Way
 from rewriter.text import quoted
@@ -118,9 +118,10 @@ def _tested(
     noisy = _noisy(parts.before, claim, claim.max_error)
     moved = [_run(noisy[0], ways[0], cases, claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS]
     optimised = _run(parts.before, Way(ways[0].provider, optimise=True), cases, claim)
+    exact, truth = _in_float64(claim, parts, cases)
+    own: list[Results] = [optimised, *moved, *truth]
     for way in ways:
-        found = _run(parts.after, way, cases, claim)
-        failures += _failures(claim, plain, [optimised, *moved], found, f"on {way}")
+        failures += _failures(claim, plain, own, _run(parts.after, way, cases, claim), f"on {way}")
     for case, part, what in variants(claim, parts.after, cases):
         with suppress(ValidationError):
             own = _run(parts.before, ways[0], [case], claim)
@@ -128,7 +129,6 @@ def _tested(
                 _run(noisy[0], ways[0], [case], claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS
             ]
             failures += _failures(claim, own, others, _run(part, ways[0], [case], claim), what)
-    exact = _in_float64(claim, parts, cases)
     failures += [f"{claim.name}: in float64 its output {each.reason}" for each in exact if not each.holds]
     if claim.exposed:
         failures += exposed_failures(exposed_of(original, rewritten, claim, tuple(seen[0])), claim, seen)
@@ -200,8 +200,11 @@ def _run(
     return [session.run({**wanted(case.feeds, part), **(further or {})}, list(claim.block_outputs)) for case in cases]
 
 
-def _in_float64(claim: Claim, parts: _Parts, cases: Sequence[Case]) -> list[Comparison]:
-    """The rule on float64 evaluations, where what is claimed counts as noise; empty if there are none."""
+def _in_float64(claim: Claim, parts: _Parts, cases: Sequence[Case]) -> tuple[list[Judgement], list[Results]]:
+    """The rule on float64 evaluations, where what is claimed counts as noise; and the original's evaluation.
+
+    Its own run differs from that by rounding. Both are empty if there are none.
+    """
     rounding = _UNSTABLE if claim.unstable else _STEADY
     noisy, prefix = _noisy(parts.before, claim, claim.max_error + rounding)
     try:
@@ -215,8 +218,8 @@ def _in_float64(claim: Claim, parts: _Parts, cases: Sequence[Case]) -> list[Comp
             for draw in DRAWS
         ]
     except NoReference:
-        return []
-    return [compared(name, truth, others, rebuilt) for name in claim.block_outputs]
+        return [], []
+    return [compared(name, truth, others, rebuilt) for name in claim.block_outputs], [truth]
 
 
 def _made(original: Side, claim: Claim, seed: int) -> list[Feeds]:

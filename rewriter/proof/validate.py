@@ -26,7 +26,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import Comparison, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared
 from rewriter.proof.run.model import run_model
 from rewriter.proof.run.whole import ModelRuns, Progress, Ran, Wanted, Way
 from rewriter.proof.settings import Settings
@@ -36,7 +36,7 @@ from rewriter.proof.unchanged.model import unexplained_changes
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
-Rule = Callable[[str, Results, Sequence[Results], Results], Comparison]
+Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
 """[output, the original's results, its variants, the rewritten results] Whether they agree."""
 
 CPU = Way("cpu", optimise=True)
@@ -71,7 +71,7 @@ class ProviderRun:
     """
 
     outputs: Mapping[str, OutputStats]
-    compared: Mapping[str, Comparison]
+    compared: Mapping[str, Judgement]
     error_ratio: float | None
     load_seconds: tuple[float, float]
     cpu_nodes: tuple[str, ...]
@@ -198,7 +198,9 @@ def _judged(
     run = _Runner(settings, by_blocks, progress)
     taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
     watched = dict(_domains(claims, certificate))
-    before = run.original(old, named, ways, taps, tuple(watched), longest, wide=wide)
+    # What is certified needs few inputs; blocks to be tested, and pre-activations that must stay in a domain, need all.
+    few = certificate.certified and not watched
+    before = run.original(old, named, ways, taps, tuple(watched), longest, wide=wide, few=few)
     progress("running the rewritten model", 2, 4)
     wanted = Wanted(ways, wide=wide, what="the rewritten model")
     try:
@@ -236,12 +238,12 @@ def _judged(
 
 def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:
     """Pre-activations that must stay within a domain: tensor to block and domain."""
-    for claim in claims:
-        if not claim.path and np.isfinite(claim.domain):
-            yield claim.gate, (claim.name, claim.domain)
     for region in certificate.regions:
         if not region.path and region.bound.domain is not None and region.leaves:
             yield region.leaves[0], (region.original, region.bound.domain)
+    for claim in claims:  # last: these know the names of blocks
+        if not claim.path and np.isfinite(claim.domain):
+            yield claim.gate, (claim.name, claim.domain)
 
 
 def _beyond(watched: Mapping[str, tuple[str, float]], before: ModelRuns) -> Iterator[str]:
@@ -251,25 +253,26 @@ def _beyond(watched: Mapping[str, tuple[str, float]], before: ModelRuns) -> Iter
         if largest > domain:
             yield (
                 f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
-                "--skip, or fit it on a larger domain (domain=R in Python)"
+                "--skip, or fit it on a larger one with --option domain=R"
             )
 
 
-def cases_of(original: LoadedModel, settings: Settings, longest: int) -> tuple[Case, ...]:
-    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens.
+def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bool = False) -> tuple[Case, ...]:
+    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens; `few`: three of them.
 
     Raises:
         UsageError: the inputs do not fit the model, or none can be made.
     """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    return few_of(make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest), longest)
+    cases = make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
+    return few_of(cases) if few else cases
 
 
-def few_of(cases: Sequence[Case], longest: int = 0) -> tuple[Case, ...]:
-    """The first of the generated inputs, the smallest of the others, and the longest where positions are limited."""
+def few_of(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The first of the generated inputs, and the two smallest of the others: all that a certified model needs."""
     others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
-    return (*cases[:1], *others[:1], *(others[1:][-1:] if longest else others[1:2]))
+    return (*cases[:1], *others[:2])
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,7 @@ class _Runner:
         longest: int,
         *,
         wide: bool,
+        few: bool,
     ) -> ModelRuns:
         """The runs of the original on the cases that it accepts, with the tensors that the tests of blocks read.
 
@@ -299,7 +303,7 @@ class _Runner:
         here = named is original
         own = (read, watched) if here else ((), ())
         wanted = Wanted(ways, *own, wide=wide, may_refuse=True, what="the original")
-        cases = cases_of(original.model, self.settings, longest)
+        cases = cases_of(original.model, self.settings, longest, few=few)
         try:
             runs = self._run(original, cases, wanted)
             if not runs.cases and (others := other_cases(original.model, self.settings)):
@@ -373,7 +377,7 @@ def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Re
     """Apply the rule to every output, without and with optimisation."""
     plain, optimised = (before.ways[Way(name, optimise)] for optimise in (False, True))
     failures: list[str] = []
-    found: dict[str, Comparison] = {}
+    found: dict[str, Judgement] = {}
     for way in (Way(name, optimise=False), Way(name, optimise=True)):
         for output in plain.results[0]:
             each = rule(output, plain.results, [optimised.results, *noisy], after.ways[way].results)

@@ -184,7 +184,7 @@ def test_validation(tmp_path: Path) -> None:
     tasks = [row["task"] for row in content["rows"]]
     assert tasks == ["plain inference", "diff --graph-only", "validate", "validate --taps blocks"]
     assert [len(row["seconds"]) for row in content["rows"]] == [1, 1, 1, 1]
-    assert {"float64", "outputs", "blocks", "taps"} <= set(content["rows"][-1]["steps"])
+    assert {"load", "plan", "validate", "taps"} <= set(content["rows"][-1]["steps"])
 
 
 @slow

@@ -443,7 +443,7 @@ def test_planted_bugs_are_found(
 def test_an_exact_program_off_by_a_little_is_found_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     report = rewritten_with(wrong_output_weight, "masked", monkeypatch)
     assert report.validation is not None
-    assert any("projected to something else" in failure for failure in report.validation.failures)
+    assert any("in float64 its output is off by" in failure for failure in report.validation.failures)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ def test_patterns_that_do_not_fit_are_refused_with_the_option_that_helps() -> No
     assert (
         "the patterns of 128 heads over 514 rows take 129 MB, more than --option max_pattern_mb=64" in first.miss.reason
     )
-    assert "lower --max-tokens to 360 " in first.miss.reason
+    assert "lower --max-tokens to 360, " in first.miss.reason
     for longest, blocks in ((360, 2), (361, 0)):
         options = Options(form="whole", forms=FormOptions(max_tokens=longest))
         assert len(make_plan(load("relu-decoder"), options).conversions) == blocks

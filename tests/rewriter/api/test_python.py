@@ -102,7 +102,9 @@ def test_a_comparison_is_true_if_the_models_agree() -> None:
     assert same
     assert not different
     assert same.raise_for_status() is same
-    with pytest.raises(ValidationError, match=r"DIFFERENT <memory> and <memory>, error ratio .*; output out: "):
+    with pytest.raises(
+        ValidationError, match=r"DIFFERENT <memory> and <memory>, error ratio .*; output out is off by "
+    ):
         different.raise_for_status()
     assert repr(same).startswith("<Comparison: SAME <memory> and <memory>, error ratio ")
     assert "<td>passed</td>" in same._repr_html_()

@@ -165,7 +165,7 @@ def test_progress_is_told() -> None:
     rewrite(mlp(SILU), progress=lambda *step: told.append(step))
     steps = [what for what, _, _ in told]
     assert steps[0] == "loading"
-    assert "proving mlp" in steps
+    assert "certifying" in steps
     assert all(0 <= done <= total for _, done, total in told)
 
 

@@ -12,7 +12,7 @@ from rewriter import ExitStatus, rewrite
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import FACTOR, Comparison, compared
+from rewriter.proof.rule import FACTOR, Judgement, compared
 from rewriter.proof.run.model import run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import validate
@@ -23,7 +23,7 @@ A = RNG.normal(0.0, 1.0, (3, 5)).astype(np.float32)
 EPS = float(np.finfo(np.float32).eps)
 
 
-def judged(b: Any, *variants: Any, a: Any = A) -> Comparison:
+def judged(b: Any, *variants: Any, a: Any = A) -> Judgement:
     return compared("out", [{"out": a}], [[{"out": v}] for v in variants], [{"out": b}])
 
 

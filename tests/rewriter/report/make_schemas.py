@@ -142,6 +142,7 @@ TYPES: dict[str, Any] = {
     "Comparison.exit_status": Literal[0, 1],
     "Comparison.first_exceeding": str | None,
     "Comparison.seconds": Mapping[str, Finite],
+    "Bound.at": float | None,
     "BlockRow.name": Annotated[str, Field(min_length=1)],
     "BlockRow.heads": Positive | None,
     "BlockRow.bias_tokens": Positive | None,

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, Report, rewrite
-from rewriter.proof.rule import Comparison
+from rewriter.proof.rule import Judgement
 from rewriter.proof.statistics import compare
 from rewriter.report.report import SCHEMA_VERSION, BlockRow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
@@ -184,7 +184,7 @@ def test_differing_shapes_are_null_and_follow_the_schema() -> None:
     assert report.validation is not None
     proof = report.validation.providers["cpu"]
     apart = compare("out", np.zeros(2), np.zeros(3))
-    far = {"out": Comparison("out", math.inf, 1e-7, 1e-6, "has another shape")}
+    far = {"out": Judgement("out", math.inf, 1e-7, 1e-6, "has another shape")}
     spoiled = replace(proof, outputs={"out": apart}, compared=far)
     worse = replace(report.validation, passed=False, providers={"cpu": spoiled})
     data = replace(report, validation=worse, exit_status=ExitStatus.VALIDATION_FAILED).to_json()

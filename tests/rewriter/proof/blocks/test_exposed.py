@@ -131,7 +131,7 @@ SCALE = np.float32(1.001)
 WRONG: tuple[tuple[str, str, Any, str], ...] = (
     ("compact", "pattern", shown_instead(PATTERN, "Gather", np.roll(np.arange(8), 1), axis=2), "differs from the weig"),
     ("compact", "pattern", shown_instead(PATTERN, "Gather", np.asarray([1, 0]), axis=3), "differs from the weights"),
-    ("compact", "pattern", shown_instead(PATTERN, "Mul", SCALE), "rows of the exposed"),
+    ("compact", "pattern", shown_instead(PATTERN, "Mul", SCALE), "differs from the weights"),
     ("compact", "q", shown_instead("mlp/heads/q", "Mul", SCALE), "are not the pre-activations"),
     ("compact", "scores", shown_instead("mlp/heads/scores", "Mul", SCALE), "differs from the weights"),
     ("masked", "pattern", shown_instead(PATTERN, "Transpose", perm=[0, 1, 3, 2]), "exposed"),
