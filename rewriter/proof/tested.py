@@ -124,11 +124,11 @@ def _tested(
         failures += _failures(claim, plain, own, _run(parts.after, way, cases, claim), f"on {way}")
     for case, part, what in variants(claim, parts.after, cases):
         with suppress(ValidationError):
-            own = _run(parts.before, ways[0], [case], claim)
+            ours = _run(parts.before, ways[0], [case], claim)
             others = [
                 _run(noisy[0], ways[0], [case], claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS
             ]
-            failures += _failures(claim, own, others, _run(part, ways[0], [case], claim), what)
+            failures += _failures(claim, ours, others, _run(part, ways[0], [case], claim), what)
     failures += [f"{claim.name}: in float64 its output {each.reason}" for each in exact if not each.holds]
     if claim.exposed:
         failures += exposed_failures(exposed_of(original, rewritten, claim, tuple(seen[0])), claim, seen)
