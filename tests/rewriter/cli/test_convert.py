@@ -334,9 +334,7 @@ def test_progress_on_a_terminal(
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     assert run(["model.onnx", "-o", "out.onnx"]) == 0
-    assert (
-        "running the" in capsys.readouterr().err
-    )  # the last step, which stays until the bar is taken away
+    assert "running the" in capsys.readouterr().err  # the last step, which stays until the bar is taken away
     assert run(["model.onnx", "-o", "out.onnx", "--force", "-q"]) == 0
     assert capsys.readouterr().err == ""
 
