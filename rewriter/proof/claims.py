@@ -89,9 +89,9 @@ class Claim:
         return self.inputs[-1]
 
     @property
-    def inputs_and_output(self) -> tuple[str, ...]:
-        """The ends of the region."""
-        return (*self.inputs, self.output)
+    def entrywise(self) -> bool:
+        """Whether every entry has keys of its own, so that sizes say nothing about numbers: no square patterns."""
+        return not self.heads and (self.row_size > 0 or not self.chunk_size)
 
 
 @dataclass(frozen=True)

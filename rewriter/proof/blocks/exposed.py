@@ -123,16 +123,3 @@ def _neighbourhood(weights: Array, y: Array, keys: int) -> Array | None:
 def _softmax(scores: Array) -> Array:
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
-
-
-def not_weights(claims: Sequence[Claim], outputs: Mapping[str, Array]) -> Iterator[str]:
-    """Exposed patterns of a run whose rows do not sum to one, or with a negative weight or NaN."""
-    for claim in claims:
-        for name in claim.exposed:
-            if not name.rpartition("/")[2].startswith("pattern") or name not in outputs:
-                continue
-            pattern = outputs[name]
-            sums = pattern.astype(np.float64).sum(axis=-1)
-            coarse = float(np.finfo(pattern.dtype).eps) * 8.0
-            if not (np.all(pattern >= 0.0) and largest(np.abs(sums - 1.0)) <= coarse):
-                yield f"{claim.name}: rows of the exposed '{name}' are no weights: they do not sum to one"
