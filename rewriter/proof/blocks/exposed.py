@@ -2,8 +2,7 @@
 
 In float64, on the block's inputs: queries are the original's pre-activations, and patterns the softmax weights of the
 plan at these. A pattern is [batch, tokens, heads, 1 + m], or square: [batch, heads, rows, rows], with no other weight.
-z is the heads' output, which the proof of the block judges. In the runs of the rewritten model every pattern has rows
-that sum to one, and no negative weight.
+z is the heads' output, which the test of the block judges.
 """
 
 from __future__ import annotations
