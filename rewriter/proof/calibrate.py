@@ -13,7 +13,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.generate import load_cases, make_cases
 from rewriter.proof.inputs.search import other_cases
-from rewriter.proof.run.model import run_model
+from rewriter.proof.run.segmented import run_model
 from rewriter.proof.run.whole import Progress, Wanted, Way
 from rewriter.proof.settings import Settings
 

@@ -7,7 +7,7 @@ its activation. The proof knows nothing else about the pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
-from rewriter.proof.reference.operators.table import Operator
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,9 @@ class Claim:
         return self.inputs[-1]
 
     @property
-    def inputs_and_output(self) -> tuple[str, ...]:
-        """The ends of the region."""
-        return (*self.inputs, self.output)
+    def entrywise(self) -> bool:
+        """Whether every entry has keys of its own, so that sizes say nothing about numbers: no square patterns."""
+        return not self.heads and (self.row_size > 0 or not self.chunk_size)
 
 
 @dataclass(frozen=True)
@@ -115,16 +114,15 @@ NO_VARIANTS = Variants()
 
 @dataclass(frozen=True)
 class Side:
-    """One model with the indices of its graphs, and numpy operators that exist only in its float64 evaluation."""
+    """One model with the indices of its graphs."""
 
     model: LoadedModel
     views: Mapping[Path, GraphView]
-    own: Mapping[tuple[str, str], Operator] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: LoadedModel, own: Mapping[tuple[str, str], Operator] | None = None) -> Side:
+    def of(cls, model: LoadedModel) -> Side:
         """Index the model."""
-        return cls(model, {view.path: view for view in all_views(model.proto)}, own or {})
+        return cls(model, {view.path: view for view in all_views(model.proto)})
 
     @property
     def main(self) -> GraphView:

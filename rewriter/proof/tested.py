@@ -20,7 +20,7 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.proof.blocks.exposed import exposed_failures, exposed_of
-from rewriter.proof.blocks.spread import spread, variants, wanted
+from rewriter.proof.blocks.spread import sizes_of, spread, variants, wanted
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.distance import magnitude
 from rewriter.proof.inputs.cases import Case
@@ -113,7 +113,7 @@ def _tested(
 ) -> BlockTest:
     gated = original.part(claim, tuple(seen[0]), [*claim.block_outputs, claim.gate])
     cases, plain = _accepted(claim, gated, seen)
-    sizes = tuple(dict.fromkeys("x".join(map(str, case.feeds[claim.block_inputs[0]].shape[:-1])) for case in cases))
+    sizes = tuple(dict.fromkeys("x".join(map(str, sizes_of(claim, case))) for case in cases))
     failures: list[str] = []
     noisy = _noisy(parts.before, claim, claim.max_error)
     moved = [_run(noisy[0], ways[0], cases, claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS]

@@ -29,16 +29,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "data in memory has no file to read from",
     ),
     (
-        f"{_PROOF}/reference/audit.py",
-        "a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b < b)))) for a, b in pairs",
-        "a short cut: NaN on both sides is found equal by what follows",
-    ),
-    (
-        f"{_PROOF}/reference/audit.py",
-        "same = (wide == rounded) ^ (np.isnan(wide) & np.isnan(truth)) | (overflows & ~np.isfinite(wide))",
-        "what is equal is not NaN: never both",
-    ),
-    (
         f"{_PROOF}/blocks/spread.py",
         "lead = (batch, tokens) if inputs[ -1][name].ndim == 3 else (tokens,)",
         "a tensor has the same rank in every case",
@@ -133,22 +123,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         'sides = (pair.old.inputs, pair.new.inputs) if what <= "input" else (pair.old.outputs, pair.new.outputs)',
         "the other one is `output`",
     ),
-    (
-        f"{_PROOF}/reference/engine.py",
-        "if len(found) is not len(node.gives) or any(value is None for value in found.values()):",
-        "there are never more outputs than names",
-    ),
-    (
-        f"{_PROOF}/reference/engine.py",
-        "gives = [name for node in nodes for name in node.gives if readers.get(name, +1) >= end or ways.keep(node)]",
-        "a step of one operator, at the start, gives what nobody reads; that is dropped after it",
-    ),
-    (
-        f"{_PROOF}/reference/audit.py",
-        "plain, wide = (read_model(model, base_dir, wide=wide, held=True) for wide in (False, True))",
-        "weights are held in memory, which takes more of it",
-    ),
-    (f"{_PROOF}/reference/tolerance.py", "spread = [ -1.0] * len(here)", "gaps are at least 0"),
     (
         "passes/programs/program.py",
         "skipped = 4.0 * UNIT if keys[0] is not None and len(heads) <= 1 else 0.0",

@@ -85,7 +85,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     side = side_of(index)
     inside = [name for name in names if name not in case.feeds]
     try:
-        reference = open_reference(with_outputs(index.proto, side.main, inside), index.source.base_dir, side.own)
+        reference = open_reference(with_outputs(index.proto, side.main, inside), index.source.base_dir)
         found = reference.run(case.feeds)
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason

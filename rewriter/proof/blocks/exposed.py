@@ -2,8 +2,7 @@
 
 In float64, on the block's inputs: queries are the original's pre-activations, and patterns the softmax weights of the
 plan at these. A pattern is [batch, tokens, heads, 1 + m], or square: [batch, heads, rows, rows], with no other weight.
-z is the heads' output, which the proof of the block judges. In the runs of the rewritten model every pattern has rows
-that sum to one, and no negative weight.
+z is the heads' output, which the test of the block judges.
 """
 
 from __future__ import annotations
@@ -123,16 +122,3 @@ def _neighbourhood(weights: Array, y: Array, keys: int) -> Array | None:
 def _softmax(scores: Array) -> Array:
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
-
-
-def not_weights(claims: Sequence[Claim], outputs: Mapping[str, Array]) -> Iterator[str]:
-    """Exposed patterns of a run whose rows do not sum to one, or with a negative weight or NaN."""
-    for claim in claims:
-        for name in claim.exposed:
-            if not name.rpartition("/")[2].startswith("pattern") or name not in outputs:
-                continue
-            pattern = outputs[name]
-            sums = pattern.astype(np.float64).sum(axis=-1)
-            coarse = float(np.finfo(pattern.dtype).eps) * 8.0
-            if not (np.all(pattern >= 0.0) and largest(np.abs(sums - 1.0)) <= coarse):
-                yield f"{claim.name}: rows of the exposed '{name}' are no weights: they do not sum to one"

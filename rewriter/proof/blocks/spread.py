@@ -23,7 +23,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.run.segmented import open_part
 
 # Prime numbers of tokens, so that chunks hardly ever divide them evenly.
-_BATCH, _TOKENS = 2, 67
+_BATCH, _TOKENS, _MANY, _LONG = 2, 67, 6, 131
 _SMALL = 19
 _MOST_SLOTS = 4096  # attention patterns grow with the square of the sequence
 
@@ -35,13 +35,13 @@ def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
     first = next(iter(inputs), {})
     if set(first) != set(claim.block_inputs):
         return []
-    if any(not is_float(value.dtype) or value.ndim not in (2, 3) for value in first.values()):
+    if any(not is_float(value.dtype) or value.ndim < max(2, -claim.axis) for value in first.values()):
         return []
     if not all(sum(feeds[name].size for feeds in inputs) for name in first):
         return []
-    limit = claim.longest or _TOKENS
-    sizes = [(_BATCH, min(_TOKENS, limit)), (_BATCH + 1, min(_SMALL, limit))]
-    return [_case(inputs, *size) for size in dict.fromkeys(sizes)]
+    limit = claim.longest or _LONG
+    sizes = [(_BATCH, min(_TOKENS, limit)), (_MANY, min(_SMALL, limit)), (1, min(_LONG, limit))]
+    return [_case(claim, inputs, *size) for size in dict.fromkeys(sizes)]
 
 
 def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator[tuple[Case, LoadedModel, str]]:
@@ -53,7 +53,7 @@ def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator
     if not cases or set(cases[0].feeds) != set(claim.block_inputs):
         return
     if claim.longest is not None and claim.longest <= _MOST_SLOTS:
-        yield _case([case.feeds for case in cases], 1, claim.longest), part, f"on {claim.longest} tokens"
+        yield _case(claim, [case.feeds for case in cases], 1, claim.longest), part, f"on {claim.longest} tokens"
     small = next((case for case in cases if _shape(claim, case)[1] == min(_SMALL, claim.longest or _SMALL)), None)
     if small is None or not claim.chunk_size or claim.neurons is None:
         return
@@ -97,26 +97,35 @@ def wanted(feeds: Feeds, part: LoadedModel) -> dict[str, Array]:
     return {name: value for name, value in feeds.items() if name in names}
 
 
-def _case(inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
-    return Case(f"batch {batch}, {tokens} tokens", _drawn(inputs, batch, tokens, seed=batch * tokens))
+def _case(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
+    return Case(f"batch {batch}, {tokens} tokens", _drawn(claim, inputs, batch, tokens))
 
 
-def _drawn(inputs: Sequence[Feeds], batch: int, tokens: int, seed: int) -> Feeds:
-    rng = np.random.default_rng(seed)
+def _drawn(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Feeds:
+    rng = np.random.default_rng(batch * tokens)
     drawn = {}
     for name, like in next(iter(inputs)).items():
-        rows = np.concatenate([feeds[name].reshape(-1, like.shape[-1]) for feeds in inputs])
-        lead = (batch, tokens) if like.ndim == 3 else (tokens,)
+        width = like.shape[claim.axis]
+        rows = np.concatenate([np.moveaxis(feeds[name], claim.axis, -1).reshape(-1, width) for feeds in inputs])
+        lead = (batch, *(1,) * (like.ndim - 3), tokens) if like.ndim > 2 else (tokens,)
         chosen = rows[rng.integers(0, len(rows), int(np.prod(lead)))].astype(np.float64)
         scaled = chosen * rng.uniform(0.5, 1.5, (len(chosen), 1))
-        drawn[name] = scaled.astype(rows.dtype).reshape(*lead, rows.shape[-1])
+        drawn[name] = np.moveaxis(scaled.astype(rows.dtype).reshape(*lead, width), -1, claim.axis)
     return drawn
+
+
+def sizes_of(claim: Claim, case: Case) -> tuple[int, ...]:
+    """The sizes of a case but for the channels: batch and tokens, or batch, height and width."""
+    shape = list(case.feeds[claim.block_inputs[0]].shape)
+    if len(shape) >= -claim.axis:
+        del shape[claim.axis]
+    return tuple(shape)
 
 
 def _shape(claim: Claim, case: Case) -> tuple[int, int]:
     """Batch and tokens of a case; -1 tokens if its block input has no such axes."""
-    shape = case.feeds[claim.block_inputs[0]].shape
-    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0]) if len(shape) == 2 else (1, -1)
+    sizes = sizes_of(claim, case)
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0]) if len(sizes) == 1 else (1, -1)
 
 
 def _with_constant(model: onnx.ModelProto, name: str, value: int) -> onnx.ModelProto | None:

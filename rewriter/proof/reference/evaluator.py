@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from rewriter.proof.reference.parts import type_of
-from rewriter.proof.reference.scope import Node, Value
+from rewriter.proof.reference.parts import Node, Value, type_of
 
 EVALUATED = frozenset(
     """

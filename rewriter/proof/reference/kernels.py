@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import onnx
 
-from rewriter.proof.reference.scope import Node
+from rewriter.graph.view import key_of, subgraphs
+from rewriter.proof.reference.parts import Node
 
 KERNELS = frozenset(
     """
@@ -31,17 +32,30 @@ KERNELS = frozenset(
 _LATER = {"MaxPool": 8, "GridSample": 20}
 """Operators whose double kernel appeared in a later opset, with the same semantics but for names of modes."""
 
+_WITH_BODIES = {("", "If"), ("", "Loop"), ("", "Scan")}
+
 _MODES = {b"bilinear": b"linear", b"bicubic": b"cubic"}
 
 
 def double_kernel(node: Node) -> Node | None:
     """The node as onnxruntime computes it in double, or None if it does not."""
-    domain, name = node.key
-    if domain or name not in KERNELS:
+    name = node.proto.op_type
+    if not _has_kernel(node.proto):
         return None
-    if name == "LayerNormalization" and len(node.gives) > 1:
-        return None  # onnxruntime gives the mean and the deviation in float32
     return _as_later(node, _LATER[name]) if node.opset < _LATER.get(name, 0) else node
+
+
+def _has_kernel(proto: onnx.NodeProto, inside: bool = False) -> bool:
+    domain, name = key_of(proto)
+    bodies = [graph for _, graph in subgraphs(proto)]
+    if bodies:
+        return (domain, name) in _WITH_BODIES and all(
+            _has_kernel(inner, inside=True) for graph in bodies for inner in graph.node
+        )
+    if domain or (name not in KERNELS and not (inside and name == "Constant")) or (inside and name in _LATER):
+        return False
+    # onnxruntime gives the mean and the deviation in float32.
+    return name != "LayerNormalization" or len([each for each in proto.output if each]) == 1
 
 
 def _as_later(node: Node, opset: int) -> Node:

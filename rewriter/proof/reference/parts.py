@@ -17,8 +17,14 @@ from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
+from rewriter.graph.view import captured_names, label
 from rewriter.ort.sessions import Session, open_session
-from rewriter.proof.reference.scope import KEPT, Node, Value
+
+Value = Any
+"""The value of a name: an array, a list of arrays (a sequence), or None for an absent optional operand."""
+
+KEPT = 2**16
+"""Bytes up to which a constant is stored in a part instead of fed."""
 
 _SMALL = 2**18
 """Maximum number of fed elements for which one thread is faster than starting more."""
@@ -34,12 +40,43 @@ class NoKernelError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
+class Node:
+    """One operator; the default domain is the empty string.
+
+    Attributes:
+        proto: the node.
+        opset: version of its domain.
+    """
+
+    proto: onnx.NodeProto
+    opset: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Domain and type."""
+        return self.proto.domain, self.proto.op_type
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The names that it reads, including those that its bodies capture."""
+        return tuple(filter(None, dict.fromkeys([*self.proto.input, *sorted(captured_names(self.proto))])))
+
+    @cached_property
+    def gives(self) -> tuple[str, ...]:
+        """The names that it writes."""
+        return tuple(filter(None, self.proto.output))
+
+    def __str__(self) -> str:
+        return label(self.proto)
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
     """Operators that onnxruntime runs together.
 
     Attributes:
-        nodes: the operators, without bodies, all of one version of each domain.
-        gives: the names that later operators read, or that a watcher wants to see.
+        nodes: the operators, all of one version of each domain.
+        gives: the names that later operators read.
         constants: constants of the scope around it.
     """
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.arrays import Array
 from rewriter.errors import RewriteError
-from rewriter.graph.view import label
+from rewriter.graph.view import key_of, label
 from rewriter.proof.inputs.roles import is_float
 from rewriter.text import one_line
 
@@ -68,17 +68,34 @@ def widened(array: Array) -> Array:
 
 
 def widened_node(node: onnx.NodeProto, values: Callable[[TensorProto], Array]) -> onnx.NodeProto:
-    """A copy of the node for float64 operands, without its bodies. `values` reads a tensor. Raises NoReference."""
+    """A copy of the node, and of its bodies, for float64 operands. `values` reads a tensor. Raises NoReference."""
     kind = _REFUSED.get(node.op_type)
     if kind is not None:
         raise NoReference(f"{one_line(label(node), 120)} is {kind}")
-    wide = onnx.NodeProto(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
+    domain, _ = key_of(node)
+    wide = onnx.NodeProto(name=node.name, op_type=node.op_type, domain=domain, input=node.input, output=node.output)
     for attribute in node.attribute:
-        if attribute.type not in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}:
-            wide.attribute.append(_widened_attribute(attribute, node, values))
+        wide.attribute.append(_widened_attribute(attribute, node, values))
     default = _DEFAULTS.get(node.op_type)
     if default is not None and all(attribute.name != default.name for attribute in wide.attribute):
         wide.attribute.append(default)
+    return wide
+
+
+def _widened_body(graph: onnx.GraphProto, values: Callable[[TensorProto], Array]) -> onnx.GraphProto:
+    wide = onnx.GraphProto(name=graph.name, input=graph.input, output=graph.output)
+    check_values((*graph.input, *graph.output))
+    for value in (*wide.input, *wide.output):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") == "tensor_type" and kind.elem_type in _NARROW:
+            kind.elem_type = TensorProto.DOUBLE
+    wide.initializer.extend(numpy_helper.from_array(values(tensor), tensor.name) for tensor in graph.initializer)
+    for node in graph.node:
+        if key_of(node) == ("", "Constant"):
+            stated = numpy_helper.from_array(constant_of(node, values))
+            wide.node.append(helper.make_node("Constant", [], node.output, value=stated))
+        else:
+            wide.node.append(widened_node(node, values))
     return wide
 
 
@@ -92,18 +109,19 @@ def _widened_attribute(
         wide.i = TensorProto.DOUBLE if attribute.i in _NARROW else attribute.i
     elif attribute.type == onnx.AttributeProto.TENSOR:
         wide.t.CopyFrom(numpy_helper.from_array(values(attribute.t), attribute.t.name))
+    elif attribute.type == onnx.AttributeProto.GRAPH:
+        wide.g.CopyFrom(_widened_body(attribute.g, values))
     return wide
 
 
-def constant_of(node: onnx.NodeProto, values: Callable[[TensorProto], Array], *, wide: bool) -> Array:
-    """The value of a Constant node; `values` reads a tensor. Raises NoReference."""
+def constant_of(node: onnx.NodeProto, values: Callable[[TensorProto], Array]) -> Array:
+    """The value of a Constant node, widened; `values` reads a tensor. Raises NoReference."""
     stated = {attribute.type: attribute for attribute in node.attribute}
     if (tensor := stated.get(onnx.AttributeProto.TENSOR)) is not None:
         return values(tensor.t)
     for kind, dtype in _CONSTANTS.items():
         if kind in stated:
-            array = np.asarray(helper.get_attribute_value(stated[kind]), dtype)
-            return widened(array) if wide else array
+            return widened(np.asarray(helper.get_attribute_value(stated[kind]), dtype))
     raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
 
 

@@ -1,1 +1,1 @@
-"""Run models: as a whole, in segments, in several processes."""
+"""Run models: as a whole, in segments."""

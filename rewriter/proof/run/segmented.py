@@ -1,8 +1,8 @@
 """Run a model in consecutive segments, so that it is never loaded as a whole.
 
-The result has the form of that of `rewriter.proof.run.whole`. For each segment in turn, every engine (onnxruntime in
-each way, float64) loads that segment alone and continues with the values that it computed itself, so the weights of a
-segment are read from disk once. onnxruntime fuses nodes within segments only.
+The result has the form of that of `rewriter.proof.run.whole`. For each segment in turn, every way of running it loads
+that segment alone and continues with the values that it computed itself, so the weights of a segment are read from disk
+once. onnxruntime fuses nodes within segments only. Nothing is evaluated in float64.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from rewriter.graph.segments import split
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.reference.float64 import NoReference, described, widened
-from rewriter.proof.reference.late_widening import open_wide
-from rewriter.proof.reference.operators.table import Operator
-from rewriter.proof.run.whole import TAPPED, ModelRuns, Progress, Ran, Wanted, Way, note
+from rewriter.proof.run.whole import TAPPED, ModelRuns, Progress, Ran, Wanted, Way, note, run_whole
 from rewriter.text import quoted
 
 SEGMENT = 2**27
@@ -33,6 +30,16 @@ SEGMENT = 2**27
 
 Values = dict[str, Array]
 Feeds = Mapping[str, Array]
+
+
+def run_model(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress, *, by_blocks: bool) -> ModelRuns:
+    """Run a model; with `by_blocks` it is never loaded as a whole.
+
+    Raises:
+        ValidationError: onnxruntime cannot load it, or refuses a case although `wanted.may_refuse` is not set.
+        UsageError: with `by_blocks`, a case feeds an input that has a default.
+    """
+    return (run_in_segments if by_blocks else run_whole)(side, cases, wanted, progress)
 
 
 def run_in_segments(
@@ -47,9 +54,7 @@ def run_in_segments(
     _check_defaults(side, cases)
     cuts = split(side.main, (*wanted.taps, *wanted.watched), limit)
     flows = [_Flow([dict(case.feeds) for case in cases]) for _ in wanted.ways]
-    wide = _Flow([{name: widened(value) for name, value in case.feeds.items()} for case in cases])
     kept, skipped = list(cases), list[str]()
-    reference = ""
     reached: dict[str, float] = {}
     for number, part in enumerate(cuts):
         progress(f"running {wanted.what}, segment {number + 1} of {len(cuts)}", number, len(cuts))
@@ -62,36 +67,25 @@ def run_in_segments(
             refused = _run_on(flow, load, model, part, may_refuse=wanted.may_refuse and flow is flows[0])
             for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 skipped.append(f"{kept.pop(index).name}: {refused[index]}")
-                for other in (*flows, wide):
+                for other in flows:
                     del other.values[index]
         for values in flows[0].values if flows else ():
             note(reached, values, set(wanted.watched).intersection((*part.inputs, *part.outputs)))
-        # Once a segment has no float64 form, nothing behind it can be evaluated; onnxruntime's ways go on without.
-        if wanted.wide and not reference.startswith(_NONE):
-            try:
-                _run_on(wide, _reference_of(wide, limit, side.own), model, part, may_refuse=False)
-            except NoReference as reason:
-                reference = f"{_NONE}: {reason}"
-        for flow in (*flows, wide):
-            flow.forget(gone, first=TAPPED if flows and flow is flows[0] else 0, taps=set(wanted.taps))
+        for flow in flows:
+            flow.forget(gone, first=TAPPED if flow is flows[0] else 0, taps=set(wanted.taps))
     ways = {way: flow.ran(side.main.outputs) for way, flow in zip(wanted.ways, flows, strict=True)}
     # Taps are kept for the first cases only. A case that moves up because another is refused later lacks some of them.
     complete = [values for values in (flows[0].values if flows else ()) if all(name in values for name in wanted.taps)]
     taps = [{name: values[name] for name in wanted.taps} for values in complete[:TAPPED]]
-    known = wanted.wide and not reference
     return ModelRuns(
         cases=tuple(kept),
         skipped=tuple(skipped),
         ways=ways,
         taps=taps,
-        truth=wide.outputs(side.main.outputs) if known else None,
-        reference=described(sorted(wide.by)) if known else reference,
+        truth=None,
         segments=len(cuts),
         reached=reached,
     )
-
-
-_NONE = "no float64 reference"
 
 
 @dataclass(eq=False)
@@ -101,7 +95,6 @@ class _Flow:
     values: list[Values]
     load_seconds: float = 0.0
     cpu_nodes: list[str] | None = field(default_factory=list)
-    by: set[tuple[str, str]] = field(default_factory=set)
 
     def forget(self, names: set[str], *, first: int, taps: set[str]) -> None:
         """Drop the values of `names`, except those of `taps` in the `first` cases."""
@@ -150,20 +143,6 @@ def _session_of(flow: _Flow, way: Way) -> Load:
         known = flow.cpu_nodes is not None and session.cpu_nodes is not None
         flow.cpu_nodes = [*(flow.cpu_nodes or ()), *(session.cpu_nodes or ())] if known else None
         return session.run
-
-    return load
-
-
-def _reference_of(flow: _Flow, limit: int, own: Mapping[tuple[str, str], Operator]) -> Load:
-    def load(model: LoadedModel) -> Callable[[Feeds], Values]:
-        reference = open_wide(model, limit, own)
-
-        def run(feeds: Feeds) -> Values:
-            made = reference.run(feeds)
-            flow.by.update(reference.by())  # after the run, which may find that onnxruntime lacks a kernel
-            return made
-
-        return run
 
     return load
 

@@ -27,25 +27,6 @@ Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
 
 
-_STEPS = 1000
-
-
-def within(progress: Progress, start: float, end: float) -> Progress:
-    """Progress of a part of the work, told as progress of the whole; the part goes from `start` to `end`, of 1.
-
-    It never goes back, even if a step of the part starts counting anew.
-    """
-    furthest = 0
-
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal furthest
-        share = start + (end - start) * min(done / max(total, 1), 1.0)
-        furthest = max(furthest, round(_STEPS * share))
-        progress(what, furthest, _STEPS)
-
-    return tell
-
-
 @dataclass(frozen=True)
 class Way:
     """A way to run a model: an execution provider, with or without graph optimisation."""
@@ -65,7 +46,7 @@ class Wanted:
         ways: how to run it.
         taps: tensors whose values are recorded, in the first way and the first `TAPPED` cases.
         watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
-        wide: whether to evaluate it in float64.
+        wide: whether to evaluate it in float64, if it is loaded as a whole.
         may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
         what: the model's name in progress messages.
     """
@@ -103,7 +84,6 @@ class ModelRuns:
         ways: the results of each way.
         taps: values of the tapped tensors in the first cases.
         truth: its float64 evaluation; None if there is none.
-        reference: what computed that, or why there is none.
         segments: number of parts that were loaded one after the other.
         reached: largest finite |entry| of each watched tensor over all cases.
     """
@@ -113,7 +93,6 @@ class ModelRuns:
     ways: Mapping[Way, Ran]
     taps: Results
     truth: Results | None
-    reference: str
     segments: int = 1
     reached: Mapping[str, float] = field(default_factory=dict)
 
@@ -152,8 +131,8 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
                     taps.append({name: known[name] for name in wanted.taps})
         ways[way] = Ran(results, session.load_seconds, session.cpu_nodes)
         del session  # before the next one is loaded: each may hold a copy of the weights
-    truth, reference = _truth(side, kept, wanted, progress) if wanted.wide else (None, "")
-    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reference, reached=reached)
+    truth = _truth(side, kept, wanted, progress) if wanted.wide else None
+    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reached=reached)
 
 
 def note(reached: dict[str, float], values: Mapping[str, Array], names: Iterable[str]) -> None:
@@ -174,15 +153,16 @@ def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
     return open_session(model.proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
 
 
-def _truth(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> tuple[Results | None, str]:
+def _truth(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> Results | None:
+    """The float64 evaluation on all cases; None if there is none."""
     results = []
     try:
-        reference = open_reference(side.model.proto, side.model.base_dir, side.own)
+        reference = open_reference(side.model.proto, side.model.base_dir)
         for place, case in enumerate(cases):
             turns = len(wanted.ways) + 1
             done = len(wanted.ways) * len(cases) + place
             progress(f"evaluating {wanted.what} in float64: {case.name}", done, turns * len(cases))
             results.append(reference.run(case.feeds))
-    except NoReference as reason:
-        return None, f"no float64 reference: {reason}"
-    return results, reference.how
+    except NoReference:
+        return None
+    return results

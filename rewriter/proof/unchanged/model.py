@@ -25,6 +25,7 @@ from rewriter.proof.unchanged.definitions import Scope
 from rewriter.proof.unchanged.is_attention import not_attention
 from rewriter.proof.unchanged.same import Functions, Models, operator_key, same_attributes
 from rewriter.proof.unchanged.scopes import Pair, inner, name_of, partners, scope_changes
+from rewriter.proof.unchanged.sizes import depends_on_size
 
 
 def unexplained_changes(original: Side, rewritten: Side, claims: Sequence[Claim]) -> list[str]:
@@ -90,6 +91,8 @@ def _region(claim: Claim, pair: Pair, sides: tuple[Side, Side], functions: Funct
         for name in between.inputs
         if name not in starts
     ]
+    if claim.entrywise and depends_on_size(nodes, claim.output, functions):
+        failures.append(f"{claim.name}: what its heads compute depends on the sizes of batch and sequence")
     return _Region(
         frozenset(index for index in between.nodes if _made_anew(new.nodes[index], claim, ends, pair.old)),
         (*failures, *not_attention(claim, old, nodes, pair.models, functions)),

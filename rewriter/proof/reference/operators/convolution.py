@@ -1,7 +1,7 @@
-"""Convolutions and average pooling in numpy, one operation per tap of the kernel.
+"""Convolution and average pooling in numpy, one operation per tap of the kernel.
 
-Source: ONNX's Conv, ConvTranspose and AveragePool, opset 1 to 22. Arrays are [batch, channels, *spatial], kernels
-[outputs, inputs / group, *taps] for Conv, [inputs, outputs / group, *taps] for ConvTranspose.
+Source: ONNX's Conv and AveragePool, opset 1 to 22. Arrays are [batch, channels, *spatial], kernels
+[outputs, inputs / group, *taps].
 """
 
 from __future__ import annotations
@@ -58,23 +58,6 @@ def conv(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array | N
     return _with_bias(y.reshape(x.shape[0], weight.shape[0], *sizes), bias)
 
 
-def conv_transpose(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The adjoint of a convolution: each entry of the input adds a scaled kernel to the output."""
-    taps, group = _Taps.of(attributes, weight.shape[2:]), int(attributes.get("group", 1))
-    sizes, more = x.shape[2:], attributes.get("output_padding") or (0,) * (weight.ndim - 2)
-    whole = [(n - 1) * s + r + m for n, s, r, m in zip(sizes, taps.strides, taps.reach, more, strict=True)]
-    whole = [max(pair) for pair in zip(whole, attributes.get("output_shape") or whole, strict=True)]
-    columns = x.reshape(x.shape[0], group, -1, int(np.prod(sizes)))
-    kernels = np.swapaxes(weight.reshape(group, -1, *weight.shape[1:]), 1, 2)
-    y = np.zeros((x.shape[0], group, kernels.shape[1], *whole))
-    for tap, place in taps.places(sizes):
-        y[place] += (kernels[tap] @ columns).reshape(*y.shape[:3], *sizes)
-    y = y.reshape(x.shape[0], -1, *whole)
-    for axis, (low, high) in enumerate(_cropped(attributes, sizes, whole, taps), 2):
-        y = y.take(range(low, y.shape[axis] - high), axis)
-    return _with_bias(y, bias)
-
-
 def average_pool(attributes: Mapping[str, Any], x: Array) -> Array:
     """AveragePool: sums over the window of a kernel, divided by the number of entries that count."""
     taps = _Taps.of(attributes, attributes["kernel_shape"])
@@ -120,16 +103,3 @@ def _pads(attributes: Mapping[str, Any], sizes: Sequence[int], taps: _Taps) -> l
         for size, reach, step in zip(sizes, taps.reach, taps.strides, strict=True)
     ]
     return [_halves(total, more_first=mode == "SAME_LOWER") for total in totals]
-
-
-def _cropped(
-    attributes: Mapping[str, Any], sizes: Sequence[int], whole: Sequence[int], taps: _Taps
-) -> list[tuple[int, int]]:
-    """How much is cut off at either end of each axis."""
-    mode, wanted = _mode(attributes), attributes.get("output_shape")
-    if wanted is None and mode in {"NOTSET", "VALID"}:
-        return _stated_pads(attributes, len(sizes))
-    if wanted is None:
-        wanted = [size * step for size, step in zip(sizes, taps.strides, strict=True)]
-    totals = [max(size - out, 0) for size, out in zip(whole, wanted, strict=True)]
-    return [_halves(total, more_first=mode != "SAME_UPPER") for total in totals]

@@ -71,14 +71,3 @@ def skip_rms_norm(
     total = x + skip if bias is None else x + skip + bias
     wanted = {"epsilon": number(attributes, "epsilon", 1e-12)}
     return rms_norm(wanted, total, gamma), None, None, total
-
-
-def local_response_norm(attributes: Attributes, x: Array) -> Array:
-    """LRN: each channel divided by a norm over its neighbouring channels."""
-    size, channels = int(attributes["size"]), x.shape[1]
-    squares = np.zeros_like(x)
-    for channel in range(channels):
-        around = slice(max(channel - (size - 1) // 2, 0), channel + size // 2 + 1)
-        squares[:, channel] = (x[:, around] ** 2).sum(1)
-    alpha, beta, bias = (number(attributes, *pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
-    return np.asarray(x / (bias + alpha / size * squares) ** beta)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.files.load import LoadedModel
-from rewriter.proof.blocks.spread import _chunks, _shape, _with_constant, spread, variants, wanted
+from rewriter.proof.blocks.spread import _chunks, _shape, _with_constant, sizes_of, spread, variants, wanted
 from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import Case
 
@@ -33,15 +33,28 @@ def _part(name: str = "mlp/heads/pattern_size", *, node: bool = False) -> Loaded
 @pytest.mark.parametrize(
     ("shape", "longest", "expected"),
     [
-        ((1, 17, 8), None, [(2, 67, 8), (3, 19, 8)]),
-        ((17, 8), None, [(67, 8), (19, 8)]),
-        ((1, 5, 8), 6, [(2, 6, 8), (3, 6, 8)]),
-        ((2, 3, 4, 8), None, []),  # no axis that is known to count tokens
+        ((1, 17, 8), None, [(2, 67, 8), (6, 19, 8), (1, 131, 8)]),
+        ((17, 8), None, [(67, 8), (19, 8), (131, 8)]),
+        ((1, 5, 8), 6, [(2, 6, 8), (6, 6, 8), (1, 6, 8)]),
+        ((2, 3, 4, 8), None, [(2, 1, 67, 8), (6, 1, 19, 8), (1, 1, 131, 8)]),
     ],
 )
 def test_sizes(shape: tuple[int, ...], longest: int | None, expected: list[tuple[int, ...]]) -> None:
     cases = spread(_claim(longest=longest), _real(*shape))
     assert [case.feeds["x"].shape for case in cases] == expected
+
+
+def test_channels_that_are_not_last() -> None:
+    """As before a convolution; the lengths of the real inputs may differ."""
+    feeds = [*_real(1, 8, 17), *_real(2, 8, 5)]
+    cases = spread(_claim(axis=-2), feeds)
+    assert [case.feeds["x"].shape for case in cases] == [(2, 8, 67), (6, 8, 19), (1, 8, 131)]
+    assert [sizes_of(_claim(axis=-2), case) for case in cases] == [(2, 67), (6, 19), (1, 131)]
+    (image, *_) = spread(_claim(axis=-3), _real(2, 8, 4, 3))
+    assert image.feeds["x"].shape == (2, 8, 1, 67)
+    drawn = image.feeds["x"][0, :, 0, 0]
+    rows = np.moveaxis(_real(2, 8, 4, 3)[0]["x"], 1, -1).reshape(-1, 8)
+    assert np.isclose(drawn / rows, (drawn / rows)[:, :1], rtol=1e-5).all(axis=1).any()  # a row, scaled
 
 
 def test_no_two_rows_are_alike() -> None:
@@ -55,14 +68,14 @@ def test_a_block_that_reads_shapes_is_tried_on_real_inputs_only() -> None:
     assert spread(_claim(), feeds) == []
 
 
-@pytest.mark.parametrize("lead", [(3,), ()], ids=["batch", "no-batch"])
+@pytest.mark.parametrize("lead", [(6,), ()], ids=["batch", "no-batch"])
 @pytest.mark.parametrize(("neurons", "node"), [(32, False), (96, False), (96, True), (105, False)])
 def test_small_chunks_are_several_and_the_last_is_uneven(neurons: int, node: bool, lead: tuple[int, ...]) -> None:
     claim = _claim(chunk_size="mlp/heads/pattern_size", neurons=neurons, bias_tokens=2)
     cases = spread(claim, _real(*(1 for _ in lead), 17, 8))
     found = list(variants(claim, _part(node=node), cases))
     assert len(found) == 2
-    keys, batch = 19 + 2, 3 if lead else 1
+    keys, batch = 19 + 2, 6 if lead else 1
     sizes = []
     for case, part, _ in found:
         assert case.feeds["x"].shape == (*lead, 19, 8)
@@ -166,7 +179,7 @@ def test_what_a_part_does_not_read_is_not_given() -> None:
 def test_rows_are_real_ones_scaled() -> None:
     """By a factor between a half and three halves, each row by its own; of the type of the input."""
     rows = np.array([[1.0, 0.0], [0.0, 1.0]], np.float16)
-    (large, _) = spread(_claim(), [{"x": rows[None, :1]}, {"x": rows[None, 1:]}])
+    (large, *_) = spread(_claim(), [{"x": rows[None, :1]}, {"x": rows[None, 1:]}])
     made = large.feeds["x"]
     assert made.dtype == np.float16
     flat = made.reshape(-1, 2).astype(np.float64)
@@ -182,7 +195,7 @@ def test_inputs_that_are_no_floats_or_empty() -> None:
     assert spread(_claim(), [{"x": np.zeros((1, 3, 8), np.int64)}]) == []
     assert spread(_claim(), [{"x": np.zeros((1, 0, 8), np.float32)}]) == []
     assert spread(_claim(), []) == []
-    assert len(spread(_claim(), [{"x": np.zeros((1, n, 8), np.float32)} for n in (0, 2)])) == 2
+    assert len(spread(_claim(), [{"x": np.zeros((1, n, 8), np.float32)} for n in (0, 2)])) == 3
 
 
 @pytest.mark.parametrize(("longest", "slots"), [(4096, True), (4097, False)])

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from rewriter.proof.reference import float64
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 RNG = np.random.default_rng(0)
@@ -183,15 +182,6 @@ def test_operators_of_our_own_agree_with_onnxruntime(rank: int, attributes: str)
     np.testing.assert_allclose(run(model, **feeds), open_session(model).run(feeds)["y"], atol=1e-5)
 
 
-def test_resize_keeps_its_scales_float32() -> None:
-    model = parse(
-        "(float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1, 1, 2, 2}>",
-        'y = Resize<mode = "nearest">(x, , scales)',
-    )
-    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
-    np.testing.assert_array_equal(run(model, x=x), x.repeat(2, 2).repeat(2, 3))
-
-
 def test_subgraphs_and_functions() -> None:
     branches = (
         "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() "
@@ -209,29 +199,6 @@ def test_subgraphs_and_functions() -> None:
     np.testing.assert_array_equal(run(model, x=x, c=np.array(False)), [0.5, 1.5])
 
 
-def _triple(attributes: Any, x: Any, y: Any | None = None) -> Any:
-    """An operator of the caller: attributes and an optional operand."""
-    return x * int(attributes["by"]) + (0 if y is None else y)
-
-
-def test_operators_of_the_caller() -> None:
-    body = (
-        "a = own.Times<by = 3>(x) b = Exp(a) "
-        "d = If (c) <then_branch = t () => (float[2] r) { r = own.Times<by = 2>(b, x) }, "
-        "else_branch = e () => (float[2] r) { r = Identity(b) }> "
-        "n = Constant<value = int64 {2}>() "
-        "y = Loop(n, c, d) <body = step (int64 i, bool go, float[2] p) => (bool on, float[2] q) { "
-        "on = Identity(go) q = own.Times<by = 5>(p) }>"
-    )
-    model = parse("(float[2] x, bool c) => (float[2] y)", body)
-    own = {("own", "Times"): _triple}
-    x = np.array([0.1, -3], np.float32)
-    result = open_reference(model, own=own).run({"x": x, "c": np.array(True)})["y"]
-    np.testing.assert_allclose(result, 25 * (2 * np.exp(3 * x.astype(float)) + x), rtol=1e-15)
-    with pytest.raises(NoReference, match=r"own::Times 'a' has no known float64 form"):
-        open_reference(model)
-
-
 def test_loops() -> None:
     body = (
         "t = Constant<value = int64 {3}>() c = Constant<value = bool {1}>() "
@@ -239,7 +206,6 @@ def test_loops() -> None:
         "on = Identity(go) k = Constant<value_floats = [0.1, 0.2]>() b = Add(a, k) }>"
     )
     model = parse("(float[2] x) => (float[2] y)", body)
-    assert open_reference(model).how == float64.ONNXRUNTIME
     step = np.array([0.1, 0.2], np.float32).astype(float)
     np.testing.assert_allclose(run(model, x=np.zeros(2, np.float32)), 3 * step, rtol=1e-15)
 

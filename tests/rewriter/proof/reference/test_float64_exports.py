@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ import pytest
 
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.generate import make_cases
-from rewriter.proof.reference.audit import audit
-from rewriter.proof.reference.decisions import decided_by_rounding
-from rewriter.proof.reference.engine import Program, float64_ways, plan
-from rewriter.proof.reference.float64 import open_reference, widened
-from rewriter.proof.reference.scope import read_model
+from rewriter.proof.reference.float64 import open_reference
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -115,40 +110,8 @@ def test_float32_differs_by_rounding_only(name: str, dynamo: bool, tmp_path: Pat
     longest = max((array.shape[1] for case in cases for key, array in case.feeds.items() if "ids" in key), default=0)
     assert longest in {0, MODELS[name][3] or 64}
     session, reference = open_session(model), open_reference(model)
-    evaluator = without_kernels(model)
     for case in cases:
         truth = reference.run(case.feeds)["result"]
         assert truth.dtype == np.float64
         scale = np.abs(truth).max()
         assert np.abs(session.run(case.feeds)["result"] - truth).max() < 2e-6 * scale, case.name
-        wide = {key: widened(value) for key, value in case.feeds.items()}
-        assert np.abs(evaluator.run(wide, {})["result"] - truth).max() < 1e-12 * scale, case.name
-    assert audit(model, None, cases[-1].feeds) is None
-    assert decided_by_rounding(model, None, cases[-1].feeds) is None
-
-
-def without_kernels(model: onnx.ModelProto) -> Program:
-    """The model in float64 without onnxruntime: every operator by itself, most by onnx's evaluator."""
-    every = frozenset((node.domain, node.op_type) for node in model.graph.node)
-    return plan(read_model(model, None, wide=True), replace(float64_ways({}), kernel=lambda _: None, evaluated=every))
-
-
-def test_t5_is_decided_by_a_rounding(tmp_path: Path) -> None:
-    """The bucket of a relative position is the whole part of a logarithm."""
-    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=100)
-    torch.manual_seed(0)
-    encoder = transformers.T5EncoderModel(config).eval()
-    names = list(TEXT)
-    torch.onnx.export(
-        _OneOutput(encoder, names, "last_hidden_state"), tuple(TEXT.values()), str(tmp_path / "t5.onnx"),
-        dynamo=False, input_names=names, output_names=["result"], opset_version=17,
-        dynamic_axes={name: {0: "batch_size", 1: "sequence_length"} for name in names},
-    )  # fmt: skip
-    model = onnx.load(tmp_path / "t5.onnx")
-    feeds = {"input_ids": np.arange(64)[None] % 90, "attention_mask": np.ones((1, 64), np.int64)}
-    truth = open_reference(model).run(feeds)["result"]
-    assert np.abs(open_session(model, optimise=False).run(feeds)["result"] - truth).max() > 1e-4 * np.abs(truth).max()
-    assert audit(model, None, feeds) is None
-    found = decided_by_rounding(model, None, feeds)
-    assert found is not None
-    assert found.startswith("Cast '/model/encoder/block.0/layer.0/SelfAttention/")

@@ -37,8 +37,7 @@ def agree(model: onnx.ModelProto, **more: Any) -> dict[str, Any]:
     return exact
 
 
-# Erf has no double kernel, so that no body is a single part.
-STEP = "e = Erf(a) b = Add(e, x)"
+STEP = "e = Tanh(a) b = Add(e, x)"
 LOOP = "float t, bool go"
 LOOPS = {
     "counted": f"y = Loop(three, , x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) "
@@ -57,7 +56,7 @@ LOOPS = {
     f"(bool[1] d, float[2, 3] b) {{ d = Identity(c) {STEP} }}>",
     "nested": "y = Loop(two, , x) <body = s (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] b) { "
     "d = Identity(c) b = Loop(two, , a) <body = r (int64 j, bool f, float[2, 3] p) => (bool g, float[2, 3] q) { "
-    "g = Identity(f) k = Add(i, j) m = Cast<to = 1>(k) o = Add(p, m) n = Erf(o) q = Add(n, x) }> }>",
+    "g = Identity(f) k = Add(i, j) m = Cast<to = 1>(k) o = Add(p, m) n = Tanh(o) q = Add(n, x) }> }>",
 }
 
 
@@ -73,29 +72,20 @@ def test_loops(name: str, opset: int) -> None:
     assert made.shape == ((3, 2, 3) if name == "collects" else (2, 3))
 
 
-def test_a_loop_without_a_step_that_collects() -> None:
-    body = (
-        "n = Constant<value = int64 {0}>() z, y = Loop(n, , x) <body = s (int64 i, bool c, float[2, 3] a) => "
-        "(bool d, float[2, 3] b, float[2, 3] k) { d = Identity(c) b = Erf(a) k = Neg(a) }>"
-    )
-    with pytest.raises(NoReference, match=r"^Loop 'z' runs no iteration, so the shape of what it collects is unknown$"):
-        open_reference(parse(body, outputs="z y")).run({"x": X})
-
-
 @pytest.mark.parametrize("condition", [True, False])
 @pytest.mark.parametrize("shape", ["bool c", "bool[1] c"])
 def test_branches(condition: bool, shape: str) -> None:
     body = (
         "h = Exp(x) y, z = If (c) <then_branch = t () => (float[2, 3] p, float[2, 3] q) "
-        "{ p = Erf(h) k = Constant<value = float {0.1}>() q = Mul(h, k) }, "
-        "else_branch = e () => (float[2, 3] r, float[2, 3] s) { r = Softplus(x) s = Identity(h) }>"
+        "{ p = Tanh(h) k = Constant<value = float {0.1}>() q = Mul(h, k) }, "
+        "else_branch = e () => (float[2, 3] r, float[2, 3] s) { r = Sigmoid(x) s = Identity(h) }>"
     )
     fed = np.array([condition]) if "[" in shape else np.array(condition)
     agree(parse(body, inputs=shape, outputs="y z"), c=fed)
 
 
 def test_branches_with_weights_of_their_own() -> None:
-    branch = "k = Constant<value = float[3, 2] {{{}}}>() m = MatMul(x, k) {} = Erf(m)"
+    branch = "k = Constant<value = float[3, 2] {{{}}}>() m = MatMul(x, k) {} = Tanh(m)"
     body = (
         f"y = If (c) <then_branch = t () => (float[2, 2] p) {{ {branch.format('1, 2, 3, 4, 5, 6', 'p')} }}, "
         f"else_branch = e () => (float[2, 2] q) {{ {branch.format('6, 5, 4, 3, 2, 1', 'q')} }}>"
@@ -125,7 +115,7 @@ def scan(attributes: str, body: str, inputs: int = 1, outputs: int = 1, opset: i
     )
 
 
-ROW = "k = ReduceSum<keepdims = 1>(r0) e = Erf(k) c = Add(a, e) "
+ROW = "k = ReduceSum<keepdims = 1>(r0) e = Tanh(k) c = Add(a, e) "
 
 
 @pytest.mark.parametrize("opset", [16, 21])
@@ -150,15 +140,6 @@ def test_scans_of_several() -> None:
     agree(scan(", scan_input_directions = [0, 1], scan_output_directions = [1, 0]", body, 2, 2))
 
 
-def test_scan_of_opset_8_is_refused() -> None:
-    body = parse("y = Neg(x)").graph
-    node = helper.make_node("Scan", ["", "x"], ["y"], num_scan_inputs=1, body=body)
-    model = parse("y = Neg(x)", opset=8)
-    model.graph.node[0].CopyFrom(node)
-    with pytest.raises(NoReference, match=r"^Scan 'y' is of opset 8$"):
-        open_reference(model).run({"x": X})
-
-
 HEAD = '<domain: "local", opset_import: ["": 17, "local": 1]>'
 LEAKY = f"{HEAD} f <alpha> (a) => (b) {{ e = Erf(a) b = LeakyRelu<alpha = @alpha>(e) }}"
 TIMES = "{ e = Erf(a) k = Constant<value_float: float = @alpha>() b = Mul(e, k) }"
@@ -166,7 +147,7 @@ DEFAULT = f"{HEAD} f <alpha: float = 0.9> (a) => (b) {TIMES}"
 NESTED = f"{HEAD} g <beta> (a) => (b) {{ c = local.f<alpha = @beta>(a) b = local.f<alpha = 0.2>(c) }} {LEAKY}"
 BRANCHING = (
     f"{HEAD} f <alpha> (a) => (b) {{ t = Constant<value = bool {{1}}>() "
-    "b = If(t) <then_branch = g () => (float[2, 3] r) { e = Erf(a) r = LeakyRelu<alpha = @alpha>(e) }, "
+    "b = If(t) <then_branch = g () => (float[2, 3] r) { e = Tanh(a) r = LeakyRelu<alpha = @alpha>(e) }, "
     "else_branch = h () => (float[2, 3] s) { s = Identity(a) }> }"
 )
 FUNCTIONS: dict[str, tuple[str, str]] = {
@@ -190,16 +171,24 @@ def test_functions_inside_bodies() -> None:
         "y = If(c) <then_branch = t () => (float[2, 3] r) { r = local.f(x) }, "
         "else_branch = e () => (float[2, 3] s) { s = Identity(x) }>"
     )
-    function = '<domain: "local", opset_import: ["": 17]> f (x) => (b) { e = Erf(x) b = Exp(e) }'
+    function = '<domain: "local", opset_import: ["": 17]> f (x) => (b) { e = Tanh(x) b = Exp(e) }'
     agree(parse(body, inputs="bool c", functions=function), c=np.array(True))
 
 
-def test_a_function_has_the_opset_that_it_states() -> None:
-    """Up to opset 12 Softmax flattens what follows its axis."""
+def test_a_function_of_another_opset_is_refused() -> None:
+    """Up to opset 12 Softmax flattens what follows its axis; the function cannot be inlined as it is."""
     function = '<domain: "local", opset_import: ["": 11]> f (a) => (b) { b = Softmax<axis = 0>(a) }'
-    made = open_reference(parse("y = local.f(x)", functions=function)).run({"x": X})["y"]
-    exponentials = np.exp(X.astype(float))
-    np.testing.assert_allclose(made, exponentials / exponentials.sum(), rtol=1e-14)
+    with pytest.raises(NoReference, match=r"^local::f 'y' has no known float64 form$"):
+        open_reference(parse("y = local.f(x)", functions=function))
+
+
+def test_a_body_with_an_operator_without_a_kernel_is_refused() -> None:
+    body = (
+        "y = If (c) <then_branch = t () => (float[2, 3] p) { p = Erf(x) }, "
+        "else_branch = e () => (float[2, 3] r) { r = Identity(x) }>"
+    )
+    with pytest.raises(NoReference, match=r"^If 'y' has no known float64 form$"):
+        open_reference(parse(body, inputs="bool c"))
 
 
 def test_an_operand_that_a_call_leaves_out() -> None:

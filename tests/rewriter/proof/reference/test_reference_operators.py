@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter.ort.sessions import open_session
-from rewriter.proof.reference.audit import audit
-from rewriter.proof.reference.engine import float64_ways, plan
+from rewriter.proof.reference import float64
 from rewriter.proof.reference.evaluator import EVALUATED
-from rewriter.proof.reference.float64 import Reference, open_reference, widened
+from rewriter.proof.reference.float64 import Reference, open_reference
 from rewriter.proof.reference.kernels import KERNELS
 from rewriter.proof.reference.operators.table import NUMPY_OPERATORS
-from rewriter.proof.reference.scope import read_model
 from tests.rewriter.proof.reference.operator_cases import OPERATORS, cases_of, model_of
 
 Array = NDArray[Any]
@@ -27,7 +24,7 @@ Key = tuple[str, str]
 
 EPS = 2.0**-23
 
-_ULPS = {"Resize": 16, "GridSample": 16}
+_ULPS = {"GridSample": 16}
 """Units in the last place of the largest result, where they are more than 8: their cubic weights are alternating."""
 
 RUNS = [pytest.param(key, opset, id=f"{key[1]}-{opset}") for key in OPERATORS for opset in cases_of(key)]
@@ -68,12 +65,11 @@ OTHERWISE = [
 
 
 @pytest.mark.parametrize(("key", "opset"), OTHERWISE)
-def test_agrees_with_float32_without_a_kernel(key: Key, opset: int) -> None:
+def test_agrees_with_float32_without_a_kernel(key: Key, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where onnxruntime has a kernel for some types or opsets only, or has none in older versions."""
     model, feeds, plain, _ = prepared(key, opset)
-    program = plan(read_model(model, None, wide=True), replace(float64_ways({}), kernel=lambda _: None))
-    assert "onnxruntime double kernels" not in dict(program.by())
-    agree(key[1], plain, program.run({name: widened(value) for name, value in feeds.items()}, {}))
+    monkeypatch.setattr(float64, "double_kernel", lambda _: None)
+    agree(key[1], plain, open_reference(model).run(feeds))
 
 
 SIZES = {"grow", "shrink", "uneven", "s2", "s3", "s5", "roi", "beyond"}
@@ -99,13 +95,6 @@ def test_nothing_sticks_to_float32(key: Key, opset: int) -> None:
             known = np.isfinite(value)
             second = (ahead[name] + behind[name] - 2 * value)[known]
             np.testing.assert_allclose(second, 0, atol=1e-12 * np.abs(value[known]).max(initial=1e-3))
-
-
-@pytest.mark.parametrize("key", OPERATORS, ids=lambda key: key[1])
-def test_the_audit_has_no_objection(key: Key) -> None:
-    opset = max(cases_of(key))
-    model, feeds, _, _ = prepared(key, opset)
-    assert audit(model, None, feeds) is None
 
 
 def test_every_operator_has_cases() -> None:
