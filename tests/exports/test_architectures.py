@@ -53,8 +53,13 @@ def every_input(path: Path) -> list[dict[str, NDArray[Any]]]:
     return [dict(case.feeds) for case in make_cases(onnx.load(path), seed=0, dims={})]
 
 
+def limit_of(path: Path, activation: str) -> float | None:
+    """The largest ratio of errors; None where the model resizes its positions, since Resize has no float64 form."""
+    return None if any(node.op_type == "Resize" for node in onnx.load(path).graph.node) else LIMIT.get(activation, 1.5)
+
+
 def check(report: Report, entry: Entry, limit: float | None) -> None:
-    """All blocks of the configuration are converted, and proved; `limit` of the error ratio, None for large models."""
+    """All blocks of the configuration are converted, and proved; `limit` of the error ratio, None where it has none."""
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
@@ -78,7 +83,7 @@ def check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Export, tmp_path: Path) -> None:
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inputs=every_input(path))
-    check(report, entry, LIMIT.get(entry.activation, 1.5))
+    check(report, entry, limit_of(path, entry.activation))
     before, after = onnx.load(path), onnx.load(out)
     check_signature(before, after)
     assert_unique_names(after)
@@ -93,7 +98,7 @@ def test_gated_blocks_are_converted(entry: Entry, exporter: Exporter, export: Ex
     """One sublayer, value u, in the model's own precision."""
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inputs=every_input(path))
-    check(report, entry, LIMIT.get(entry.activation, 1.5))
+    check(report, entry, limit_of(path, entry.activation))
     check_signature(onnx.load(path), onnx.load(out))
     assert all(row.activation.endswith("(gate) * value") for row in report.converted)
     assert report.validation is not None
