@@ -299,10 +299,10 @@ class _Matching:
             return False
         if a.elem_type != b.elem_type and not rows:
             return False
-        if not ours.equals(theirs):
-            return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=False)
         if not (yield self._same_tensors(ours.source, theirs.source, rows=True)):
             return False
+        if not ours.equals(theirs):
+            return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
         if not rows and not (yield self._same_shape(a, b, ours, theirs)):
             return self._refused(a, b, 1, f"may have other axes than {a.name}")
         del self._why[count:]

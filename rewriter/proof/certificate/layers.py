@@ -247,7 +247,7 @@ def _axes(node: onnx.NodeProto, values: list[np.ndarray]) -> tuple[int, ...]:
 
 def _reshaped(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
     value, shape = values[0], [int(size) for size in values[1]]
-    if integer_of(node, "allowzero", 0):
+    if integer_of(node, "allowzero", False):
         return None
     return value.reshape([value.shape[axis] if size == 0 else size for axis, size in enumerate(shape)])
 
@@ -290,10 +290,20 @@ def _split(node: onnx.NodeProto, values: list[np.ndarray], place: int) -> np.nda
     return np.split(values[0], ends, axis)[place]
 
 
+def _arithmetic(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    """A product or sum in the type of its operands, as a runtime rounds it."""
+    if any(value.dtype not in (np.float32, np.float64) for value in values):
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray({"Add": np.add, "Mul": np.multiply}[node.op_type](*values))
+
+
 _FOLDS: dict[str, Callable[[onnx.NodeProto, list[np.ndarray], int], np.ndarray | None]] = {
+    "Add": _arithmetic,
     "Cast": _cast,
     "Concat": _concatenated,
     "Expand": _expanded,
+    "Mul": _arithmetic,
     "Reshape": _reshaped,
     "Slice": _sliced,
     "Split": _split,
@@ -428,7 +438,7 @@ def _small(tensor: Tensor) -> bool:
 
 def _of_reshape(tensor: Tensor, node: onnx.NodeProto, depth: int) -> Front | None:
     data, sizes = tensor.scope.find(node.input[0]), dims(tensor.scope.find(node.input[1]))
-    if sizes is None or integer_of(node, "allowzero", 0):
+    if sizes is None or integer_of(node, "allowzero", False):
         return Front(tensor)
     if len(sizes) == 3 and sizes[:2] == [0, 0]:
         return heads_front(data, depth + 1)
