@@ -150,12 +150,12 @@ def validate(
         for each in claims
     }
     certificate = certify(original, rewritten, claims=held)
-    # Only tensors that kept their names are surely meant to be the same.
-    names = {each.output: f"{each.name}: " for each in claims}
+    # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
+    names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
     refuted = [
         f"{names.get(each.original, '')}not certified: {each.text}"
         for each in certificate.refusals
-        if each.refuted and each.tensor == each.original
+        if each.refuted and (each.tensor == each.original or each.original in names)
     ]
     changed = _changed(original, rewritten, claims, variants)
     try:
@@ -191,7 +191,8 @@ def _judged(
     by_blocks = settings.by_blocks(max(original.size, rewritten.size))
     old, new = Side.of(original), Side.of(rewritten)
     named = old if variants.lowered is None or variants.lowered.proto is original.proto else Side.of(variants.lowered)
-    tested = () if certificate.certified else tuple(claims)
+    # The certificate is about the original's outputs; what else a block shows is tested.
+    tested = tuple(claim for claim in claims if claim.exposed or not certificate.certified)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
     wide = original.size <= CHEAP
     longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)

@@ -2,9 +2,9 @@
 
 Tensors of both models are compared from the outputs backwards. Equal numbers are equal computations
 (`rewriter.proof.certificate.graphs`). Where two tensors differ, either both are elementwise functions of the same one
-or two tensors, whose distance is bounded for all reals (`regions`, `bounds`), or the same operator makes them from the
-same operands, body by body. Anything else is refused. Names only suggest where a region may begin; nothing is believed
-that was not compared, and no input is run.
+or two tensors, whose distance is bounded for all reals (`regions`, `bounds`), or both are the same linear layer of the
+same rows (`layers`), or the same operator makes them from the same operands, body by body. Anything else is refused.
+Names only suggest where a region may begin; nothing is believed that was not compared, and no input is run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ from rewriter.graph.view import Path, attributes, key_of, label, operator_of, su
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.layers import (
+    WIDTHS,
+    Front,
+    Layer,
+    dims,
+    front,
+    in_order,
+    leading_and,
+    read_layer,
+    shaped,
+    width,
+)
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 
 TOPS: Mapping[int, fmpq] = {
@@ -31,7 +43,6 @@ TOPS: Mapping[int, fmpq] = {
     onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
 }
 """No finite number of the type is larger."""
-_WIDTHS = {onnx.TensorProto.FLOAT: 2, onnx.TensorProto.FLOAT16: 1, onnx.TensorProto.BFLOAT16: 1, 11: 3}
 
 UNCLAIMED = 1e-7
 """The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
@@ -171,7 +182,7 @@ def certify(
     start = time.perf_counter()
     matching = None
     try:
-        a, b = Model(original), Model(rewritten)
+        a, b = Model(original, original=True), Model(rewritten)
         matching = _Matching(claims or {}, limit)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b))
     except NotCertifiable as error:
@@ -203,7 +214,7 @@ class _Matching:
         self.regions: dict[tuple[tuple[int, str], tuple[int, str]], CertifiedRegion] = {}
         self._claims = claims
         self._limit = limit
-        self._known: dict[tuple[tuple[int, str], tuple[int, str]], bool] = {}
+        self._known: dict[tuple[tuple[int, str], tuple[int, str], bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
@@ -226,11 +237,14 @@ class _Matching:
     def _same(self, scope: Scope, name: str, other: Scope, others: str) -> Reading:
         if not name or not others:
             return name == others
-        a, b = scope.find(name), other.find(others)
-        key = a.key, b.key
+        return (yield self._same_tensors(scope.find(name), other.find(others)))
+
+    def _same_tensors(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
+        """Whether two tensors are the same; with `rows`, whether they have the same entries in the same order."""
+        key = a.key, b.key, rows
         if key not in self._known:
             self._known[key] = False  # what depends on itself is nowhere proved
-            self._known[key] = yield self._decided(a, b)
+            self._known[key] = yield (self._decided_rows(a, b) if rows else self._decided(a, b))
         return self._known[key]
 
     def _decided(self, a: Tensor, b: Tensor) -> Reading:
@@ -252,7 +266,88 @@ class _Matching:
         for pair in regions:
             if (yield self._equal_functions(a, b, *pair)):
                 return True
-        return False
+        return (yield self._same_layer(a, b)) or (yield self._same_sizes(a, b))
+
+    def _decided_rows(self, a: Tensor, b: Tensor) -> Reading:
+        count = len(self._why)
+        plain = [in_order(each, WIDTHS.get(a.elem_type, 0)) for each in (a, b)]
+        found = yield self._same_tensors(*plain)
+        if not found:
+            ours, theirs = map(self._region_in_order, self._readers, (a, b))
+            if ours is not None and theirs is not None:
+                found = yield self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True)
+            found = found or (yield self._same_layer(a, b, rows=True))
+        if found:
+            del self._why[count:]
+        return found
+
+    def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
+        """The region that has the entries of a tensor in order, and its own tensor."""
+        for each in (tensor, in_order(tensor, WIDTHS.get(tensor.elem_type, 0))):
+            region = reader.region(each)
+            if region is not None:
+                return each, region
+        return None
+
+    # -- linear layers -----------------------------------------------------------------------------------------------
+
+    def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
+        """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
+        count, width = len(self._why), WIDTHS.get(a.elem_type, 0)
+        ours, theirs = (read_layer(in_order(each, width)) for each in (a, b))
+        if ours is None or theirs is None:
+            return False
+        if a.elem_type != b.elem_type and not rows:
+            return False
+        if not (yield self._same_tensors(ours.source, theirs.source, rows=True)):
+            return False
+        if not ours.equals(theirs):
+            return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
+        if not rows and not (yield self._same_shape(a, b, ours, theirs)):
+            return self._refused(a, b, 1, f"may have other axes than {a.name}")
+        del self._why[count:]
+        return True
+
+    def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> Reading:
+        """Whether two layers of the same entries lay them out alike: as rows of a matrix, or both as one tensor is."""
+        if all(_is_matrix(each, layer) for each, layer in ((a, ours), (b, theirs))):
+            return True
+        return (yield self._same_front(a, b))
+
+    def _same_front(self, a: Tensor, b: Tensor) -> Reading:
+        """Whether the axes in front of the last are the same."""
+        found = []
+        for tensor in (a, b):
+            axes = front(tensor)
+            if axes is not None and axes.axes is not None:
+                axes = yield self._all_but_last(a.scope, axes)
+            if axes is None or axes.axes is not None:
+                return False
+            found.append(axes.tensor)
+        return (yield self._same_tensors(*found))
+
+    def _all_but_last(self, original: Scope, axes: Front) -> Reading:
+        """Axes by their numbers as those of another tensor, if the tensor has one more."""
+        tensor, name = axes.tensor, axes.tensor.name
+        if not tensor.scope.model.original:
+            # What the rewritten model says about its own ranks is not believed.
+            if name not in original.made or not (yield self._same_tensors(original.find(name), tensor)):
+                return None
+            original_rank = original.types[original.find(name).name].rank
+        else:
+            original_rank = tensor.scope.types[name].rank
+        return front(tensor) if axes.axes is not None and original_rank == axes.axes + 1 else None
+
+    def _same_sizes(self, a: Tensor, b: Tensor) -> Reading:
+        """Whether both are the shape of the same rows, one of them without a tensor that has it."""
+        measured, written = shaped(a), leading_and(b)
+        if measured is None or written is None or width(measured) != written[1]:
+            return False
+        count = len(self._why)
+        found = yield self._same_front(measured, written[0])
+        if found:
+            del self._why[count:]
+        return found
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -310,13 +405,13 @@ class _Matching:
                     seen.add(key)
                     yield found[0], found[1]
 
-    def _equal_functions(self, a: Tensor, b: Tensor, ours: Region, theirs: Region) -> Reading:
+    def _equal_functions(self, a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool = False) -> Reading:
         """Whether both regions are the same function of the same leaves, up to what is claimed."""
         count = len(self._why)
-        matched = yield self._matched(ours, theirs)
+        matched = yield self._matched(ours, theirs, rows=rows)
         if matched is None:
             return False
-        reason = _not_real(a, b, ours, theirs)
+        reason = _not_real(a, b, ours, theirs, rows=rows)
         if reason:
             return self._refused(a, b, 0, reason)
         mine, other = ours.expression, substitute(theirs.expression, matched)
@@ -348,7 +443,7 @@ class _Matching:
         )
         return True
 
-    def _matched(self, ours: Region, theirs: Region) -> Reading:
+    def _matched(self, ours: Region, theirs: Region, *, rows: bool = False) -> Reading:
         """Each leaf of `theirs` to the leaf of `ours` that is the same tensor; None where there is none."""
         if len(ours.leaves) != len(theirs.leaves):
             return None
@@ -358,7 +453,7 @@ class _Matching:
             # Tensors that kept their names first: most questions are then answered once.
             for other in sorted(free, key=lambda each: free[each].name != tensor.name):
                 mine = free[other]
-                if (yield self._same(mine.scope, mine.name, tensor.scope, tensor.name)):
+                if (yield self._same_tensors(mine, tensor, rows=rows)):
                     matched[leaf] = other
                     del free[other]
                     break
@@ -384,11 +479,20 @@ def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:
     return pair[0], repr(pair[1])
 
 
+def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
+    """Whether a tensor has two axes, the last one of the layer's width."""
+    node = tensor.node
+    if node is None or node.domain or node.op_type != "Reshape":
+        return node is not None and not node.domain and node.op_type == "Gemm"
+    sizes = dims(tensor.scope.find(node.input[1]))
+    return sizes is not None and len(sizes) == 2 and sizes[1] == len(layer.bias)
+
+
 def _elem_type(region: Region) -> int:
     return next(iter(region.leaves.values())).elem_type
 
 
-def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region) -> str:
+def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool) -> str:
     """Why the arithmetic of a region is not that of the reals; empty where it is."""
     for tensor in ours.leaves.values():
         if tensor.elem_type not in FLOATS:
@@ -396,22 +500,26 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region) -> str:
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
         if (ours.vectors or theirs.vectors) and tensor.scope.types[tensor.name].rank in (0, None):
             return f"{tensor.name} may be a single number, whose shape constants with an axis change"
-    shapes = {tensor.scope.types[tensor.name].shape for tensor in ours.leaves.values()}
-    if (ours.together or theirs.together) and not (len(shapes) == 1 and _known(*shapes)):
+    if (ours.together or theirs.together) and not _alike(tuple(ours.leaves.values())):
         return "puts entries of two tensors side by side whose shapes are not known to be the same"
-    if a.elem_type and b.elem_type and a.elem_type != b.elem_type:
+    if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
     if _narrowest(theirs) < _narrowest(ours):
         return "computes in a narrower type than the original"
     return ""
 
 
-def _known(shape: tuple[int | str | None, ...] | None) -> bool:
-    return shape is not None and None not in shape
+def _alike(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether tensors of the original have the same shape."""
+    first, *shapes = (tensor.scope.types[tensor.name].shape for tensor in tensors)
+    if first is not None and None not in first and all(shape == first for shape in shapes):
+        return True
+    found = {(front(tensor), width(tensor)) for tensor in tensors}
+    return len(found) == 1 and all(axes is not None and size is not None for axes, size in found)
 
 
 def _narrowest(region: Region) -> int:
     """The narrowest type that a region computes in."""
     kinds = [tensor.elem_type for tensor in region.leaves.values()]
     kinds += [attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"]
-    return min(_WIDTHS.get(kind, 0) for kind in kinds)
+    return min(WIDTHS.get(kind, 0) for kind in kinds)

@@ -103,13 +103,18 @@ class Tensor:
 class Model:
     """A loaded model, prepared and numbered."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, original: bool = False) -> None:
         """Inline functions, split fused operators, infer types.
+
+        Args:
+            loaded: the model; it is not changed.
+            original: whether it is the specification, whose word about its ranks is taken.
 
         Raises:
             NotCertifiable: the model has sparse initializers, or an attribute that refers to one of a function.
         """
         self._loaded = loaded
+        self.original = original
         self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:

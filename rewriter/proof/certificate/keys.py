@@ -1,8 +1,10 @@
 """Attention over a static axis of keys, read as the function of one number per entry that it is.
 
 Forms `compact` and `local` with an operator Softmax lay the entries y of a tensor out as rows, compute a row of K
-numbers for each (logits against K keys, their softmax, values), and return one number per entry in the shape of y.
+numbers for each (logits against K keys, their softmax, values), and return one number per entry, in order.
 Reshape keeps entries in order, and everything between works on the last axis with the same K numbers for all rows.
+Where `local` returns to the shape of y, `compact` has y as heads of [batch, tokens, heads, 1] and returns to
+[batch, tokens, heads]; there nothing may have widened the first two axes.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from rewriter.proof.certificate.expressions import (
     total,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
+from rewriter.proof.certificate.layers import Dim, dims, heads_front, read_layer, shaped
 
 _DEEPEST = 100
+_MOST_KEYS = 4096
 _LAST = (3, -1)
 
 
@@ -61,18 +65,23 @@ class Keys:
 
 
 def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expression]) -> Keys | None:
-    """What Reshape(row of one number, Shape(y)) computes of the entries of y; None for any other Reshape."""
+    """What a Reshape of a row of one number, to Shape(y) or side by side, computes of entries; None for any other."""
     shape = scope.find(node.input[1])
-    if shape.node is None or key_of(shape.node) != ("", "Shape") or shape.node.attribute:
-        return None
-    own = leaf(shape.scope.find(shape.node.input[0]))
     rows = _Rows(leaf)
     found = rows.value(scope, node.input[0])
     if not isinstance(found, Row) or len(found.numbers) != 1:
         return None
     # Every tensor whose entries were laid out must have its say: none may have cancelled.
     used = {part for part in ordered(found.numbers[0]) if part.operator == "leaf"}
-    if own not in used or not rows.laid_out <= used:
+    if not rows.laid_out <= used:
+        return None
+    if rows.heads:
+        lasting = heads_front(scope.find(node.input[0])) is not None
+        whole = [dims(shape)] == [[0, 0, heads] for heads in rows.heads] and lasting
+    else:
+        measured = shaped(shape)
+        whole = measured is not None and leaf(measured) in used
+    if not whole:
         return None
     return Keys(found.numbers[0], tuple(rows.inside), len(used) > 1)
 
@@ -86,6 +95,7 @@ class _Rows:
         self._depth = 0
         self.inside: list[Tensor] = []
         self.laid_out: set[Expression] = set()
+        self.heads: set[int] = set()
 
     def value(self, scope: Scope, name: str) -> Value | None:
         tensor = scope.find(name) if name else None
@@ -115,12 +125,29 @@ class _Rows:
         return [self.value(scope, name) for name in node.input]
 
     def reshape(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
-        """Entries in order, in three axes."""
+        """Entries in order, in three axes; or those of [batch, tokens, heads] as [batch, tokens, heads, 1]."""
+        source, sizes = scope.find(node.input[0]), dims(scope.find(node.input[1]))
+        if sizes is not None and len(sizes) == 4 and sizes[:2] == [0, 0]:
+            return self._heads(source, *sizes[2:])
         if _length(scope, node.input[1]) != 3:
             return None
-        entries = self._leaf(scope.find(node.input[0]))
+        entries = self._leaf(source)
         self.laid_out.add(entries)
         return Row((entries,), column=True)
+
+    def _heads(self, source: Tensor, heads: Dim, size: Dim) -> Value | None:
+        """The projections of a stream by heads; where no weight reads x, the same constants for all tokens."""
+        layer = read_layer(source)
+        if layer is None or not isinstance(heads, int) or not isinstance(size, int) or layer.bias.size != heads * size:
+            return None
+        if not layer.weight.any():
+            return layer.bias.reshape(1, size) if heads == 1 else None
+        if size != 1:
+            return None
+        entries = self._leaf(source)
+        self.laid_out.add(entries)
+        self.heads.add(heads)
+        return Row((entries,))
 
     def unsqueeze(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
         row = self.value(scope, node.input[0])
@@ -142,9 +169,9 @@ class _Rows:
         if _length(shape.scope, node.input[1] if shape.scope is scope else shape.name) != 4 or ends is None:
             return None
         sizes = tuple(int(size) for size in ends)
-        if len(sizes) != 2 or values.ndim > 2 or np.broadcast_shapes(values.shape, sizes) != sizes:
-            return None
-        return np.broadcast_to(values, sizes)
+        fits = len(sizes) == 2 and values.ndim <= 2 and max(sizes) <= _MOST_KEYS
+        fits = fits and all(a in (1, b) for a, b in zip(values.shape[::-1], sizes[::-1], strict=False))
+        return np.broadcast_to(values, sizes) if fits else None
 
     def concat(self, scope: Scope, node: onnx.NodeProto, _place: int) -> Value | None:
         values, axis = self.operands(scope, node), integer_of(node, "axis", 0)

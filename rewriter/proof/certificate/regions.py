@@ -161,10 +161,11 @@ class Reader:
         return names
 
     def leaf(self, tensor: Tensor) -> Expression:
-        """The tensor as a leaf."""
-        found = self._leaves.get(tensor.key)
+        """The tensor as a leaf: the same one for all tensors of a graph that are computed alike."""
+        key = id(tensor.scope), tensor.number
+        found = self._leaves.get(key)
         if found is None:
-            found = self._leaves[tensor.key] = leaf(len(self._leaves))
+            found = self._leaves[key] = leaf(len(self._leaves))
             self._tensors[found] = tensor
         return found
 

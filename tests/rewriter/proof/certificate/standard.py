@@ -1,8 +1,9 @@
 """The claims of the standard programs: `python -m tests.rewriter.proof.certificate.standard` writes `bounds.json`.
 
 Each activation of README's table is converted in each element type of `ELEMENTS`, and the committed models as they
-are. What their certificates then ask of `rewriter.proof.certificate.bounds`, with the limits that their plans claim, is
-what the table answers that comes with the package.
+are; in form `compact` the activations in float32 and the committed models. What their certificates then ask of
+`rewriter.proof.certificate.bounds`, with the limits that their plans claim, is what the table answers that comes with
+the package.
 Run it after a program, a claim or the search has changed. The slow tests prove every entry anew.
 """
 
@@ -77,19 +78,19 @@ class Claim:
             return bounds.bound(self.original, self.rewritten, limit=self.limit, top=self.top, domain=self.domain)
 
 
-def models() -> Iterator[Callable[[], onnx.ModelProto]]:
-    """Makers of the models whose claims the table has."""
+def models() -> Iterator[tuple[Callable[[], onnx.ModelProto], str]]:
+    """Makers of the models whose claims the table has, and the form in which they are converted."""
     gate = "u = MatMul(x, V1)"
     texts = [*ACTIVATIONS.values(), f"{gate} h = Mul(y, u)"]
     texts += [f"{gate} {ACTIVATIONS[name].replace('h =', 'f =')} h = Mul(f, u)" for name in GATES]
     for file in FILES:
-        yield partial(onnx.load, file)
-    for elem in ELEMENTS:
-        for text in texts:
-            yield partial(mlp, text, elem=elem)
+        yield from ((partial(onnx.load, file), form) for form in ("local", "compact"))
+    for text in texts:
+        yield from ((partial(mlp, text, elem=elem), "local") for elem in ELEMENTS)
+        yield partial(mlp, text), "compact"
 
 
-def claims(model: onnx.ModelProto) -> list[Claim]:
+def claims(model: onnx.ModelProto, form: str = "local") -> list[Claim]:
     """What the certificate of a converted model asks and finds proved; nothing for a model that is not converted."""
     asked: list[Claim] = []
 
@@ -100,7 +101,7 @@ def claims(model: onnx.ModelProto) -> list[Claim]:
         return found
 
     try:
-        rewritten = rewriter.rewrite(model, validate=False).rewritten
+        rewritten = rewriter.rewrite(model, form=form, validate=False).rewritten
     except RewriteError:
         return []
     if rewritten is not None:
@@ -112,7 +113,7 @@ def claims(model: onnx.ModelProto) -> list[Claim]:
 def standard() -> dict[str, Claim]:
     """Every claim of the standard programs by its key, each proved in this process and none looked up."""
     with patch.object(bounds, "_table", dict):
-        return {claim.key: claim for make in models() for claim in claims(make())}
+        return {claim.key: claim for make, form in models() for claim in claims(make(), form)}
 
 
 def main() -> None:
