@@ -1,7 +1,7 @@
 """`python -m benchmarks.error_propagation`: how the error of each form grows through 1 to 48 layers.
 
-It writes a JSON file, a plot and a part of docs/programs.md. The sources say of such errors: "I have not tested how such
-errors propagate through multiple layers." Here they are measured: for one decoder (`benchmarks.decoder`) per
+It writes a JSON file, a plot and a part of docs/programs.md. The sources say of such errors: "I have not tested how
+such errors propagate through multiple layers." Here they are measured: for one decoder (`benchmarks.decoder`) per
 activation, the residual stream after every layer, in float32, is compared with a float64 evaluation of the original.
 """
 
@@ -88,7 +88,9 @@ def main(
     (docs / "figures" / "error-propagation.svg").write_text(_depth_plot(rows, layers), encoding="utf-8")
     if out is None:
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_MARKED.sub(lambda found: f"{found[1]}{_part(settings, rows)}{found[2]}", text), encoding="utf-8")
+        PAGE.write_text(
+            _MARKED.sub(lambda found: f"{found[1]}{_part(settings, rows)}{found[2]}", text), encoding="utf-8"
+        )
     else:
         (out / "error-propagation.md").write_text(_part(settings, rows), encoding="utf-8")
     header, cells = _table(rows)
@@ -197,15 +199,15 @@ def _part(settings: Mapping[str, int], rows: Sequence[Row]) -> str:
 _TEXT = """\
 The post that this project builds on says of the errors of its construction: "I have not tested how such errors
 propagate through multiple layers." Here a decoder with {layers} layers, width {width}, {hidden} neurons per MLP and
-random weights reads {sequences} sequences of {tokens} tokens. The residual stream is read after every layer, in float32,
-and compared with a float64 evaluation of the *original*: the largest error over the largest value of the stream. The
-rows `original` are the model before rewriting. *growth* is the exponent p of the best fit layers^p.
+random weights reads {sequences} sequences of {tokens} tokens. The residual stream is read after every layer, in
+float32, and compared with a float64 evaluation of the *original*: the largest error over the largest value of the
+stream. The rows `original` are the model before rewriting. *growth* is the exponent p of the best fit layers^p.
 
 {table}
 
-The largest ratio of a form's error to the original's at the same layer is {worst}. Measured on {date} with onnxruntime
-{onnxruntime} on a CPU by `python -m benchmarks.error_propagation`; all numbers are in
-`benchmarks/results/error-propagation.json`.
+The largest ratio of a form's error to the original's at the same layer is {worst}.
+Measured on {date} with onnxruntime {onnxruntime} on a CPU by `python -m benchmarks.error_propagation`; all
+numbers are in `benchmarks/results/error-propagation.json`.
 
 ![Error of the residual stream after each layer](figures/error-propagation.svg)
 """

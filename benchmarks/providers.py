@@ -1,4 +1,4 @@
-"""`python -m benchmarks.providers`: the table of kinds of nodes in docs/performance.md: those that we emit, and who has them.
+"""`python -m benchmarks.providers`: kinds of nodes that we emit, and who has them: a table of docs/performance.md.
 
 The kinds are those of the committed models, converted in every form. What a provider has was looked up in its published
 list of operators; `LISTS` says where. `--check` only compares.

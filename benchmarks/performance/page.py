@@ -38,7 +38,8 @@ def _lines(content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> Iter
     threads = f"{settings['threads'] or 'all'} of them used"
     yield from (
         f"Measured on {environment['date']}: {environment['cpu']}, {environment['cores']} cores, {threads},",
-        f"{environment['system']}, {versions}; CPU execution provider, batch 1, random weights, {settings['repeat']} rounds.",
+        f"{environment['system']}, {versions}; CPU execution provider, batch 1, random weights,",
+        f"{settings['repeat']} rounds.",
         "",
         f"![Ratio against tokens]({figure})",
         "",

@@ -15,7 +15,6 @@ _TOKENS = 128
 _NAMES = {
     "gpt2-silu": "GPT-2 small, SiLU",
     "gpt2-gelu": "GPT-2 small, GELU",
-    "gelu_new": "GPT-2 small, GELU by tanh",
     "llama-swiglu": "Llama 3.2 1B, SwiGLU",
     "gemma-geglu": "Gemma 2B, GEGLU",
     "mish": "GPT-2 small, Mish",
@@ -45,7 +44,11 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
 def _cells(row: Mapping[str, Any] | None) -> tuple[str, str, str]:
     if row is None:
         return "", "", ""
-    return f"{row['milliseconds']['original']:.0f}", f"{row['rewritten']['paired']:.2f}", f"{row['control']['paired']:.2f}"
+    return (
+        f"{row['milliseconds']['original']:.0f}",
+        f"{row['rewritten']['paired']:.2f}",
+        f"{row['control']['paired']:.2f}",
+    )
 
 
 def main() -> None:
