@@ -91,7 +91,7 @@ def _gallery() -> str:
         "neuron-head": ("One neuron as one head", "index.md"),
         "error-powers": ("GELU in powers of one exponential", "programs.md"),
         "error-line": ("A line as attention", "programs.md"),
-        "error-propagation": ("Errors through 48 layers", "error-propagation.md"),
+        "error-propagation": ("Errors through 48 layers", "programs.md"),
         "error-omega": ("Masks as weights", "forms.md"),
         "performance": ("Time against length", "performance.md"),
     }

@@ -30,7 +30,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each candidate in each of `repeats` rounds, one run per candidate and round.
 
-    Not for sessions of onnxruntime whose threads spin: they would disturb each other (docs/decisions/0025).
+    Not for sessions of onnxruntime whose threads spin: they would disturb each other (docs/decisions/0023).
     """
     for _ in range(warmup):
         for run in candidates.values():

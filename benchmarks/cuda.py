@@ -2,7 +2,7 @@
 
 For each model and element type: prefill and decode, with and without CUDA graphs, the nodes that take the place of
 activations, and where onnxruntime placed nodes. Inputs and outputs stay on the GPU. Sessions share one process: unlike
-on the CPU (docs/decisions/0025) no idle thread disturbs them, because they have one thread that does not spin. Without
+on the CPU (docs/decisions/0023) no idle thread disturbs them, because they have one thread that does not spin. Without
 CUDA it says so and exits with 2. `--on cpu` runs the same table on the CPU, to test this file.
 """
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.gates`: the accuracy of several ways to compute a gate h(g) u by attention.
 
 For each way it reports the largest error over max(1, |h|) |u|, against float64, for |g| <= 10, 30 and 100, evaluated in
-float32 and in float64, as a table and a JSON file. docs/decisions/0009 chooses between these ways. No model is run:
+float32 and in float64, as a table and a JSON file. docs/decisions/0008 chooses between these ways. No model is run:
 this is the arithmetic alone.
 """
 

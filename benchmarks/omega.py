@@ -2,7 +2,7 @@
 
 For each program, element type and omega: the largest error of the heads on normal pre-activations, against the program
 in float64. This is the cost of the mask in the weights; the sublayers are those of `passes.sublayers`. Writes a
-table, a JSON file and a plot, shown in docs/forms.md and docs/error-propagation.md.
+table, a JSON file and a plot, shown in docs/forms.md.
 """
 
 from __future__ import annotations

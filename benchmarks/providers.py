@@ -1,4 +1,4 @@
-"""`python -m benchmarks.providers`: the table of docs/providers.md: kinds of nodes that we emit, and who has them.
+"""`python -m benchmarks.providers`: kinds of nodes that we emit, and who has them: a table of docs/performance.md.
 
 The kinds are those of the committed models, converted in every form. What a provider has was looked up in its published
 list of operators; `LISTS` says where. `--check` only compares.
@@ -21,7 +21,7 @@ from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.graph.view import all_graphs
 
-PAGE = ROOT / "docs" / "providers.md"
+PAGE = ROOT / "docs" / "performance.md"
 _TABLE = re.compile(r"(<!-- generated: kinds -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _DATA = "Cast Concat Expand Gather Identity Pad Reshape Shape Slice Split Transpose Unsqueeze Where"
@@ -97,12 +97,17 @@ def _doubles(graph: onnx.GraphProto) -> set[str]:
 
 def table() -> str:
     """The kinds, the forms that emit them, and the providers that have them."""
-    lines = [f"| kind | {' | '.join(FORMS)} | {' | '.join(LISTS)} |", f"| --- {'| --- ' * (len(FORMS) + len(LISTS))}|"]
+    lines = [f"| kind | local | other forms | {' | '.join(LISTS)} |", f"| --- {'| --- ' * (2 + len(LISTS))}|"]
     for kind, forms in sorted(emitted().items()):
-        used = ["" if form not in forms else "float64" if forms[form] else "yes" for form in FORMS]
+        others = [wide for form, wide in forms.items() if form != "local"]
+        used = ["" if not wides else "float64" if any(wides) else "yes" for wides in (_only(forms, "local"), others)]
         has = [_has(each, kind, double=any(forms.values())) for each in LISTS.values()]
         lines.append(f"| {kind} | {' | '.join((*used, *has))} |")
     return "\n".join(lines) + "\n"
+
+
+def _only(forms: Mapping[str, bool], form: str) -> list[bool]:
+    return [forms[form]] if form in forms else []
 
 
 def _has(published: Published, kind: str, *, double: bool) -> str:
@@ -120,13 +125,13 @@ def page(text: str) -> str:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--check", is_flag=True, help="Write nothing; fail if the table is not what the emitters give.")
-@click.option("--page", "path", type=click.Path(path_type=Path), default=PAGE, help="Default: docs/providers.md")
+@click.option("--page", "path", type=click.Path(path_type=Path), default=PAGE, help="Default: docs/performance.md")
 def main(*, check: bool, path: Path) -> None:
-    """Write the table of docs/providers.md."""
+    """Write the table of kinds of nodes in docs/performance.md."""
     text = path.read_text(encoding="utf-8")
     made = page(text)
     if check and made != text:
-        raise click.ClickException("docs/providers.md is out of date: run python -m benchmarks.providers")
+        raise click.ClickException("docs/performance.md is out of date: run python -m benchmarks.providers")
     path.write_text(made, encoding="utf-8")
 
 

@@ -119,7 +119,7 @@ class FormOptions:
         "sublayer",
         "Each sublayer appends its own bias tokens, or they are carried through the whole network (form masked).",
         choices=BIAS_TOKENS,
-        see="decisions/0015-bias-token-through-the-network.md",
+        see="decisions/0013-bias-token-through-the-network.md",
         rare=True,
     )
     spelling: str = option(
@@ -209,13 +209,13 @@ class Options:
         "heads",
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
         choices=GATES,
-        see="decisions/0023-gates-in-float32.md",
+        see="decisions/0009-gates-in-the-models-precision.md",
     )
     precision: str = option(
         "model",
         "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
         choices=PRECISIONS,
-        see="decisions/0023-gates-in-float32.md",
+        see="decisions/0009-gates-in-the-models-precision.md",
         rare=True,
     )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)

@@ -1,7 +1,8 @@
-"""docs/performance.md and its figure, from the rows of a run."""
+"""The measured part of docs/performance.md and its figure, from the rows of a run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from benchmarks.figures import Curve, Panel, drawing
 from benchmarks.performance.measure import Row
 from benchmarks.performance.subjects import SUBJECTS
-from rewriter.timing.profile import OTHERS
 
 _GROUPS = {
     "known": (
@@ -23,11 +23,13 @@ _GROUPS = {
     ),
 }
 _PACKAGES = ("onnxruntime", "onnx", "numpy")
+_MARKED = re.compile(r"(<!-- made by python -m benchmarks all -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def text_of(content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> str:
-    """The text of the page; `figure` is the path of the drawing from there."""
-    return "\n".join(_lines(content, rows, figure)) + "\n"
+def text_of(page: str, content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> str:
+    """The page with its measured part made anew; `figure` is the path of the drawing from there."""
+    made = "\n".join(_lines(content, rows, figure))
+    return _MARKED.sub(lambda found: f"{found[1]}{made}\n{found[2]}", page)
 
 
 def _lines(content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> Iterator[str]:
@@ -35,20 +37,9 @@ def _lines(content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> Iter
     versions = ", ".join(f"{name} {environment[name]}" for name in _PACKAGES if name in environment)
     threads = f"{settings['threads'] or 'all'} of them used"
     yield from (
-        "# Performance",
-        "",
-        "Written by `python -m benchmarks all`; all numbers are in `benchmarks/results/performance.json`.",
-        "`rewrite bench` measures models of your own in the same way ([reference](reference.md#rewrite-bench),",
-        "[decision 0025](decisions/0025-one-process-per-model.md)).",
-        "",
         f"Measured on {environment['date']}: {environment['cpu']}, {environment['cores']} cores, {threads},",
-        f"{environment['system']}, {versions}; CPU execution provider, batch 1, random",
-        f"weights, {settings['repeat']} rounds. The load average at the end was {environment['load_average']}.",
-        "",
-        "*ratio* is the time of the rewritten model over that of the original: median over the rounds, and quartiles.",
-        "*control* is the same for the original against itself: a ratio no further from 1 than the control is noise.",
-        "*load s* and *peak MB* are of the original and the rewritten model. *blocks* is the share of a run of the",
-        "rewritten model that the nodes in place of activations take, by onnxruntime's profiler.",
+        f"{environment['system']}, {versions}; CPU execution provider, batch 1, random weights,",
+        f"{settings['repeat']} rounds.",
         "",
         f"![Ratio against tokens]({figure})",
         "",
@@ -56,8 +47,7 @@ def _lines(content: Mapping[str, Any], rows: Sequence[Row], figure: str) -> Iter
     for group, (title, about) in _GROUPS.items():
         found = [row for row in rows if row["group"] == group]
         if found:
-            yield from (f"## {title}", "", about, "", *_models(found), "", *_table(found), "")
-    yield from ("## Kinds of nodes", "", *_kinds(rows))
+            yield from (f"### {title}", "", about, "", *_models(found), "", *_table(found), "")
 
 
 def _models(rows: Sequence[Row]) -> Iterator[str]:
@@ -69,21 +59,22 @@ def _models(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| model | type | tokens | original ms | rewritten ms | ratio | control | load s | peak MB | blocks |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    """One line for each model and type; figures that belong to a number of tokens stand in its order."""
+    yield "| model | type | tokens | original ms | ratio | control | load s | peak MB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        times, over, control = row["milliseconds"], row["rewritten"], row["control"]
+        groups.setdefault((row["model"], row["type"]), []).append(row)
+    for (model, kind), found in groups.items():
         cells = (
-            f"`{row['model']}`",
-            row["type"],
-            row["tokens"],
-            f"{times['original']:.1f}",
-            f"{times['rewritten']:.1f}",
-            f"{over['paired']:.2f} ({over['low']:.2f} to {over['high']:.2f})",
-            f"{control['paired']:.2f} ({control['low']:.2f} to {control['high']:.2f})",
-            _pair(row["load_seconds"], 1),
-            _pair(row["peak_mb"], 0),
-            f"{100 * sum(each['share'] for each in row['kinds']['rewritten'] if each['kind'] != OTHERS):.0f} %",
+            f"`{model}`",
+            kind,
+            ", ".join(str(row["tokens"]) for row in found),
+            ", ".join(f"{row['milliseconds']['original']:.1f}" for row in found),
+            ", ".join(f"{row['rewritten']['paired']:.2f}" for row in found),
+            ", ".join(f"{row['control']['paired']:.2f}" for row in found),
+            _pair(found[-1]["load_seconds"], 1),
+            _pair(found[-1]["peak_mb"], 0),
         )
         yield f"| {' | '.join(map(str, cells))} |"
 
@@ -91,25 +82,6 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 def _pair(values: Sequence[float | None], digits: int) -> str:
     """Original and rewritten."""
     return ", ".join("-" if each is None else f"{each:.{digits}f}" for each in values[:2])
-
-
-def _kinds(rows: Sequence[Row]) -> Iterator[str]:
-    yield "The nodes that only one of the two models runs, in the shortest run of each model: number and kind."
-    yield ""
-    yield "| model | type | original | rewritten |"
-    yield "| --- | --- | --- | --- |"
-    seen: set[tuple[str, str, str]] = set()
-    for row in sorted(rows, key=lambda row: int(row["tokens"])):
-        key = (row["group"], row["model"], row["type"])
-        if key not in seen:
-            seen.add(key)
-            sides = (_listed(row["kinds"][side]) for side in ("original", "rewritten"))
-            yield f"| `{row['model']}` | {row['type']} | {' | '.join(sides)} |"
-
-
-def _listed(kinds: Sequence[Row]) -> str:
-    named = sorted((each for each in kinds if each["kind"] != OTHERS), key=lambda each: str(each["kind"]))
-    return ", ".join(f"{each['nodes']} {each['kind']}" for each in named) or "none"
 
 
 def figure_of(rows: Sequence[Row]) -> str:

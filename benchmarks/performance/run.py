@@ -84,7 +84,8 @@ def main(
     figure = out / "docs" / "figures" / "performance.svg"
     figure.parent.mkdir(parents=True, exist_ok=True)
     figure.write_text(figure_of(rows), encoding="utf-8")
-    text = text_of(json.loads(results.read_text(encoding="utf-8")), rows, f"figures/{figure.name}")
+    page_text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = text_of(page_text, json.loads(results.read_text(encoding="utf-8")), rows, f"figures/{figure.name}")
     (out / "docs" / "performance.md").write_text(text, encoding="utf-8")
     click.echo("docs/performance.md and its figure are written")
 

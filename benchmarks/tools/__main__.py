@@ -1,6 +1,6 @@
 """`python -m benchmarks.tools`: tries other tools on wrong models, bad files and full disks.
 
-Writes `benchmarks/results/tools.json` and the tables of docs/other-tools.md. `--environments FOLDER` holds one virtual
+Writes `benchmarks/results/tools.json` and the tables of docs/comparing.md. `--environments FOLDER` holds one virtual
 environment per tool (`--make` makes those that are missing); parts of earlier runs are kept, so that one part or one
 tool can be measured again.
 """

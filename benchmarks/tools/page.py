@@ -1,4 +1,4 @@
-"""The tables of docs/other-tools.md, made from benchmarks/results/tools.json."""
+"""The tables of docs/comparing.md, made from benchmarks/results/tools.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.tools.conduct import TOOLS
 from benchmarks.tools.judges import JUDGES
 from benchmarks.tools.wrong import VARIANTS
 
-PAGE = ROOT / "docs" / "other-tools.md"
+PAGE = ROOT / "docs" / "comparing.md"
 _PART = re.compile(r"(<!-- (\w+): made by python -m benchmarks\.tools -->\n)[^<]*(<!-- end -->)")
 
 
@@ -28,18 +28,6 @@ def judges(results: dict[str, Any]) -> str:
             [JUDGES[key].title, right, *("caught" if said[name]["caught"] else "**missed**" for name in VARIANTS)]
         )
     return _table(header, rows)
-
-
-def rules(results: dict[str, Any]) -> str:
-    """What each of them runs, allows and leaves behind."""
-    rows = []
-    for key, row in results["judges"].items():
-        caught = [said for said in row["said"].values() if said["caught"]]
-        status = "/".join(sorted({str(said["status"]) for said in caught}))
-        left = {said["file"] for said in caught}
-        file = "makes none" if left == {None} else "stays" if True in left else "none"
-        rows.append([JUDGES[key].title, row["inputs"], row["rule"], status, file])
-    return _table(["check", "inputs", "allowed", "exit status", "model after an alarm"], rows)
 
 
 def conduct(results: dict[str, Any]) -> str:
@@ -83,7 +71,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-_TABLES = {each.__name__: each for each in (judges, rules, conduct, cost)}
+_TABLES = {each.__name__: each for each in (judges, conduct, cost)}
 
 
 def made(text: str) -> str:
@@ -97,5 +85,5 @@ def main(*, check: bool) -> None:
     text = PAGE.read_text(encoding="utf-8")
     new = made(text)
     if check:
-        sys.exit("docs/other-tools.md is out of date: run python -m benchmarks.tools" if new != text else 0)
+        sys.exit("docs/comparing.md is out of date: run python -m benchmarks.tools" if new != text else 0)
     PAGE.write_text(new, encoding="utf-8")

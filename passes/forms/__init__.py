@@ -25,7 +25,7 @@ class Form:
     Attributes:
         emit: makes the nodes for a conversion.
         prepare: completes a conversion during planning, or says why the form cannot take the block.
-        factors_offsets: whether it takes the offsets of logits out of the exponentials (docs/decisions/0010);
+        factors_offsets: whether it takes the offsets of logits out of the exponentials (docs/decisions/0003);
             otherwise it writes softmax as the paper does.
         quick: whether it takes programs with the fewest operations; otherwise those with the fewest heads and keys,
             which cost it queries, patterns and bias tokens.

@@ -54,7 +54,7 @@ class Settings:
         "Load whole models, or one block or segment of a model at a time (blocks). auto: blocks above "
         f"{LARGE // 10**6} MB.",
         choices=PROOFS,
-        see="decisions/0020-proof-in-segments.md",
+        see="decisions/0019-proof-in-segments.md",
         rare=True,
     )
 

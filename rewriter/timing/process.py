@@ -1,7 +1,7 @@
 """One model in a process of its own: the parent side.
 
 Models share no process, because onnxruntime's worker threads spin for a while after a run: in one process every run
-competes with the other sessions' workers (docs/decisions/0025).
+competes with the other sessions' workers (docs/decisions/0023).
 """
 
 from __future__ import annotations

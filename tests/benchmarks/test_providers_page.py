@@ -1,4 +1,4 @@
-"""docs/providers.md: its table is what the emitters give, and what it says in words follows from the lists."""
+"""docs/performance.md: kinds of nodes are what the emitters give, and what it says in words follows from the lists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which attribution predicts what a change to an MLP's output does, in decoders that were trained on docstrings.
 
-The figures of docs/heads.md are those of `python -m tests.exports.test_trained_decoders`. Changes and
+The figures of docs/decisions/0030 are those of `python -m tests.exports.test_trained_decoders`. Changes and
 local derivatives come from PyTorch, which knows nothing of the rewriter (`tests/torchdecoder.py`).
 """
 
@@ -29,6 +29,7 @@ Figures = Mapping[tuple[str, str], float]
 
 ACTIVATIONS = ("silu", "gelu")
 TRAINED = FOLDER / "trained"
+PAGE = FOLDER.parent / "docs" / "decisions" / "0030-frozen-attribution-beside-patching.md"
 LENGTH, STEPS = 14, 4
 KINDS = {
     "pair": "that of a prompt with one other token",
@@ -36,7 +37,7 @@ KINDS = {
     "zero": "nothing",
     "tenth": "a tenth of the way to another sentence",
 }
-"""Kind of change to what it is called in docs/heads.md: what an MLP's output at a token is replaced by."""
+"""Kind of change to what it is called in docs/decisions/0030: what an MLP's output at a token is replaced by."""
 MEASURED: Mapping[tuple[str, str, str], float] = {
     ("silu", "pair", "fast"): 0.991,
     ("silu", "pair", "integrated"): 1.000,
@@ -197,7 +198,7 @@ def test_correlations(activation: str, kind: str, name: str) -> None:
 
 
 def test_the_table_of_the_page_has_these_figures() -> None:
-    lines = (FOLDER.parent / "docs" / "heads.md").read_text(encoding="utf-8").splitlines()
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
     for activation in ACTIVATIONS:
         for kind, told in KINDS.items():
             (row,) = [line for line in lines if line.startswith(f"| {activation} | {told} |")]

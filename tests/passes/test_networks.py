@@ -21,7 +21,7 @@ LONGEST = 40
 """Positions; two sequences of 20 tokens are 40 rows to OPT's MLPs, which in these forms are one sequence."""
 BOUND = 1e-12
 DIFFERENCES = 9e-9
-"""What gates of float32 models are off by in forms that compute them as small differences (docs/numerics.md)."""
+"""What gates of float32 models are off by in forms that compute them as small differences (docs/programs.md)."""
 RATIO = 1.4
 """The largest error ratio in float32."""
 

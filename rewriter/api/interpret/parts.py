@@ -54,7 +54,7 @@ class Attribution:
     def by_neuron(self, parts: Mapping[str, Array]) -> dict[str, Array]:
         """`direct` or `paths` with the heads of each neuron added up.
 
-        In gates they are large and nearly cancel (docs/decisions/0009), so that single heads say little.
+        In gates they are large and nearly cancel (docs/decisions/0008), so that single heads say little.
         """
         found = dict(parts)
         for each in self.index.sublayers:

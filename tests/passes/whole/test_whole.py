@@ -38,7 +38,7 @@ LONGEST = 24
 WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
 
 EXACT = {"llama": 9e-9}
-"""Bound on the float64 error. Gates are small differences times 2^24 (docs/numerics.md), in any evaluation: 4.6e-9 was
+"""Bound on the float64 error. Gates are small differences times 2^24 (docs/programs.md), in any evaluation: 4.6e-9 was
 measured; of the others at most 6e-15, of entries up to 9."""
 
 

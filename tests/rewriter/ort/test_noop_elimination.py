@@ -1,4 +1,4 @@
-"""onnxruntime deletes products with float64 constants that are 1 as float32 (docs/decisions/0026)."""
+"""onnxruntime deletes products with float64 constants that are 1 as float32 (docs/decisions/0012)."""
 
 from __future__ import annotations
 
