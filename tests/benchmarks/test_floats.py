@@ -17,8 +17,10 @@ from benchmarks.floats import __main__ as command
 from benchmarks.floats import readme
 from benchmarks.floats.atlas import Entry, Source
 from benchmarks.floats.errors import KINDS, Errors, Floats, Points
-from benchmarks.floats.pairs import Pair, Run, pair
+from benchmarks.floats.pairs import Pair, Run, between, model_of, pair
 from benchmarks.floats.subjects import SUBJECTS, Doubles, erfc
+from rewriter import rewrite
+from rewriter.ort.sessions import open_session
 
 RESULTS: dict[str, Any] = json.loads(command.ATLAS.read_text(encoding="utf-8"))
 HERE = Source("1.0", "test", "test")
@@ -124,6 +126,28 @@ def test_float64_values(name: str) -> None:
         row = {"original": row["rewritten"]}
     assert row["original"]["relative"] <= 2.0**-11
     assert row["original"]["infinite"] == 0
+
+
+@pytest.mark.parametrize("name", ["SiLU", "GELU, by erf", "SwiGLU", "hard swish"])
+def test_heads_give_the_same_anywhere_in_a_tensor(name: str) -> None:
+    """Vectors end in a rest that onnxruntime computes otherwise: what is measured in full rows must hold there too."""
+    kind = KINDS["float32"]
+    report = rewrite(model_of(SUBJECTS[name], kind), form="local", validate=False)
+    assert report.rewritten is not None
+    part = between(report.rewritten, kind)
+    for value in (*part.graph.input, *part.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "neurons"
+    session = open_session(part, threads=1)
+
+    def heads(y: Floats) -> Floats:
+        (values,) = session.run({each: y if each == "y" else np.ones_like(y) for each in session.inputs}).values()
+        return values
+
+    y = (6.0 * np.random.default_rng(0).standard_normal((1, 997))).astype(np.float32)
+    whole = heads(y)
+    for width in (*range(1, 18), 31, 33):
+        for start in (0, 211, 900):
+            np.testing.assert_array_equal(heads(y[:, start : start + width]), whole[:, start : start + width])
 
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
