@@ -1,0 +1,300 @@
+"""Errors at every float: against a plain evaluation, after an interruption, and with an error at a single float."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.floats import __main__ as command
+from benchmarks.floats import readme
+from benchmarks.floats.atlas import Entry, Source
+from benchmarks.floats.errors import KINDS, Errors, Floats, Points
+from benchmarks.floats.pairs import Pair, Run, between, model_of, pair
+from benchmarks.floats.subjects import SUBJECTS, Doubles, erfc
+from rewriter import rewrite
+from rewriter.ort.sessions import open_session
+
+RESULTS: dict[str, Any] = json.loads(command.ATLAS.read_text(encoding="utf-8"))
+HERE = Source("1.0", "test", "test")
+HALF = KINDS["float16"]
+EVERY = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.float16)
+
+
+def made(name: str, kind: str = "float16") -> Pair:
+    found = pair(SUBJECTS[name], KINDS[kind])
+    assert isinstance(found, Pair)
+    return found
+
+
+def entry(name: str, given: Pair, kind: str = "float16", *, blocks: int | None = None, done: int = 0) -> Entry:
+    one = Entry.begun(name, kind, given, HERE)
+    one.done = done
+    for _ in range(KINDS[kind].blocks if blocks is None else blocks):
+        one.extend(given, SUBJECTS[name].exact)
+    return one
+
+
+def run(*arguments: str, path: Path) -> Result:
+    return CliRunner().invoke(command.main, [*arguments, "--json", str(path)])
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Without the time."""
+    return [{**row, "seconds": 0} for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+
+
+def call(one: Run | str) -> Run:
+    assert not isinstance(one, str)
+    return one
+
+
+# -- against a plain evaluation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "domain", "inside"), [("SiLU", None, 63488), ("SwiGLU", 512.0, 49154)])
+def test_every_float16(name: str, domain: float | None, inside: int) -> None:
+    """The same in numpy, at once, with f and the spacing of numbers in other words."""
+    given = made(name)
+    found = entry(name, given)
+    assert (found.domain, found.floats, found.beyond_floats) == (domain, inside, 63488 - inside)
+    with np.errstate(all="ignore"):
+        y = EVERY[np.isfinite(EVERY) & (np.abs(EVERY) <= (domain or np.inf))]
+        wide = y.astype(np.float64)
+        f = np.where(wide < 0.0, wide * np.exp(wide) / (1.0 + np.exp(wide)), wide / (1.0 + np.exp(-wide)))
+    for one, errors in ((call(given.original), found.original), (given.rewritten, found.rewritten)):
+        assert errors is not None
+        values = one(EVERY)[np.isfinite(EVERY) & (np.abs(EVERY) <= (domain or np.inf))]
+        error = np.abs(values.astype(np.float64) - f)
+        relative, places = error / np.maximum(1.0, np.abs(f)), error / _spacing(f)
+        assert errors.relative == pytest.approx(relative.max(), rel=1e-9)
+        assert errors.ulp == pytest.approx(places.max(), rel=1e-9)
+        at = {float(number): place for place, number in enumerate(y)}
+        assert relative[at[float.fromhex(errors.relative_at)]] == pytest.approx(relative.max(), rel=1e-9)
+        assert places[at[float.fromhex(errors.ulp_at)]] == pytest.approx(places.max(), rel=1e-9)
+        assert errors.exact + sum(errors.powers.values()) == inside
+        for power in (-12, -20):
+            wanted = int(((relative >= 2.0**power) & (relative < 2.0 ** (power + 1))).sum())
+            assert errors.powers[str(power)] == pytest.approx(wanted, abs=1)
+
+
+def _spacing(f: Doubles) -> Doubles:
+    """2^(e - 10) for 2^e <= |f| < 2^(e + 1), but no less than 2^-24."""
+    exponents: Doubles = np.exp2(np.maximum(np.frexp(np.abs(f))[1] - 1, -14) - 10.0)
+    return exponents
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_units(kind: str) -> None:
+    given = KINDS[kind]
+    f = np.array([0.0, 1.0, -1.75, 3e-5, 1e-40, 6e4])
+    points = Points.of(given, f.astype(given.dtype), f)
+    np.testing.assert_array_equal(points.whole, 1.0 / np.array([1.0, 1.0, 1.75, 1.0, 1.0, 6e4]))
+    least = given.least - given.digits
+    assert 1.0 / points.places[0] == 2.0**least
+    assert points.places[1] == 2.0**given.digits
+    for value, place in zip(f.tolist(), points.places.tolist(), strict=True):
+        below = abs(np.frombuffer((np.array(abs(value)).astype(given.dtype)).tobytes(), given.dtype)[0])
+        after = (np.array([below]).view(f"u{given.dtype.itemsize}") + 1).view(given.dtype)[0]
+        assert 1.0 / place == pytest.approx(float(after) - float(below), rel=1e-6)
+    assert float(given.numbers(0, 4)[1]) == 2.0**least
+    largest = 2.0 ** (1 - given.least) * (2.0 - 2.0**-given.digits)
+    assert given.limit == largest + 2.0 ** (1 - given.least - given.digits - 1)
+
+
+def test_erfc() -> None:
+    x = np.concatenate(
+        [np.linspace(-7.0, 28.0, 501), np.ldexp(1.0, np.arange(-30, -10)), -np.ldexp(1.0, np.arange(-30, -10))]
+    )
+    wanted = np.array([float(mpmath.erfc(float(each))) for each in x])
+    np.testing.assert_allclose(erfc(x), wanted, rtol=1e-14, atol=1e-300)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_float64_values(name: str) -> None:
+    """Those of the nodes: the original in float16 is off by little more than its rounding."""
+    (row,) = (each for each in RESULTS["rows"] if (each["activation"], each["type"]) == (name, "float16"))
+    if name == "CELU":
+        assert "tensor(float16)" in row["original_reason"]
+        row = {"original": row["rewritten"]}
+    assert row["original"]["relative"] <= 2.0**-11
+    assert row["original"]["infinite"] == 0
+
+
+@pytest.mark.parametrize("name", ["SiLU", "GELU, by erf", "SwiGLU", "hard swish"])
+def test_heads_give_the_same_anywhere_in_a_tensor(name: str) -> None:
+    """Vectors end in a rest that onnxruntime computes otherwise: what is measured in full rows must hold there too."""
+    kind = KINDS["float32"]
+    report = rewrite(model_of(SUBJECTS[name], kind), form="local", validate=False)
+    assert report.rewritten is not None
+    part = between(report.rewritten, kind)
+    for value in (*part.graph.input, *part.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "neurons"
+    session = open_session(part, threads=1)
+
+    def heads(y: Floats) -> Floats:
+        (values,) = session.run({each: y if each == "y" else np.ones_like(y) for each in session.inputs}).values()
+        return values
+
+    y = (6.0 * np.random.default_rng(0).standard_normal((1, 997))).astype(np.float32)
+    whole = heads(y)
+    for width in (*range(1, 18), 31, 33):
+        for start in (0, 211, 900):
+            np.testing.assert_array_equal(heads(y[:, start : start + width]), whole[:, start : start + width])
+
+
+# -- interruptions ---------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts, only = tmp_path / "whole.json", tmp_path / "parts.json", ("--type", "float16", "--only", "ReLU")
+    assert run(*only, path=whole).exit_code == 0
+    blocks, extend = list[int](), Entry.extend
+
+    def interrupted(self: Entry, *given: Any) -> None:
+        blocks.append(self.done)
+        if len(blocks) == 7:
+            raise KeyboardInterrupt
+        extend(self, *given)
+
+    monkeypatch.setattr(Entry, "extend", interrupted)
+    monkeypatch.setattr(command, "_SAVED", 2)
+    assert run(*only, path=parts).exit_code == 1
+    state = parts.with_suffix(".state.json")
+    assert not parts.exists()
+    assert [row["done"] for row in rows(state)] == [6]
+    assert run(*only, path=parts).exit_code == 0
+    assert blocks == [*range(7), *range(6, 16)]
+    assert not state.exists()
+    assert rows(parts) == rows(whole)
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, only = tmp_path / "floats.json", ("--type", "float16", "--only", "tanh")
+    assert run(*only, path=path).exit_code == 0
+    before = path.read_text(encoding="utf-8")
+    assert run(*only, path=path).exit_code == 0
+    assert path.read_text(encoding="utf-8") == before
+    monkeypatch.setattr(Source, "here", staticmethod(lambda: HERE))
+    assert run(*only, path=path).exit_code == 0
+    assert [row["source"]["onnxruntime"] == "1.0" for row in rows(path)] == [False, True]
+
+
+def test_no_time_left(tmp_path: Path) -> None:
+    done = run("--minutes", "0", "--type", "float32", "--only", "SiLU", path=tmp_path / "floats.json")
+    assert (done.exit_code, "not measured: SiLU in float32" in done.output) == (0, True)
+
+
+# -- planted errors ----------------------------------------------------------------------------------------------------
+
+
+def planted(one: Run, at: float, change: float) -> Run:
+    """The same, but for a change at one number."""
+
+    def wrong(y: Floats) -> Floats:
+        values = one(y)
+        return np.where(y == np.asarray(at, y.dtype), (values + change).astype(y.dtype), values)
+
+    return wrong
+
+
+@pytest.mark.parametrize(("kind", "at", "change"), [("float16", -1.5, 0.002), ("float32", 1.2500001192092896, 1e-6)])
+def test_an_error_at_a_single_float_is_found(kind: str, at: float, change: float) -> None:
+    given = made("SiLU", kind)
+    block = int(np.asarray(at, KINDS[kind].dtype).view(f"u{KINDS[kind].dtype.itemsize}")) // KINDS[kind].block
+    wrong = replace(given, rewritten=planted(given.rewritten, at, change))
+    right, found = (entry("SiLU", each, kind, blocks=1, done=block) for each in (given, wrong))
+    assert float.fromhex(found.rewritten.relative_at) == at != float.fromhex(right.rewritten.relative_at)
+    assert found.rewritten.relative == pytest.approx(change, rel=0.3)
+    assert found.rewritten.relative > 2.0 * right.rewritten.relative
+    assert found.rewritten.digest != right.rewritten.digest
+    assert found.original == right.original
+    power = str(math.floor(math.log2(found.rewritten.relative)))
+    assert found.rewritten.powers[power] == 1
+    assert power not in right.rewritten.powers
+
+
+@pytest.mark.parametrize("change", [np.nan, np.inf])
+def test_a_single_number_that_is_none(change: float) -> None:
+    given = made("ReLU")
+    found = entry("ReLU", replace(given, rewritten=planted(given.rewritten, 2.0, change)))
+    assert (found.rewritten.infinite, found.disagreements) == (1, 1)
+    assert found.rewritten.exact == found.floats - 1
+
+
+def test_an_error_beyond_the_domain_is_not_one_of_the_program() -> None:
+    given = made("SwiGLU")
+    right, found = (
+        entry("SwiGLU", each) for each in (given, replace(given, rewritten=planted(given.rewritten, 513.0, 8e3)))
+    )
+    assert right.beyond is not None
+    assert found.beyond is not None
+    assert (found.rewritten.relative, found.rewritten.powers) == (right.rewritten.relative, right.rewritten.powers)
+    assert found.beyond.relative == pytest.approx(8e3 / 513.0, rel=1e-2)
+    assert float.fromhex(found.beyond.relative_at) == 513.0
+
+
+# -- what cannot be measured -------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_heads_run_alone() -> None:
+    given = made("SiLU", "bfloat16")
+    found = entry("SiLU", given, "bfloat16")
+    assert found.original is None
+    assert "NOT_IMPLEMENTED" in found.original_reason
+    assert (found.floats, found.rewritten.infinite) == (65280, 0)
+    assert 2.0**-9 < found.rewritten.relative <= 2.0**-8
+    assert Entry.read(asdict(found)) == found
+
+
+def test_an_activation_without_a_program(tmp_path: Path) -> None:
+    done = run("--type", "bfloat16", "--only", "softsign", path=tmp_path / "floats.json")
+    assert "softsign in bfloat16: the table has no program for it" in done.output
+    assert "not measured: softsign in bfloat16" in done.output
+
+
+# -- the committed results ---------------------------------------------------------------------------------------------
+
+
+def test_committed_rows_are_complete() -> None:
+    finite = {"float16": 63488, "bfloat16": 65280, "float32": 2**32 - 2**24}
+    for row in RESULTS["rows"]:
+        assert row["floats"] + row["beyond_floats"] == finite[row["type"]]
+        for each in (row["original"], row["rewritten"]):
+            if each is not None:
+                errors = Errors(**each)
+                counted = errors.exact + sum(errors.powers.values()) + errors.infinite
+                assert counted == row["floats"] - row["overflow"]
+        assert row["rewritten"]["infinite"] == row["disagreements"] == 0
+    measured = {(row["activation"], row["type"]) for row in RESULTS["rows"]}
+    assert {(name, kind) for name in SUBJECTS for kind in ("float16", "bfloat16")} - measured == {
+        ("softsign", "bfloat16")
+    }
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    """`python -m benchmarks.floats.readme` writes it."""
+    text = (readme._ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.made(text, RESULTS) == text
+    assert {name for row in readme.ROWS.values() for part in row for name in part} == set(SUBJECTS)
+
+
+def test_what_was_not_measured_is_called_so() -> None:
+    few = [row for row in RESULTS["rows"] if row["activation"] == "SiLU"]
+    assert readme._cell(("SiLU", "Mish"), "float16", few).endswith(" (Mish: not measured)")
+    assert readme._cell(("Mish",), "float16", few) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0.0, "0"), (1e-16, "below 1.5e-14"), (2.41e-7, "2.5e-7"), (9.99e-8, "1.0e-7"), (2.4e-7, "2.4e-7")],
+)
+def test_numbers_round_up(value: float, printed: str) -> None:
+    assert readme.number(value) == printed
