@@ -92,8 +92,8 @@ def number(value: float) -> str:
 def _caption(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     sources = sorted({(row["source"]["onnxruntime"], row["source"]["instructions"]) for row in rows})
     where = ", ".join(f"{version} with {_INSTRUCTIONS.get(name, name)}" for version, name in sources)
-    yield "*Error at most* is over the reals. Measured, with rounding: the largest error over max(1, |f|), at every finite"
-    yield f"number in the program's domain, onnxruntime {where} ([all](benchmarks/results/floats.json))."
+    yield "*Error at most* is over the reals. Measured, with rounding: the largest error over max(1, |f|), at every"
+    yield f"finite number in the program's domain, onnxruntime {where} ([all](benchmarks/results/floats.json))."
 
 
 def main() -> None:
