@@ -68,7 +68,7 @@ def test_options_of_printed_commands_exist(page: str) -> None:
 
 def test_every_page_has_examples() -> None:
     assert {page: len(examples(page)) for page in PAGES if not examples(page)} == {}
-    assert len(commands("README.md", "rewrite")) == 7
+    assert len(commands("README.md", "rewrite")) == 5
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES)
