@@ -161,6 +161,7 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
+        fronts: what `rewriter.proof.certificate.layers.front` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
     """
 
@@ -190,6 +191,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
+        self.fronts: dict[str, Any] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
                 self.bodies[id(node), name] = Scope(

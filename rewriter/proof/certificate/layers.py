@@ -408,6 +408,14 @@ def front(tensor: Tensor, depth: int = 0) -> Front | None:
 
     Of heads [batch, tokens, heads, ...] they are the first two.
     """
+    known: dict[str, Front | None] = tensor.scope.fronts
+    if tensor.name not in known:
+        known[tensor.name] = None  # what depends on itself has none
+        known[tensor.name] = _front(tensor, depth)
+    return known[tensor.name]
+
+
+def _front(tensor: Tensor, depth: int) -> Front | None:
     node, scope = tensor.node, tensor.scope
     if depth > _DEEPEST:
         return None

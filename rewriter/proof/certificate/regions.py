@@ -70,16 +70,22 @@ Reading = Generator[Any, Any, Any]
 
 def complete(reading: Reading) -> Any:
     """Run a generator that yields further generators and receives their results: recursion without a deep stack."""
-    stack, value = [reading], None
+    stack: list[Reading] = [reading]
+    value, error = None, None
     while stack:
         try:
-            inner = stack[-1].send(value)
+            inner = stack[-1].send(value) if error is None else stack[-1].throw(error)
         except StopIteration as stop:
             stack.pop()
-            value = stop.value
+            value, error = stop.value, None
+        except NotAFunction as raised:  # for whoever asked
+            stack.pop()
+            value, error = None, raised
         else:
             stack.append(inner)
-            value = None
+            value, error = None, None
+    if error is not None:
+        raise error
     return value
 
 

@@ -411,6 +411,16 @@ def test_unknown_operators_are_the_same_only_with_the_same_operands() -> None:
 COARSE = "n = Mul(y, $-1.01) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_what_is_not_a_number_is_refused(number: float) -> None:
+    """For one token number of 128, say."""
+    a, b = mlp(SILU), mlp("s = Sigmoid(y) r = Mul(y, s) c = Greater(y, $3.0) h = Where(c, $7.0, r)")
+    seven = next(each for each in b.graph.initializer if numpy_helper.to_array(each).tolist() == 7.0)
+    seven.CopyFrom(numpy_helper.from_array(np.asarray(number, np.float32), seven.name))
+    assert not judged(a, b).certified
+    assert not judged(b, a).certified
+
+
 def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
     a, b = mlp(SILU), mlp(COARSE)
     exact = judged(a, b, claims={"h": Claimed(1.0)}).regions[0].bound
