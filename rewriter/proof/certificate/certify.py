@@ -10,15 +10,17 @@ Names only suggest where a region may begin; nothing is believed that was not co
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 from flint import fmpq
 
 from rewriter.files.load import LoadedModel
+from rewriter.files.walk import iter_nodes
+from rewriter.graph.extract import cut, reads
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import Path, attributes, key_of, label, operator_of, subgraphs
+from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
@@ -87,6 +89,26 @@ class Claimed:
 
 
 @dataclass(frozen=True)
+class ReplacedBlock:
+    """A block that was replaced, under the names that both models have for its ends.
+
+    Where what stands there now is not certified, it may be left to tests: then it must read nothing but the inputs of
+    the block, and these must be certified.
+
+    Attributes:
+        name: the block.
+        path: the graph that it is in.
+        inputs: the tensors that it reads.
+        outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
+    """
+
+    name: str
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CertifiedRegion:
     """One activation of the original and what stands in its place.
 
@@ -145,7 +167,8 @@ class Certificate:
     Attributes:
         certified: whether the rewritten model computes what the original does, up to the bounds of the regions.
         regions: the activations that were replaced, with their bounds.
-        refusals: why not, the most telling first; empty if certified.
+        refusals: why not, the most telling first; empty if certified, and if all but the blocks `left` is.
+        left: names of the replaced blocks that are not certified themselves, and left to tests.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
         seconds: how long it took.
@@ -155,6 +178,7 @@ class Certificate:
     regions: tuple[CertifiedRegion, ...]
     refusals: tuple[Refusal, ...]
     seconds: float
+    left: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
 
@@ -169,6 +193,7 @@ def certify(
     rewritten: LoadedModel,
     *,
     claims: Mapping[str, Claimed] | None = None,
+    blocks: Sequence[ReplacedBlock] = (),
     limit: float = UNCLAIMED,
 ) -> Certificate:
     """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
@@ -177,18 +202,51 @@ def certify(
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
         claims: by tensor of the original, what its replacement is held to.
+        blocks: what was replaced. Each must have been, by heads; those that are not certified are left to tests.
         limit: the limit of all others.
     """
     start = time.perf_counter()
-    matching = None
+    matching = _Matching(claims or {}, blocks, limit)
     try:
         a, b = Model(original, original=True), Model(rewritten)
-        matching = _Matching(claims or {}, limit)
-        refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b))
+        refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
         refusals = (Refusal("", "", "", str(error)),)
-    regions = () if matching is None else tuple(matching.regions.values())
-    return Certificate(not refusals, regions, refusals, time.perf_counter() - start)
+    left = () if refusals else tuple(block.name for block in blocks if block.name in matching.left)
+    regions = tuple(matching.regions.values())
+    return Certificate(not refusals and not left, regions, refusals, time.perf_counter() - start, left)
+
+
+def _kept(a: Model, b: Model, blocks: Sequence[ReplacedBlock]) -> Iterator[Refusal]:
+    """Blocks that are said to be replaced, and are as they were, or hold no softmax over what they read."""
+    for block in blocks:
+        old, new = a.scopes.get(block.path), b.scopes.get(block.path)
+        if old is None or new is None:
+            yield Refusal("", "", block.name, "the graph that holds it is not in both models", refuted=True)
+            continue
+        ends = [name for name in block.outputs if name in old.made and name in new.made]
+        if all(old.number(name) == new.number(name) for name in ends):
+            text = "reported as converted, but the original's activation is still there"
+            yield Refusal(block.outputs[0], block.outputs[0], block.name, text, refuted=True)
+        elif not _attends(b.views[block.path], block.inputs, ends):
+            text = "reported as converted, but there is no softmax between its ends"
+            yield Refusal(block.outputs[0], block.outputs[0], block.name, text, refuted=True)
+
+
+def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
+    """Whether a softmax is taken, between tensors, of what the first of them reach."""
+    reached, powers = set(starts), set[str]()
+    for node in (view.nodes[index] for index in cut(view, starts, ends).nodes):
+        read = set(reads(node))
+        if not read & reached:
+            continue
+        inner = {node.op_type, *(each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node))}
+        if inner & {"Softmax", "Attention"} or (node.op_type == "Div" and node.input[1] in powers):
+            return True
+        reached.update(node.output)
+        if node.op_type == "Exp" or read & powers:
+            powers.update(node.output)
+    return False
 
 
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
@@ -208,11 +266,16 @@ class _Matching:
 
     Attributes:
         regions: the regions that were proved, by the tensors of both sides.
+        left: names of blocks that are left to tests.
     """
 
-    def __init__(self, claims: Mapping[str, Claimed], limit: float) -> None:
+    def __init__(self, claims: Mapping[str, Claimed], blocks: Sequence[ReplacedBlock], limit: float) -> None:
         self.regions: dict[tuple[tuple[int, str], tuple[int, str]], CertifiedRegion] = {}
+        self.left: set[str] = set()
         self._claims = claims
+        self._replaced = blocks
+        self._ends: dict[tuple[tuple[int, str], tuple[int, str]], ReplacedBlock] = {}
+        self._names = {name for block in blocks for name in block.outputs}
         self._limit = limit
         self._known: dict[tuple[tuple[int, str], tuple[int, str], bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -221,6 +284,11 @@ class _Matching:
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
+        for block in self._replaced:
+            old, new = a.scopes.get(block.path), b.scopes.get(block.path)
+            for name in block.outputs if old is not None and new is not None else ():
+                if name in old.made and name in new.made:
+                    self._ends[old.find(name).key, new.find(name).key] = block
         for name in a.outputs:
             if not complete(self._same(a.main, name, b.main, name)):
                 found = sorted(self._why, key=lambda each: each[0])
@@ -257,6 +325,37 @@ class _Matching:
             return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
         if "input" in (a.kind, b.kind):
             return self._refused(a, b, 3, f"is not {a.name}")
+        block = self._ends.get((a.key, b.key))
+        count = len(self._why)
+        found = yield self._computed(a, b)
+        if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
+            return found
+        del self._why[count:]
+        return (yield self._left(a, b, block))
+
+    def _telling(self, refusal: Refusal) -> bool:
+        """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
+        return refusal.tensor == refusal.original or refusal.original in self._names
+
+    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> Reading:
+        """Whether a block that is not certified reads only what it should, which is the same in both models."""
+        ends = [name for name in block.outputs if name in b.scope.made]
+        view = b.scope.model.views[block.path]
+        ours, theirs = (cut(side.scope.model.views[block.path], block.inputs, ends) for side in (a, b))
+        foreign = [name for name in theirs.inputs if name not in ours.inputs]
+        if foreign:
+            text = f"its heads read {foreign[0]}, which is not an input of its block"
+            return self._refused(a, b, 0, text, refuted=True)
+        if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
+            return self._refused(a, b, 0, _INVISIBLE[SOURCE])
+        for name in theirs.inputs:
+            if not (yield self._same(a.scope, name, b.scope, name)):
+                return False
+        self.left.add(block.name)
+        return True
+
+    def _computed(self, a: Tensor, b: Tensor) -> Reading:
+        """Whether both are the same function, operator or layer of the same tensors."""
         regions = self._pairs(a, b)
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):
