@@ -150,18 +150,19 @@ def validate(
     }
     # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
     judged = variants.alone or rewritten
-    certificate = certify(original, judged, claims=held, blocks=_blocks(claims))
+    certificate = certify(original, judged, claims=held, blocks=replaced(claims))
     lowered = variants.lowered
     if not certificate.certified and claims and lowered is not None and lowered.proto is not original.proto:
         # The names of the blocks are those of the lowered form, which must then be the same as the original.
-        first, second = certify(original, lowered), certify(lowered, judged, claims=held, blocks=_blocks(claims))
+        first, second = certify(original, lowered), certify(lowered, judged, claims=held, blocks=replaced(claims))
         certificate = second if first.certified else certificate
     if variants.alone is not None:
         certificate = replace(certificate, certified=False, left=tuple(each.name for each in claims))
     # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
     names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
+    of_blocks = {each.name for each in claims}
     known = [
-        f"{names.get(each.original, '')}not certified: {each.text}"
+        each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
         for each in certificate.refusals
         if claims or (each.refuted and each.tensor == each.original)
     ]
@@ -174,7 +175,7 @@ def validate(
         return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
 
-def _blocks(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
+def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
     """Where the blocks are: a region, or, where the heads do the work of the linear operators too, the whole block."""
     return tuple(
         ReplacedBlock(each.name, each.path, each.block_inputs, (*each.block_outputs, *each.shapes))

@@ -29,17 +29,17 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "data in memory has no file to read from",
     ),
     (
-        f"{_PROOF}/blocks/spread.py",
+        f"{_PROOF}/tested.py",
         "lead = (batch, tokens) if inputs[ -1][name].ndim == 3 else (tokens,)",
         "a tensor has the same rank in every case",
     ),
     (
-        f"{_PROOF}/blocks/spread.py",
+        f"{_PROOF}/tested.py",
         '(batch * keys * (keys // 2 + 1), f"in chunks of {keys // 2 | 1} queries"),',
         "only the description; either number of queries leaves an uneven last chunk",
     ),
     (
-        f"{_PROOF}/blocks/spread.py",
+        f"{_PROOF}/tested.py",
         '(batch * keys * (keys // 2 | 1), f"in chunks of {keys // 2 + 1} queries"),',
         "either number of queries leaves an uneven last chunk",
     ),
@@ -119,11 +119,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "pieces of any size give the same statistics (tested); larger ones take more memory",
     ),
     (
-        f"{_PROOF}/unchanged/scopes.py",
-        'sides = (pair.old.inputs, pair.new.inputs) if what <= "input" else (pair.old.outputs, pair.new.outputs)',
-        "the other one is `output`",
-    ),
-    (
         "passes/programs/program.py",
         "skipped = 4.0 * UNIT if keys[0] is not None and len(heads) <= 1 else 0.0",
         "without heads this is not reached",
@@ -197,11 +192,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "rewriter/graph/types.py",
         'inputs = node.input[: 2] if operator == "Identity" else node.input',
         "inference reads the first operand of an Identity, whatever follows it",
-    ),
-    (
-        f"{_PROOF}/unchanged/model.py",
-        "if old.ir_version is not new.ir_version:",
-        "Python holds small numbers once",
     ),
     ("rewriter/files/external.py", "_READ = 64 * 1**20", "pieces of any size give the same bytes (tested)"),
     (

@@ -12,7 +12,7 @@ _PROOF = "tests/rewriter/proof"
 _REFERENCE = f"{_PROOF}/reference"
 _FIGURES = "tests/passes/test_stated_figures.py"
 _WHOLE = (
-    f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "
+    f"{_PROOF}/run/test_segmented.py {_PROOF}/certificate tests/rewriter/api/test_amplified.py "
     "tests/rewriter/api/test_rewriting.py"
 )
 
@@ -20,11 +20,9 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "rewriter/proof": [
         f"rewriter/proof/{name}.py"
         for name in (
-            *("rule", "nudge", "tested", "validate", "statistics", "distance"),
+            *("rule", "nudge", "tested", "validate", "statistics", "exposed"),
             *("certificate/expressions", "certificate/arithmetic", "certificate/bounds", "certificate/graphs"),
             *("certificate/regions", "certificate/keys", "certificate/certify"),
-            *("unchanged/model", "unchanged/scopes", "unchanged/definitions", "unchanged/same"),
-            *("unchanged/is_attention", "blocks/spread"),
             *("reference/float64", "reference/widen"),
         )
     ],
@@ -53,9 +51,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/certificate/*.py": (f"{_PROOF}/certificate",),
     "rewriter/proof/reference/*.py": (_REFERENCE,),
     "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py", _WHOLE),
-    "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
-    "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/network"),
-    "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/unchanged", _WHOLE),
+    "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/certificate", _WHOLE),
     "passes/programs/softmax.py": (_FIGURES,),
     "passes/programs/line.py": (_FIGURES,),
     "passes/programs/powers.py": (_FIGURES,),

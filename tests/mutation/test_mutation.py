@@ -117,8 +117,8 @@ def test_a_module_s_own_tests_come_first() -> None:
     assert own == ("tests/rewriter/proof/test_statistics.py",)
     assert others
     assert all(own[0] not in group for group in others)
-    first = suites_of("rewriter/proof/blocks/spread.py")[0]
-    assert first == ("tests/rewriter/proof/blocks/test_spread.py",)
+    first = suites_of("rewriter/proof/tested.py")[0]
+    assert first == ("tests/rewriter/proof/test_tested.py",)
     assert suites_of("rewriter/files/journal.py")[0] == ("tests/rewriter/files/test_journal.py",)
     assert suites_of("rewriter/compare/weights.py")[0] == ("tests/rewriter/compare/test_weights.py",)
 

@@ -25,7 +25,7 @@ from rewriter.files.walk import is_external, iter_nodes
 from rewriter.graph.functions import inlined
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
 from rewriter.graph.view import GraphView, Path, all_views, holder_name, key_of, label, opsets, subgraphs
-from rewriter.text import quoted
+from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 """What the names of operators that draw numbers contain."""
@@ -120,7 +120,10 @@ class Model:
         self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:
-            proto = inlined(proto)
+            try:
+                proto = inlined(proto)
+            except (RuntimeError, onnx.checker.ValidationError) as error:
+                raise NotCertifiable(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
             # Functions of another operator set stay, and are compared as they are written.
             left = {(each.domain, each.name): each for each in proto.functions}
             self.functions = {key: _digest(*_closure(key, left)) for key in left}
