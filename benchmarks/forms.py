@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 import onnx
+from rewriter.timing.requests import Start
 
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
@@ -22,9 +23,7 @@ from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from passes.options import DEFAULT_PATTERN_MB, WHOLE
 from rewriter import inspect, rewrite
-from rewriter.timing.requests import Start
-from rewriter.timing.rounds import Field
-from rewriter.timing.statistics import Ratio, ratio
+from rewriter.timing.measure import Field, Ratio, ratio
 
 ORIGINAL, CONTROL = "original", "control"
 TIMED = (*FORMS, WHOLE)

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rewriter.api.benching import bench
     from rewriter.api.certifying import certify
     from rewriter.api.comparing import diff, validate
     from rewriter.api.diagnosing import doctor
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rewriter.api.interpret.ranking.copies import idle_heads
     from rewriter.api.interpret.ranking.tokens import head_tokens
     from rewriter.api.rewriting import rewrite
-    from rewriter.api.timing.benching import bench
     from rewriter.errors import (
         ExitStatus,
         ModelError,
@@ -101,7 +101,7 @@ _HOMES = {
     "api.interpret.ranking.copies": ("idle_heads",),
     "api.interpret.ranking.tokens": ("head_tokens",),
     "api.rewriting": ("rewrite",),
-    "api.timing.benching": ("bench",),
+    "api.benching": ("bench",),
     "proof.inputs.given": ("Text",),
     "report.benchmark": ("Benchmark",),
     "report.certification": ("Certification",),

@@ -29,8 +29,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph",),
     "rewriter/files/": ("rewriter.files", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
-    "rewriter/proof/": ("rewriter.proof", "rewriter.ort", "rewriter.child", *_GROUND),
-    "rewriter/timing/": ("rewriter.timing", "rewriter.ort", "rewriter.child", *_GROUND),
+    "rewriter/proof/": ("rewriter.proof", "rewriter.ort", *_GROUND),
+    "rewriter/timing/": ("rewriter.timing", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": (
         "rewriter.report",

@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.kinds import OTHERS, Node, kind_times, nodes_of, read_profile
 from rewriter import rewrite
-from rewriter.timing.profile import OTHERS, Node, kind_times, nodes_of, read_profile
-from rewriter.timing.requests import Start
 from tests.textmodels import SILU, mlp
 
 
@@ -49,7 +48,7 @@ def test_the_nodes_of_a_converted_block(tmp_path: Path) -> None:
     onnx.save(model, original)
     rewrite(original, heads, validate=False)
     feeds = {"x": np.ones((1, 3, 4), np.float32)}
-    a, b = (nodes_of(path.name, Start(path, "cpu", 1), feeds) for path in (original, heads))
+    a, b = (nodes_of(path, "cpu", feeds, 1) for path in (original, heads))
     assert {row.kind for row in kind_times("b", b, [a])} >= {"Exp", "Div", OTHERS}
     assert "Exp" not in {row.kind for row in kind_times("a", a, [b])}
     assert all(node.provider == "CPUExecutionProvider" for node in (*a.values(), *b.values()))

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rewriter.timing.process import started
-from rewriter.timing.requests import EndProfile, Start, Turn
-from rewriter.timing.rounds import Feeds
+from rewriter.ort.providers import load_onnxruntime, require_provider
 
 _KERNEL = "_kernel_time"
-_WARM, _RUNS, _SHORT = 1, 16, 0.05
-"""Runs that do not count, runs that do, and the seconds above which three of them are enough."""
+_WARM, _RUNS = 1, 16
+"""Runs that do not count, and runs that do."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,17 @@ class Node:
     seconds: float
 
 
-def nodes_of(name: str, start: Start, feeds: Feeds) -> dict[str, Node]:
+def nodes_of(model: Path, provider: str, feeds: Mapping[str, NDArray[Any]], threads: int = 0) -> dict[str, Node]:
     """Run a model with profiling on: node name to node. The names are those after onnxruntime's optimisation."""
+    ort = load_onnxruntime()
     with TemporaryDirectory(prefix="attnonly-profile-") as folder:
-        profiled = replace(start, profile=Path(folder) / "run")
-        with started(name, profiled) as process:
-            first = process.turn(Turn(feeds, 0.0, runs=_WARM + 3))
-            if min(first) < _SHORT:
-                process.turn(Turn(None, 0.0, runs=_RUNS - 3))
-            path = Path(process.ask(EndProfile())["path"])
-        return read_profile(path.read_text(encoding="utf-8"), skip=_WARM)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.enable_profiling = threads, True
+        options.profile_file_prefix = str(Path(folder) / "run")
+        session = ort.InferenceSession(str(model), options, providers=require_provider(provider).onnxruntime)
+        for _ in range(_WARM + _RUNS):
+            session.run(None, dict(feeds))
+        return read_profile(Path(session.end_profiling()).read_text(encoding="utf-8"), skip=_WARM)
 
 
 def read_profile(text: str, *, skip: int = 0) -> dict[str, Node]:
