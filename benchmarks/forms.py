@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 import numpy as np
 import onnx
-from rewriter.timing.requests import Start
 
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
@@ -24,6 +23,7 @@ from passes.forms import FORMS
 from passes.options import DEFAULT_PATTERN_MB, WHOLE
 from rewriter import inspect, rewrite
 from rewriter.timing.measure import Field, Ratio, ratio
+from rewriter.timing.worker import Start
 
 ORIGINAL, CONTROL = "original", "control"
 TIMED = (*FORMS, WHOLE)
