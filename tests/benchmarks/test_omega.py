@@ -22,16 +22,6 @@ def test_error_falls_with_omega(program: Program) -> None:
     assert errors[0] > 1e-1 > errors[1] > 1e-6 > errors[2] > 1e-14
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_default_omega_leaves_rounding_alone(program: Program) -> None:
-    assert measure(program, double=False, omega=None).max_error < 2e-6
-    assert measure(program, double=True, omega=None).max_error < 1e-14
-
-
-def test_a_steep_program_needs_more_than_the_sources_constant() -> None:
-    assert measure(RELU, double=False, omega=1000.0).max_error > 1e-1
-
-
 @draws
 def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.omega.OMEGAS", OMEGAS[3::5])
