@@ -84,7 +84,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "pieces of any size compare the same; larger ones take more memory",
     ),
     (
-        "rewriter/files/datafiles.py",
+        "rewriter/files/save.py",
         "and entry.is_file(follow_symlinks=True)",
         "a link has no digest, so it is not taken either",
     ),
@@ -184,7 +184,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "a choice of samples: they only say how small the tails ought to be",
     ),
     (
-        "rewriter/files/modelfile.py",
+        "rewriter/files/load.py",
         "data = file.read(status.st_size + 2)  # one byte more, to notice a file that grows",
         "two bytes more notice it as well",
     ),
@@ -204,11 +204,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         "Python holds small numbers once",
     ),
     ("rewriter/files/external.py", "_READ = 64 * 1**20", "pieces of any size give the same bytes (tested)"),
-    (
-        "rewriter/files/soundness/operators.py",
-        "return _Arity(least, 2** 32 if most is None else most, named)",
-        "no node has that many inputs",
-    ),
 )
 """Module, the changed line with the change, and why it makes no difference."""
 

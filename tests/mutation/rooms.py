@@ -38,9 +38,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
     ],
     "rewriter/compare": [f"rewriter/compare/{name}.py" for name in ("graphs", "weights")],
     "rewriter/files": [
-        *(f"rewriter/files/{name}.py" for name in ("external", "journal", "load", "modelfile", "save", "tensors")),
-        *(f"rewriter/files/{name}.py" for name in ("datafiles", "mapped", "outputrules", "walk")),
-        *(f"rewriter/files/soundness/{name}.py" for name in ("functions", "operators", "order", "scopes", "structure")),
+        f"rewriter/files/{name}.py"
+        for name in ("atomic", "external", "load", "mapped", "save", "soundness", "tensors", "walk")
     ],
     "rewriter/graph": [
         f"rewriter/graph/{name}.py"
@@ -88,11 +87,8 @@ _TESTS: Mapping[str, Sequence[str]] = {
 
 _OWN: Mapping[str, str] = {
     "rewriter/compare/graphs.py": "test_differences test_wiring test_node_matching",
-    "rewriter/files/load.py": "test_load test_modelfile test_external",
-    "rewriter/files/outputrules.py": "test_save",
+    "rewriter/files/load.py": "test_load test_external test_links",
     "rewriter/files/save.py": "test_save test_mapped",
-    "rewriter/files/soundness/functions.py": "test_structure",
-    "rewriter/files/soundness/scopes.py": "test_structure",
     "rewriter/proof/reference/float64.py": "test_float64 test_reference_engine",
     "rewriter/proof/statistics.py": "test_statistics",
     "passes/certificates/certify.py": "test_tails test_certify",

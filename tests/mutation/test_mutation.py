@@ -119,7 +119,7 @@ def test_a_module_s_own_tests_come_first() -> None:
     assert all(own[0] not in group for group in others)
     first = suites_of("rewriter/proof/blocks/spread.py")[0]
     assert first == ("tests/rewriter/proof/blocks/test_spread.py",)
-    assert suites_of("rewriter/files/journal.py")[0] == ("tests/rewriter/files/test_journal.py",)
+    assert suites_of("rewriter/files/atomic.py")[0] == ("tests/rewriter/files/test_atomic.py",)
     assert suites_of("rewriter/compare/weights.py")[0] == ("tests/rewriter/compare/test_weights.py",)
 
 

@@ -16,8 +16,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import read_external
-from rewriter.files.load import LoadedModel
-from rewriter.files.modelfile import MAX_FILE
+from rewriter.files.load import MAX_FILE, LoadedModel
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
