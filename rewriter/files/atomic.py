@@ -68,21 +68,23 @@ def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
 
     It is locked until the end of the block, and removed there if it still has the hidden name.
     """
-    while True:
-        # Without the name of `out`, which may already be as long as a name can be.
-        path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
-        if suffix == FOLDER:
-            path.mkdir()
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if suffix == FOLDER else create(path)
-        _locked(handle, wait=True)
-        if os.path.lexists(path):
-            break
-        os.close(handle)  # another run swept it before it was locked
+    handle: int | None = None
     try:
+        while handle is None:
+            # Without the name of `out`, which may already be as long as a name can be.
+            path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
+            if suffix == FOLDER:
+                path.mkdir()
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if suffix == FOLDER else create(path)
+            _locked(handle, wait=True)
+            if not os.path.lexists(path):  # another run swept it before it was locked
+                os.close(handle)
+                handle = None
         yield path, handle
     finally:
         _remove(path)
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def sweep(out: Path) -> None:
