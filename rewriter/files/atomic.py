@@ -68,11 +68,11 @@ def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
 
     It is locked until the end of the block, and removed there if it still has the hidden name.
     """
+    # Without the name of `out`, which may already be as long as a name can be.
+    path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None
     try:
         while handle is None:
-            # Without the name of `out`, which may already be as long as a name can be.
-            path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
             if suffix == FOLDER:
                 path.mkdir()
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if suffix == FOLDER else create(path)
