@@ -19,8 +19,8 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.graph.layout import SAME_NUMBERS
+from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import Role, input_specs
-from rewriter.proof.inputs.text import open_tokenizer, spelling
 from rewriter.text import quoted
 
 Told = Callable[[int], str]
