@@ -158,7 +158,7 @@ class _Walk:
     def _multiply(self, node: onnx.NodeProto, source: str, weight: tuple[Dim, ...]) -> None:
         """A product with a weight fixes the number of features or channels."""
         rank = len(self._shapes.get(source, ()))
-        turned = node.op_type == "Gemm" and integer_of(node, "transB", 0)
+        turned = node.op_type == "Gemm" and integer_of(node, "transB", 0) == 1
         axis = {"Conv": 1, "MatMul": rank - 1, "Gemm": 1}.get(node.op_type)
         size = weight[1 if node.op_type == "Conv" or turned else -2] if len(weight) > 1 else None
         if axis is not None and isinstance(size, int):
