@@ -1,6 +1,6 @@
 """Shared by the benchmarks: interleaved timing, the environment, results as JSON, tables.
 
-Times on a shared machine drift, so nothing is compared across runs (`rewriter.timing.statistics`). Models are timed in
+Times on a shared machine drift, so nothing is compared across runs (`rewriter.timing.measure`). Models are timed in
 processes of their own by `rewriter.bench`; `interleaved` is for other tasks.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from rewriter.timing.statistics import rounds
+from rewriter.timing.measure import rounds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

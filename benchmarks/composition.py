@@ -62,7 +62,7 @@ def _measured(model: Path, kinds: str, top: int, threads: int) -> dict[str, Any]
 
 def _child(model: Path, kinds: str, top: int) -> dict[str, Any]:
     from rewriter import compositions
-    from rewriter.timing.memory import resident_peak
+    from rewriter.timing.worker import resident_peak
 
     start, busy = time.perf_counter(), time.process_time()
     found = compositions(model, kinds=kinds, top=top)

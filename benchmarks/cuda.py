@@ -22,19 +22,17 @@ import onnx
 
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import decoder, random_weights
+from benchmarks.kinds import OTHERS, kind_times, nodes_of
 from benchmarks.performance.subjects import SUBJECTS, Subject
 from rewriter import rewrite
-from rewriter.api.timing.bench_inputs import inputs_of
+from rewriter.api.benching import inputs_of
 from rewriter.errors import ProviderError, UsageError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.text import one_line
-from rewriter.timing.options import BenchOptions
-from rewriter.timing.profile import OTHERS, kind_times, nodes_of
-from rewriter.timing.requests import Start, Turn
-from rewriter.timing.rounds import Feeds
-from rewriter.timing.statistics import Ratio, ratio, rounds
-from rewriter.timing.worker import take
+from rewriter.timing import BenchOptions
+from rewriter.timing.measure import Ratio, ratio, rounds
+from rewriter.timing.worker import Feeds, Turn, take
 
 NO_CUDA = 2
 PAST = 128
@@ -223,7 +221,7 @@ def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, gr
 
 def _placements(name: str, kind: str, pair: tuple[Path, Path], on: str, blocks: int) -> Iterator[Placement]:
     _, _, feeds = next(_settings(pair[0], (16,)))
-    profiles = [nodes_of(path.name, Start(path, on, 0), feeds) for path in pair]
+    profiles = [nodes_of(path, on, feeds) for path in pair]
     for side, own, other in zip(_NAMES, profiles, reversed(profiles), strict=False):
         kinds = {row.kind: row.nodes / blocks for row in kind_times(side, own, [other]) if row.kind != OTHERS}
         yield Placement(name, kind, side, dict(Counter(node.provider for node in own.values())), kinds)

@@ -22,9 +22,8 @@ from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from passes.options import DEFAULT_PATTERN_MB, WHOLE
 from rewriter import inspect, rewrite
-from rewriter.timing.requests import Start
-from rewriter.timing.rounds import Field
-from rewriter.timing.statistics import Ratio, ratio
+from rewriter.timing.measure import Field, Ratio, ratio
+from rewriter.timing.worker import Start
 
 ORIGINAL, CONTROL = "original", "control"
 TIMED = (*FORMS, WHOLE)

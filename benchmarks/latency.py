@@ -18,7 +18,7 @@ import onnx
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
 from rewriter import bench, rewrite
-from rewriter.timing.statistics import Ratio
+from rewriter.timing.measure import Ratio
 
 PARTS = {"model": decoder, "mlp": mlp}
 
@@ -148,7 +148,7 @@ def _measure(
         raise click.ClickException(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"
         )
-    found = bench(path, out, tokens=tokens, repeat=repeats, providers=[provider], kinds=False)
+    found = bench(path, out, tokens=tokens, repeat=repeats, providers=[provider])
     for place, length in enumerate(tokens):
         original, rewritten, control = found.times[3 * place : 3 * place + 3]
         rows = {"original": original, "rewritten": rewritten, "control": control}

@@ -23,7 +23,7 @@ from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
-from rewriter.timing.statistics import Ratio, ratio
+from rewriter.timing.measure import Ratio, ratio
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import onnx
 
 from benchmarks.common import environment, write_json
 from benchmarks.decoder import decoder, random_weights
+from benchmarks.kinds import KindTime, kind_times, nodes_of
 from benchmarks.performance.subjects import Subject
 from rewriter import bench, rewrite
+from rewriter.api.benching import inputs_of
 from rewriter.report.benchmark import Benchmark
-from rewriter.timing.profile import KindTime
+from rewriter.timing import BenchOptions
 
 Row = dict[str, Any]
 KEY = ("model", "type", "tokens", "layers")
@@ -95,10 +97,19 @@ def _rows(subject: Subject, tokens: Sequence[int], setting: Setting, *, half: bo
             found = bench(
                 original, heads, tokens=length, repeat=setting.repeat, threads=setting.threads, providers=["cpu"]
             )
-            yield _row(subject, len(report.converted), found, half=half)
+            pair = {"original": original, "rewritten": heads}
+            (case,) = inputs_of(onnx.load(original, load_external_data=False), BenchOptions((length,)), None, {}, 0)
+            nodes = {name: nodes_of(path, "cpu", case.feeds, setting.threads) for name, path in pair.items()}
+            kinds = {
+                "original": kind_times("original", nodes["original"], [nodes["rewritten"]]),
+                "rewritten": kind_times("rewritten", nodes["rewritten"], [nodes["original"]]),
+            }
+            yield _row(subject, len(report.converted), found, kinds, half=half)
 
 
-def _row(subject: Subject, blocks: int, found: Benchmark, *, half: bool) -> Row:
+def _row(
+    subject: Subject, blocks: int, found: Benchmark, kinds: Mapping[str, Sequence[KindTime]], *, half: bool
+) -> Row:
     original, rewritten, control = found.times
     if rewritten.over_original is None or control.over_original is None:
         raise RuntimeError(f"{subject.name}: no ratios")
@@ -114,10 +125,7 @@ def _row(subject: Subject, blocks: int, found: Benchmark, *, half: bool) -> Row:
         "control": asdict(control.over_original),
         "load_seconds": [row.load_seconds for row in found.models],
         "peak_mb": [row.peak_mb for row in found.models],
-        "kinds": {
-            name: [_kind(row.time) for row in found.kinds if row.time.model == model]
-            for name, model in (("original", found.original), ("rewritten", found.others[0]))
-        },
+        "kinds": {name: [_kind(time) for time in times] for name, times in kinds.items()},
     }
 
 

@@ -11,7 +11,7 @@ from rewriter.cli.declared import declared_options
 from rewriter.cli.options import MODELS, check_report, command, report_option, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.proof.settings import Settings
-from rewriter.timing.options import BenchOptions
+from rewriter.timing import BenchOptions
 
 
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")

@@ -83,10 +83,6 @@ class Session:
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
         return dict(zip(wanted, results, strict=True))
 
-    def end_profile(self) -> Path:
-        """Stop profiling: the file that was written."""
-        return Path(self._session.end_profiling())
-
 
 def open_session(
     model: Path | onnx.ModelProto | bytes,
@@ -97,7 +93,6 @@ def open_session(
     prepack: bool = True,
     spin: bool = False,
     threads: int = 0,
-    profile: Path | None = None,
 ) -> Session:
     """Load a model into onnxruntime.
 
@@ -110,7 +105,6 @@ def open_session(
         spin: behave as onnxruntime does by default, which is only useful where time is measured: idle threads spin, and
             the memory of a run is kept for the next one.
         threads: number of threads per operator; by default one per core, which a small model does not repay.
-        profile: start of the name of the file to which onnxruntime writes the time of each node.
 
     Raises:
         ProviderError: the execution provider is not available.
@@ -128,8 +122,6 @@ def open_session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:

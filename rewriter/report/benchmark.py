@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.report.report import plain_data, write_json
-from rewriter.timing.profile import KindTime
-from rewriter.timing.statistics import Ratio
+from rewriter.timing.measure import Ratio
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
@@ -65,21 +64,6 @@ class TimeRow:
 
 
 @dataclass(frozen=True)
-class KindRow:
-    """Nodes of one kind on one set of inputs.
-
-    Attributes:
-        inputs: as in `TimeRow`.
-        provider: the execution provider that was asked for.
-        time: what they took.
-    """
-
-    inputs: str
-    provider: str
-    time: KindTime
-
-
-@dataclass(frozen=True)
 class Benchmark:
     """What `bench` measured.
 
@@ -89,7 +73,6 @@ class Benchmark:
         control: what the original is called as its own competitor.
         models: loading and memory, by process.
         times: the times, original first.
-        kinds: time by kind of node, of the nodes that not all models have; empty if it was not asked for.
         options: the options, as keywords of `rewriter.bench`.
         environment: versions, processor, operating system.
         seconds: time by step.
@@ -100,7 +83,6 @@ class Benchmark:
     control: str
     models: tuple[ModelRow, ...]
     times: tuple[TimeRow, ...]
-    kinds: tuple[KindRow, ...]
     options: Mapping[str, Any]
     environment: Mapping[str, str]
     seconds: Mapping[str, float]

@@ -17,7 +17,7 @@ from benchmarks.performance import measure, run
 from benchmarks.performance.check import losses
 from benchmarks.performance.subjects import SUBJECTS, Subject
 from rewriter import bench
-from rewriter.timing.rounds import Field
+from rewriter.timing.measure import Field
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
@@ -67,7 +67,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
         if None in found:
             raise KeyboardInterrupt
         found.append(options["tokens"])
-        return bench(*models, **{**options, "kinds": False})
+        return bench(*models, **options)
 
     monkeypatch.setattr(measure, "bench", logged)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriter.report.benchmark import Benchmark, KindRow, TimeRow
+from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.table import Column, Row, Table
 from rewriter.report.terminal.console import Console
 from rewriter.report.terminal.layout import plain
@@ -13,7 +13,7 @@ _FEW_NODES = 8
 def show_benchmark(console: Console, found: Benchmark) -> None:
     """Print everything about a measurement."""
     if not console.quiet:
-        for table in (_times(found), _models(found), _kinds(found)):
+        for table in (_times(found), _models(found)):
             if table.rows:
                 console.print(_relevant(table, found))
         for row in found.models:
@@ -52,20 +52,6 @@ def _models(found: Benchmark) -> Table:
         for row in found.models
     )
     return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows), sortable=False)
-
-
-def _kinds(found: Benchmark) -> Table:
-    heads = (
-        *(Column("inputs"), Column("provider"), Column("model", "name"), Column("kind")),
-        *(Column("nodes", "count"), Column("ms"), Column("share", "share")),
-    )
-    title = "Nodes that differ between the models, by onnxruntime's profiler"
-    return Table(title, heads, tuple(map(_kind, found.kinds)), sortable=False)
-
-
-def _kind(row: KindRow) -> Row:
-    each = row.time
-    return (row.inputs, row.provider, each.model, each.kind, each.nodes, f"{each.milliseconds:.3f}", each.share)
 
 
 def _verdict(found: Benchmark) -> str:

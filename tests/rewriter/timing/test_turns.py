@@ -14,11 +14,8 @@ import pytest
 from rewriter.errors import ValidationError
 from rewriter.ort.sessions import open_session
 from rewriter.timing import worker
-from rewriter.timing.process import started
-from rewriter.timing.requests import Start, Turn
-from rewriter.timing.rounds import Field
-from rewriter.timing.statistics import ratio, rounds
-from rewriter.timing.worker import settle, take
+from rewriter.timing.measure import Field, ratio, rounds, started
+from rewriter.timing.worker import Start, Turn, settle, take
 from tests.textmodels import SILU, mlp
 
 X = np.ones((1, 3, 4), np.float32)

@@ -1,0 +1,227 @@
+"""`bench`: how fast models run beside the original. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from rewriter.api.run import Run, name_of, silent
+from rewriter.compare.signature import signature_differences
+from rewriter.errors import UsageError
+from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.graph.view import view_model
+from rewriter.options import build, values_of
+from rewriter.ort.providers import chosen_providers
+from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.inputs.given import Given, as_given
+from rewriter.proof.inputs.given import Inputs as GivenInputs
+from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
+from rewriter.proof.inputs.sizes import Setting
+from rewriter.proof.validate import Progress
+from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
+from rewriter.report.environment import environment
+from rewriter.timing import TOKENS, BenchOptions
+from rewriter.timing.measure import Field, ratio
+from rewriter.timing.worker import Start
+
+CONTROL = "control"
+"""Name of the original as its own competitor."""
+
+_LARGEST = 2**31
+"""Bytes that protobuf serialises."""
+
+_OPTION = {Kind.SEQUENCE: "tokens", Kind.BATCH: "batch", Kind.PAST: "past"}
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """One set of inputs.
+
+    Attributes:
+        name: its size, or the name of its case in the file.
+        tokens: tokens in one run, of all sequences; None if the model has no dimension of tokens.
+        feeds: maps inputs to arrays.
+    """
+
+    name: str
+    tokens: int | None
+    feeds: Mapping[str, NDArray[Any]]
+
+
+def bench(
+    original: Source,
+    rewritten: Source,
+    *more: Source,
+    tokens: int | Sequence[int] = (),
+    batch: int = BenchOptions.batch,
+    past: int = BenchOptions.past,
+    repeat: int = BenchOptions.repeat,
+    threads: int = BenchOptions.threads,
+    providers: Sequence[str] | None = None,
+    inputs: GivenInputs | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Benchmark:
+    """Measure models against the original: times and memory.
+
+    Each model runs in a process of its own, and they take turns. The original is also its own competitor, `control`,
+    whose ratio is the noise.
+
+    Args:
+        original: path of an ONNX file, or a model in memory.
+        rewritten: path of the model to compare it with, or a model in memory.
+        *more: further models.
+        tokens: lengths of the sequences; default: 128, or what the model fixes.
+        batch: number of sequences.
+        past: number of tokens in the key-value cache, if the model takes one.
+        repeat: number of rounds.
+        threads: threads per operator; 0 for one per core.
+        providers: execution providers, `cpu` and `cuda`; default: cpu, and cuda where it works.
+        inputs: inputs to use instead of generated ones: an npz file, arrays by name, or a list of those.
+        dims: sizes for symbolic dimensions of the generated inputs.
+        seed: random seed of the generated inputs.
+        progress: called with (current activity, steps done, total steps).
+
+    Raises:
+        UsageError: an option is invalid, or the models take different inputs.
+        ModelError: a model is unreadable, malformed or unsafe.
+        ProviderError: a requested execution provider is not available.
+        ValidationError: a model does not run.
+    """
+    given = {"tokens": tokens, "batch": batch, "past": past, "repeat": repeat, "threads": threads}
+    options = build(BenchOptions, given)
+    run = Run(progress)
+    with run.step("load", "loading"):
+        models = [load_model(model) for model in (original, rewritten, *more)]
+        names = _names([name_of(model) for model in (original, rewritten, *more)])
+        _check_inputs(models, names)
+        path = as_given(inputs)
+        cases = inputs_of(models[0].proto, options, path, dict(dims or {}), seed)
+    chosen = chosen_providers(tuple(providers or ()))
+    rows: list[ModelRow] = []
+    times: list[TimeRow] = []
+    for provider in chosen:
+        starts = {name: _start(model, provider, options) for name, model in zip(names, models, strict=True)}
+        with (
+            run.step("measure", f"loading on {provider}"),
+            Field({**starts, CONTROL: starts[names[0]]}) as field,
+        ):
+            for case in cases:
+                times += _times(field, case, names[0], provider, options.repeat, run)
+            for name, process in field.processes.items():
+                peak, left = process.peak_bytes, process.loaded["cpu_nodes"]
+                megabytes = None if peak is None else 1e-6 * peak
+                known = None if left is None else tuple(left)
+                rows.append(ModelRow(name, provider, process.loaded["load_seconds"], megabytes, known))
+    return Benchmark(
+        original=names[0],
+        others=tuple(names[1:]),
+        control=CONTROL,
+        models=tuple(rows),
+        times=tuple(times),
+        options={**values_of(options), "providers": chosen, "dims": dict(dims or {}), "seed": seed},
+        environment=environment(),
+        seconds=run.seconds(),
+    )
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """What the reports call the models: their paths, with a number where one occurs twice."""
+    return [path if path not in paths[:place] else f"{path} ({place})" for place, path in enumerate(paths)]
+
+
+def _check_inputs(models: Sequence[LoadedModel], names: Sequence[str]) -> None:
+    for model, name in zip(models[1:], names[1:], strict=True):
+        differences = [
+            text for text in signature_differences(models[0].proto, model.proto) if text.startswith("input ")
+        ]
+        if differences:
+            raise UsageError(f"{name} (B) takes other inputs than {names[0]} (A): {'; '.join(differences)}")
+
+
+def _start(model: LoadedModel, provider: str, options: BenchOptions) -> Start:
+    if model.path is None and model.file_size >= _LARGEST:
+        raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
+    source = model.path if model.path is not None else model.proto.SerializeToString()
+    return Start(source, provider, options.threads)
+
+
+def _times(field: Field, case: Inputs, original: str, provider: str, repeat: int, run: Run) -> Iterator[TimeRow]:
+    """All models on one set of inputs."""
+
+    def told(done: int) -> None:
+        run.progress(f"measuring {case.name} on {provider}", done, repeat)
+
+    found = field.measure(case.feeds, repeat, told)
+    for name, seconds in found.items():
+        low, middle, high = (float(each) for each in np.percentile(seconds, [25, 50, 75]))
+        yield TimeRow(
+            model=name,
+            provider=provider,
+            inputs=case.name,
+            milliseconds=1e3 * middle,
+            low=1e3 * low,
+            high=1e3 * high,
+            over_original=None if name == original else ratio(seconds, found[original]),
+            tokens_per_second=None if case.tokens is None else case.tokens / middle,
+            rounds=tuple(1e3 * each for each in seconds),
+        )
+
+
+def inputs_of(
+    model: onnx.ModelProto, options: BenchOptions, inputs: Given | None, dims: Mapping[str, int], seed: int
+) -> tuple[Inputs, ...]:
+    """The inputs on which a model is measured.
+
+    Raises:
+        UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
+    """
+    if inputs is not None:
+        if options.tokens or options.past or options.batch > 1 or dims:
+            raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
+        known: tuple[InputSpec, ...] = ()
+        with suppress(UsageError):  # inputs for which no values can be made, such as strings
+            known = input_specs(model, view_model(model))
+        return tuple(Inputs(case.name, _tokens(known, case.feeds), case.feeds) for case in load_cases(inputs, model))
+    maker = Maker(model, seed=seed, dims=dims)
+    return tuple(_made(maker, options, tokens) for tokens in options.tokens or (None,))
+
+
+def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Inputs:
+    setting = Setting(options.batch, TOKENS if tokens is None else tokens, past=options.past)
+    sizes = maker.sizes(setting)
+    asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
+    for kind, size in asked.items():
+        if size is not None and (kind is Kind.SEQUENCE or size != BenchOptions.batch * (kind is Kind.BATCH)):
+            _check(kind, size, sizes.kinds[kind], has=kind in sizes.varied)
+    feeds = maker.case(setting).feeds
+    kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in sizes.varied]
+    shown = [f"{_OPTION[kind]} {sizes.kinds[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
+    return Inputs(", ".join(shown) or "fixed shapes", _tokens(maker.specs, feeds), feeds)
+
+
+def _check(kind: Kind, asked: int, got: int, *, has: bool) -> None:
+    option = _OPTION[kind]
+    if not has:
+        raise UsageError(f"{option} {asked}: no input of the model has an open dimension for it; leave {option} out")
+    if got != asked:
+        raise UsageError(f"{option} {asked}: the model's inputs and tables allow {got}")
+
+
+def _tokens(specs: Sequence[InputSpec], feeds: Mapping[str, NDArray[Any]]) -> int | None:
+    """Tokens in one run: those of the first input of ids or floats that has a dimension for them."""
+    for spec in specs:
+        if spec.role in (Role.IDS, Role.FLOATS, Role.INTEGERS) and spec.name in feeds:
+            sizes = [(kind_of(spec, axis), size) for axis, size in enumerate(feeds[spec.name].shape)]
+            if any(kind is Kind.SEQUENCE for kind, _ in sizes):
+                return int(prod(size for kind, size in sizes if kind in (Kind.BATCH, Kind.SEQUENCE)))
+    return None

@@ -1,1 +1,0 @@
-"""How fast models run: `bench`."""
