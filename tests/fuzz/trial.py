@@ -24,9 +24,9 @@ from onnx import TensorProto
 
 from passes.options import FORM_NAMES, WHOLE
 from rewriter import inspect, rewrite
-from rewriter.api.interpret.index import heads
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model
+from rewriter.interpret.index import heads
 from tests.fuzz.transformers import Feeds, Transformer
 from tests.oracle import evaluate
 from tests.sabotage.oracle import difference

@@ -17,11 +17,11 @@ from passes.plan import make_plan
 from passes.recompute import NotRunError, Part
 from passes.record import KEY, read_record
 from rewriter import ExitStatus, heads, inspect, rewrite
-from rewriter.api.interpret.attribution import attribute
-from rewriter.api.interpret.cache import run_with_cache
-from rewriter.api.interpret.interventions import ablate
 from rewriter.errors import UsageError
 from rewriter.graph.types import TensorType
+from rewriter.interpret.attribute import attribute
+from rewriter.interpret.interventions import ablate
+from rewriter.interpret.run import run_with_cache
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
