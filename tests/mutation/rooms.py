@@ -22,7 +22,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         for name in (
             *("rule", "nudge", "tested", "validate", "statistics", "distance"),
             *("certificate/expressions", "certificate/arithmetic", "certificate/bounds", "certificate/graphs"),
-            *("certificate/regions", "certificate/keys", "certificate/certify"),
+            *("certificate/regions", "certificate/rows", "certificate/constants", "certificate/certify"),
             *("unchanged/model", "unchanged/scopes", "unchanged/definitions", "unchanged/same"),
             *("unchanged/is_attention", "blocks/spread"),
             *("reference/float64", "reference/widen"),

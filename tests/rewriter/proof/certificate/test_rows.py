@@ -8,8 +8,9 @@ import pytest
 
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
+from rewriter.proof.certificate.constants import Axes, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
-from rewriter.proof.certificate.layers import dims, front, in_order, read_layer, width
+from rewriter.proof.certificate.rows import front, in_order, read_layer, width
 from tests.textmodels import text_model
 
 ROWS = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -85,7 +86,7 @@ def test_gemm(transposed: int) -> None:
     model, out = tensor(body)
     layer = read_layer(out)
     assert layer is not None
-    assert in_order(layer.source, 2).name == "x"
+    assert in_order(layer.source).name == "x"
     made = open_session(model).run({"x": ROWS}, ["out"])["out"]
     np.testing.assert_allclose(ROWS.reshape(-1, 4) @ layer.weight + layer.bias, made, atol=1e-5)
     assert read_layer(tensor(body.replace("transB", "alpha = 2.0, transB"))[1]) is None
@@ -100,15 +101,13 @@ def test_axes_in_front() -> None:
     )
     for name, of in {"h": "x", "s": "x", "t": "t", "out": "out", "flat": "flat"}.items():
         found = front(tensor(body, name)[1])
-        assert found is not None
-        assert (found.tensor.name, found.axes) == (of, None), name
+        assert (found.tensor.name, found.start, found.stop) == (of, 0, -1), name
     _, shape = tensor(body, "shape")
-    assert dims(shape) == [(shape.scope.find("x").key, 0), -1, 8]
+    assert sizes(shape) == [Axes(shape.scope.find("x"), 0, 1), -1, 8]
 
 
 def test_axes_are_found_once_per_tensor() -> None:
     """What reads a tensor twice, 60 times in a row, would be asked 2^60 times."""
     body = "r0 = MatMul(x, W1) " + " ".join(f"s{i} = Sigmoid(r{i}) r{i + 1} = Mul(r{i}, s{i})" for i in range(40))
     found = front(tensor(f"{body} out = Identity(r40)", "r40")[1])
-    assert found is not None
     assert found.tensor.name == "x"
