@@ -53,7 +53,7 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/reference/*.py": (_REFERENCE,),
     "rewriter/proof/statistics.py": (f"{_PROOF}/test_statistics.py", _WHOLE),
     "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
-    "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/network"),
+    "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/whole"),
     "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/unchanged", _WHOLE),
     "passes/programs/softmax.py": (_FIGURES,),
     "passes/programs/line.py": (_FIGURES,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewriter.proof.inputs.symbolic_dims import names_in, value_of
+from rewriter.proof.inputs.sizes import names_in, value_of
 
 VALUES = {"past_sequence_length": 5, "sequence_length": 3, "s0": 7}
 

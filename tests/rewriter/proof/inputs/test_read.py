@@ -1,4 +1,4 @@
-"""Inputs from text: token ids from the tokenizer, the other inputs from the model, and refusals in one line."""
+"""Inputs that a user gives: arrays, npz files, text; what fits, and one line for what does not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,81 @@ import numpy as np
 import onnx.parser
 import pytest
 from numpy.typing import NDArray
+from onnx import parser
 
-from rewriter import UsageError
-from rewriter.graph.view import view_model
+from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
-from rewriter.proof.inputs.text import Tokens, _refused, tokenized
+from rewriter.proof.inputs.read import _refused, load_cases, tokenized
 
 tokenizers = pytest.importorskip("tokenizers")
+
+MODEL = parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 17]>
+    g (int64[batch, 4] ids, float[batch] x, float[2] w) => (int64 y) <float[2] w = {1, 2}>
+    { y = Identity(ids) }"""
+)
+IDS, X = np.zeros((2, 4), np.int64), np.zeros(2, np.float32)
+
+
+def saved(folder: Path, arrays: dict[str, Any]) -> Path:
+    path = folder / "inputs.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_one_case(tmp_path: Path) -> None:
+    (case,) = load_cases(saved(tmp_path, {"ids": IDS, "x": X}), MODEL)
+    assert case.name == "the given inputs"
+    assert {name: array.dtype.name for name, array in case.feeds.items()} == {"ids": "int64", "x": "float32"}
+
+
+def test_several_cases(tmp_path: Path) -> None:
+    arrays = {"a/ids": IDS, "a/x": X, "b/ids": IDS + 1, "b/x": X, "b/w": X}
+    cases = load_cases(saved(tmp_path, arrays), MODEL)
+    assert [(case.name, set(case.feeds)) for case in cases] == [("a", {"ids", "x"}), ("b", {"ids", "x", "w"})]
+
+
+def test_safe_casts(tmp_path: Path) -> None:
+    (case,) = load_cases(saved(tmp_path, {"ids": IDS.astype(np.int32), "x": X.astype(np.float16)}), MODEL)
+    assert case.feeds["ids"].dtype == np.int64
+    assert case.feeds["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"ids": IDS}, "inputs.npz: input 'x' missing"),
+        ({"a/ids": IDS, "a/x": X, "b/x": X}, "inputs.npz: input 'ids' of case 'b' missing"),
+        ({"ids": IDS, "x": X, "z": X}, "inputs.npz: the model has no input 'z'; its inputs are 'ids', 'x'"),
+        ({"ids": IDS.astype(float), "x": X}, "input 'ids' is of type float64, the model takes int64"),
+        ({"ids": IDS > 0, "x": X}, "input 'ids' is of type bool, the model takes int64"),
+        ({"ids": IDS, "x": X.astype(float)}, "input 'x' is of type float64, the model takes float32"),
+        ({"ids": IDS[0], "x": X}, r"input 'ids' has shape \[4\], the model takes \[batch, 4\]"),
+        ({"ids": IDS[:, :3], "x": X}, r"input 'ids' has shape \[2, 3\], the model takes \[batch, 4\]"),
+        ({}, "inputs.npz: there are no arrays"),
+        ({"ids": np.array([object()]), "x": X}, "inputs.npz: not a readable npz file"),
+    ],
+)
+def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
+    path = saved(tmp_path, arrays)
+    with pytest.raises(UsageError, match=reason):
+        load_cases(path, MODEL)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.npz: no such file"):
+        load_cases(tmp_path / "none.npz", MODEL)
+    text = tmp_path / "text.npz"
+    text.write_text("no archive")
+    with pytest.raises(UsageError, match=r"text\.npz: not a readable npz file"):
+        load_cases(text, MODEL)
+    single = tmp_path / "single.npy"
+    np.save(single, X)
+    with pytest.raises(UsageError, match=r"single\.npy: a single array; name the inputs with numpy\.savez"):
+        load_cases(single, MODEL)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
 
 WORDS = ("[UNK]", "the", "cat", "sat", "\u200bx", "a\tb")
 
@@ -27,7 +95,7 @@ def tokenizer(words: tuple[str, ...] = WORDS) -> Any:
     return made
 
 
-def model(inputs: str, table: int = 6) -> onnx.ModelProto:
+def looks_up(inputs: str, table: int = 6) -> onnx.ModelProto:
     """Looks its ids up in a table with that many rows; the other inputs are read and no more."""
     names = [each.split()[-1].split("[")[0] for each in inputs.split(";")]
     others = "\n".join(f"{name}_out = Identity({name})" for name in names[1:])
@@ -39,12 +107,8 @@ def model(inputs: str, table: int = 6) -> onnx.ModelProto:
     return onnx.parser.parse_model(text)
 
 
-def made(proto: onnx.ModelProto, text: Text) -> Tokens:
-    return tokenized(text, proto, view_model(proto))
-
-
 def feeds(inputs: str, text: str = "the cat sat") -> Mapping[str, NDArray[Any]]:
-    (case,) = made(model(inputs), Text(text, tokenizer())).cases
+    (case,) = tokenized(Text(text, tokenizer()), looks_up(inputs)).cases
     return case.feeds
 
 
@@ -70,7 +134,9 @@ def test_inputs_beside_the_ids(further: str, wanted: NDArray[Any]) -> None:
 
 
 def test_every_text_is_a_case() -> None:
-    found = made(model("int32[b, s] input_ids; int64[b, s] attention_mask"), Text(["the cat", "sat"], tokenizer()))
+    found = tokenized(
+        Text(["the cat", "sat"], tokenizer()), looks_up("int32[b, s] input_ids; int64[b, s] attention_mask")
+    )
     assert [case.feeds["input_ids"].tolist() for case in found.cases] == [[[1, 2]], [[3]]]
     assert [case.feeds["attention_mask"].shape for case in found.cases] == [(1, 2), (1, 1)]
     assert found.cases[0].feeds["input_ids"].dtype == np.int32
@@ -82,14 +148,14 @@ def test_padding_and_truncation_of_the_file_do_not_count(tmp_path: Path) -> None
     own.enable_padding(length=8)
     own.enable_truncation(1)
     own.save(str(tmp_path / "tokenizer.json"))
-    proto = model("int64[b, s] input_ids")
+    proto = looks_up("int64[b, s] input_ids")
     for place in (tmp_path, tmp_path / "tokenizer.json", own):
-        assert made(proto, Text("the cat", place)).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
+        assert tokenized(Text("the cat", place), proto).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
     assert own.padding is not None, "the caller's own tokenizer changed"
 
 
 def test_spellings() -> None:
-    found = made(model("int64[b, s] input_ids"), Text("\u200bx", tokenizer()))
+    found = tokenized(Text("\u200bx", tokenizer()), looks_up("int64[b, s] input_ids"))
     assert found.spelled == (("\N{REPLACEMENT CHARACTER}x",),)
     assert [found.entry(number, 6) for number in (5, -1, 2)] == ["a\\tb", "a\\tb", "cat"]
     assert found.entry(2, 4) == "", "an output with fewer entries than the tokenizer has tokens is about something else"
@@ -101,7 +167,7 @@ def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
     own = tokenizers.Tokenizer(tokenizers.models.BPE({each: i for i, each in enumerate(alphabet)}, []))
     own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder = tokenizers.decoders.ByteLevel()
-    found = made(model("int64[b, s] input_ids", table=256), Text("é\n", own))
+    found = tokenized(Text("é\n", own), looks_up("int64[b, s] input_ids", table=256))
     assert found.spelled == (("Ã", "©", "\\n"),)
 
 
@@ -118,7 +184,7 @@ def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
 )
 def test_refusals(inputs: str, text: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        made(model(inputs), Text(text, tokenizer()))
+        tokenized(Text(text, tokenizer()), looks_up(inputs))
     assert message in str(error.value)
 
 
@@ -126,16 +192,16 @@ def test_a_tokenizer_of_another_model() -> None:
     with pytest.raises(
         UsageError, match="gives token 3, and the model knows 3: the tokenizer belongs to another model"
     ):
-        made(model("int64[b, s] input_ids", table=3), Text("the cat sat", tokenizer()))
+        tokenized(Text("the cat sat", tokenizer()), looks_up("int64[b, s] input_ids", table=3))
 
 
 def test_more_tokens_than_positions() -> None:
     from tests.committed import FOLDER
 
     proto = onnx.load(FOLDER / "silu-decoder.onnx")
-    assert made(proto, Text("the " * 64, tokenizer())).cases[0].feeds["input_ids"].shape == (1, 64)
+    assert tokenized(Text("the " * 64, tokenizer()), proto).cases[0].feeds["input_ids"].shape == (1, 64)
     with pytest.raises(UsageError, match="the text has 65 tokens, and the model takes at most 64"):
-        made(proto, Text("the " * 65, tokenizer()))
+        tokenized(Text("the " * 65, tokenizer()), proto)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}', "\x00\xff"])
@@ -143,13 +209,13 @@ def test_files_that_are_no_tokenizer(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=r"is not a tokenizer\.json") as error:
-        made(model("int64[b, s] input_ids"), Text("the", path))
+        tokenized(Text("the", path), looks_up("int64[b, s] input_ids"))
     assert "\n" not in str(error.value)
 
 
 def test_text_that_is_no_unicode() -> None:
     with pytest.raises(UsageError, match="the tokenizer cannot encode") as error:
-        made(model("int64[b, s] input_ids"), Text("the \udcff", tokenizer()))
+        tokenized(Text("the \udcff", tokenizer()), looks_up("int64[b, s] input_ids"))
     assert "\n" not in str(error.value)
 
 
@@ -166,10 +232,10 @@ def test_panics_are_refused_and_interrupts_are_not() -> None:
 def test_no_file(tmp_path: Path) -> None:
     for place, message in ((tmp_path, "no such file"), (tmp_path / "x", "no such file"), (3, "not a int")):
         with pytest.raises(UsageError, match=message):
-            made(model("int64[b, s] input_ids"), Text("the", place))
+            tokenized(Text("the", place), looks_up("int64[b, s] input_ids"))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
-        made(model("int64[b, s] input_ids"), Text("the", tmp_path))
+        tokenized(Text("the", tmp_path), looks_up("int64[b, s] input_ids"))

@@ -21,41 +21,30 @@ _DEPTH = 40
 
 @dataclass(frozen=True)
 class Size:
-    """`number * batch^batch * tokens^tokens * keys^keys`: one dimension; keys are those of a cache, then the tokens."""
+    """`number * batch^batch * tokens^tokens`: one dimension."""
 
     number: int = 1
     batch: int = 0
     tokens: int = 0
-    keys: int = 0
 
     def __mul__(self, other: Size) -> Size:
-        return Size(
-            self.number * other.number,
-            self.batch + other.batch,
-            self.tokens + other.tokens,
-            self.keys + other.keys,
-        )
+        return Size(self.number * other.number, self.batch + other.batch, self.tokens + other.tokens)
 
     def over(self, other: Size) -> Size | None:
         """The quotient, None where `other` does not divide it."""
         # Sizes are monomials, so that one divides another exactly if its number and both exponents do.
         if other.number == 0 or self.number % other.number:
             return None
-        exponents = [self.batch - other.batch, self.tokens - other.tokens, self.keys - other.keys]
+        exponents = self.batch - other.batch, self.tokens - other.tokens
         return Size(self.number // other.number, *exponents) if min(exponents) >= 0 else None
 
     @property
     def constant(self) -> bool:
         """Whether it is a plain number."""
-        return not self.batch and not self.rows
-
-    @property
-    def rows(self) -> int:
-        """How often tokens or keys are a factor: such a dimension has rows of bias tokens."""
-        return self.tokens + self.keys
+        return not self.batch and not self.tokens
 
 
-BATCH, TOKENS, KEYS = Size(batch=1), Size(tokens=1), Size(keys=1)
+BATCH, TOKENS = Size(batch=1), Size(tokens=1)
 REST = -1
 """The size that a Reshape infers from the number of elements."""
 

@@ -1,4 +1,4 @@
-"""The route of the bias token through a graph: where it enters, which nodes it passes, where it leaves.
+"""The route of the bias tokens through a graph: where it enters, which nodes it passes, where it leaves.
 
 It enters at the residual stream after the embeddings: the last tensor [batch, N, D] that dominates everything that the
 first attention and the blocks read. It leaves after the residual addition of the last converted block.
@@ -13,11 +13,9 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import Miss
-from passes.network.aside import follow
-from passes.network.names import PREFIX
-from passes.network.rules import apply_rule
-from passes.network.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
-from passes.network.step import Aside, Known, Step
+from passes.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
+from passes.whole.names import PREFIX
+from passes.whole.rules import Known, Step, apply_rule
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names, label
 
@@ -38,7 +36,6 @@ class Route:
         elem_type: element type of the entry.
         steps: node index to the edits of that node.
         sizes: sizes of every carried tensor, including the entry.
-        asides: the nodes at which tokens leave it alone, to join it again.
     """
 
     entry: str
@@ -46,7 +43,6 @@ class Route:
     elem_type: int
     steps: Mapping[int, Step]
     sizes: Mapping[str, Sizes]
-    asides: tuple[Aside, ...] = ()
 
 
 def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
@@ -70,13 +66,7 @@ def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
             blocks[0].output,
         )
     read = [operator.data for block in blocks for operator in block.first]
-    route = _walk(view, constants, entry, width, needed, read)
-    longer = [name for name in read if isinstance(route, Route) and any(map(_keys, route.sizes.get(name, ())))]
-    return Miss(f"other rows are put in front of the stream that '{longer[0]}' is", longer[0]) if longer else route
-
-
-def _keys(size: Size | None) -> bool:
-    return size is not None and size.keys > 0
+    return _walk(view, constants, entry, width, needed, read)
 
 
 def _walk(
@@ -87,7 +77,6 @@ def _walk(
     known.static_tokens = shape[1] if isinstance(shape[1], int) else None
     known.shapes.carried[entry] = (BATCH, TOKENS, Size(width))
     steps: dict[int, Step] = {}
-    asides: list[Aside] = []
     for index, node in enumerate(view.nodes):
         carried = [name for name in node.input if name in known.shapes.carried]
         if any(name in known.shapes.carried for name in captured_names(node)):
@@ -95,32 +84,20 @@ def _walk(
         # The route consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A Shape
         # needs no cut, since m can be subtracted from it; the shape of the entry itself is right as it is.
         through = index in needed or (node.op_type == "Shape" and carried != [entry])
-        if not through:
-            continue
-        if not carried:
-            miss = follow(known, node)
-            if miss is not None:
-                return miss
+        if not through or not carried:
             continue
         step = apply_rule(known, node)
         if isinstance(step, Miss):
             return step
-        if isinstance(step, Aside):
-            asides.append(step)
-            known.beside.update(dict.fromkeys(node.output, step))
-            continue
         steps[index] = step
         for name, sizes in zip(node.output, step.outputs, strict=False):
             known.shapes.carried[name] = sizes
             if step.pattern:
                 known.patterns.add(name)
-    behind = next((known.beside[name] for name in read if name in known.beside), None)
-    if behind is not None:
-        return Miss(f"{behind.reason}, and a block reads only what follows from it", behind.node)
     lost = next((name for name in read if name not in known.shapes.carried), None)
     if lost is not None:
         return Miss(f"a block reads '{lost}', to which the stream does not lead", lost)
-    return Route(entry, width, view.type_of(entry).elem_type, steps, known.shapes.carried, tuple(asides))
+    return Route(entry, width, view.type_of(entry).elem_type, steps, known.shapes.carried)
 
 
 def symbols_of(view: GraphView, entry: str) -> dict[str, Size]:

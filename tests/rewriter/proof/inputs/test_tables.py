@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from rewriter.graph.view import view_model
-from rewriter.proof.inputs.embedding_tables import Tables, find_tables, main_scope
+from rewriter.proof.inputs.tables import Tables, find_tables
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
 
@@ -18,7 +18,7 @@ def tables(text: str, rest: str = "") -> Tables:
     for value in model.graph.value_info:  # weights whose numbers do not matter
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(dims, np.float32), value.name))
-    return find_tables(main_scope(model, view_model(model)))
+    return find_tables(model, view_model(model))
 
 
 ROWS = {
@@ -71,6 +71,8 @@ POSITIONS = {
     ),
     "a slice of the table": ("n = Shape(ids) e = Slice(n, ones, twos) y = Slice(table, zeros, e)", 64),
     "buckets of distances": (f"{RANGE} q = Abs(p) r = Min(q, two) y = Gather(table, r)", None),
+    "stored, and cut": ("n = Shape(ids) e = Slice(n, ones, twos) p = Slice(stored, zeros, e) y = Gather(table, p)", 64),
+    "distances": (f"{RANGE} q = Unsqueeze(p, one) r = Sub(p, q) y = Gather(table, r)", None),
     "token types": (f"{RANGE} y = Gather(types, p)", None),
 }
 
@@ -80,8 +82,24 @@ def test_positions(case: str) -> None:
     body, limit = POSITIONS[case]
     graph = f"""g (int64[batch, seq] ids) => (float y)
         <float[64, 8] table, float[2, 8] types, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}},
+         int64[4] stored = {{0, 1, 2, 3}},
          int64[1] zeros = {{0}}, int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {body} }}"""
     assert tables(graph).sequence == limit
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ("y = Conv(x, kernel)", {("x", 1): 6}),
+        ("y = Conv<group=2>(x, kernel)", {("x", 1): 12}),
+        ("y = MatMul(x, matrix)", {("x", 2): 5}),
+        ("y = Gemm<transB=1>(x, matrix)", {("x", 1): 7}),
+        ("a = Relu(x) y = MatMul(a, matrix)", {}),
+    ],
+)
+def test_channels_and_features(body: str, sizes: dict[tuple[str, int], int]) -> None:
+    graph = f"g (float[batch, channels, time] x) => (float y) <float[8, 6, 3] kernel, float[5, 7] matrix> {{ {body} }}"
+    assert tables(graph).sizes == sizes
 
 
 def test_a_function_that_calls_itself_ends() -> None:
@@ -91,4 +109,4 @@ def test_a_function_that_calls_itself_ends() -> None:
     )
     opset = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     model.functions.append(onnx.helper.make_function("local", "loop", ["w", "i"], ["o"], [node], opset))
-    assert find_tables(main_scope(model, view_model(model))).rows == {}
+    assert find_tables(model, view_model(model)).rows == {}
