@@ -13,7 +13,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation
+from benchmarks import error_propagation, forms, gates, large_model, latency, plan_scaling, validation
 from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
@@ -22,7 +22,7 @@ from rewriter import rewrite
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
-MODULES = (error_propagation, forms, gates, large_model, latency, omega, plan_scaling, validation)
+MODULES = (error_propagation, forms, gates, large_model, latency, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 
 
