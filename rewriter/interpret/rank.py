@@ -36,8 +36,8 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.tensors import Affine
+from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import Role, input_specs
-from rewriter.proof.inputs.text import open_tokenizer, spelling
 from rewriter.text import quoted
 
 # -- best ----------------------------------------

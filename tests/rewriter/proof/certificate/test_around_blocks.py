@@ -529,15 +529,6 @@ def test_what_the_pass_writes_is_explained(name: str, form: str, inline: bool) -
     assert refusals(plan, plan.model) != []
 
 
-@pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
-def test_the_operator_attention(inline: bool) -> None:
-    plan = make_plan(
-        mlp(SILU, opset=23, ir=11), Options(form="masked", inline=inline, forms=FormOptions(attention_op=True))
-    )
-    assert len(plan.conversions) == 1
-    assert refusals(plan, apply(plan)) == []
-
-
 @EACH_FILE
 def test_committed_files(path: Path) -> None:
     """Weights by one unit in the last place and nodes with their operands turned, anywhere in a real model."""
