@@ -340,10 +340,8 @@ class _Matching:
         if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
             return found
         _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
-        if block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1)):
-            return self._refused(a, b, 0, f"cannot be certified: {why.text if why else 'its heads cannot be read'}")
         del self._why[count:]
-        return (yield self._left(a, b, block))
+        return (yield self._left(a, b, block, "its heads cannot be read" if why is None else why.text))
 
     def _reads_inputs(self, tensor: Tensor, block: ReplacedBlock, side: int) -> bool:
         """Whether a tensor is an expression of the inputs of a block."""
@@ -355,7 +353,7 @@ class _Matching:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
-    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> Reading:
+    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock, why: str) -> Reading:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
         ends = [name for name in block.outputs if name in b.scope.made]
         view = b.scope.model.views[block.path]
@@ -365,6 +363,8 @@ class _Matching:
             known = {*a.scope.made, *a.scope.inputs}
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
+        if block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1)):
+            return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
         for name in theirs.inputs:
