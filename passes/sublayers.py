@@ -98,14 +98,11 @@ def activation_sublayer(
         omega: subtracted from forbidden logits; by default large enough that their weights are exactly 0.
 
     Raises:
-        ValueError: no activation has that name, or a self logit is quadratic, so that one-hot positions cannot keep
-            tokens apart.
+        ValueError: no activation has that name.
     """
     if isinstance(program, str):
         program = _named(program, double=double)
     groups = groups_of(program)
-    if any(group.head.alpha != 0.0 for group in groups):
-        raise ValueError(f"{program.name} has a quadratic self logit, which one-hot positions cannot keep apart")
     elem_type = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
     b = _builder_of("activation", elem_type, max_tokens, omega)
     positions = _positions(b, groups)

@@ -64,17 +64,17 @@ def _heads(program: Program, source: str) -> tuple[tuple[Key, ...], ...]:
         return tuple(_head(head, own) for head in program.heads)
     read = source if program.line is None or not program.heads else f"line(y) {source}"
     shared = (
-        Key(f"key {number}", (0.0, slope, offset), f"{value:.6g} {read}" if value else "0")
+        Key(f"key {number}", (slope, offset), f"{value:.6g} {read}" if value else "0")
         for number, (slope, offset, value) in enumerate(rows, start=1)
     )
     return (tuple(shared),)
 
 
 def _head(head: Head, source: str) -> tuple[Key, ...]:
-    keys = [Key("self", (head.alpha, head.beta, head.gamma), _self_value(head, source))]
+    keys = [Key("self", (head.beta, head.gamma), _self_value(head, source))]
     for number, token in enumerate(head.bias_tokens, start=1):
         name = "bias token" if len(head.bias_tokens) == 1 else f"bias token {number}"
-        keys.append(Key(name, (0.0, token.slope, token.offset), f"{token.value:.6g}"))
+        keys.append(Key(name, (token.slope, token.offset), f"{token.value:.6g}"))
     return tuple(keys)
 
 

@@ -15,12 +15,12 @@ class Key:
 
     Attributes:
         label: `self`, or the name of the bias token.
-        logit: coefficients of y^2, y and 1.
+        logit: coefficients of y and 1.
         value: its value, as text: a number, or `y`.
     """
 
     label: str
-    logit: tuple[float, float, float]
+    logit: tuple[float, float]
     value: str
 
 

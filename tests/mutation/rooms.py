@@ -10,7 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PROOF = "tests/rewriter/proof"
 _REFERENCE = f"{_PROOF}/reference"
-_FIGURES = "tests/passes/test_stated_figures.py"
 _WHOLE = (
     f"{_PROOF}/run/test_segmented.py {_PROOF}/unchanged tests/rewriter/api/test_amplified.py "
     "tests/rewriter/api/test_rewriting.py"
@@ -31,8 +30,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "passes": [
         f"passes/{name}.py"
         for name in (
-            *("programs/softmax", "programs/program", "programs/line", "programs/powers"),
-            *("certificates/changes", "certificates/intervals", "certificates/certify"),
+            *("programs/head", "programs/program", "programs/line", "programs/powers"),
             *("programs/gates", "match/linear", "match/lower", "match/bounds"),
         )
     ],
@@ -56,18 +54,6 @@ _TESTS: Mapping[str, Sequence[str]] = {
     "rewriter/proof/unchanged/*.py": (f"{_PROOF}/unchanged", _WHOLE),
     "rewriter/proof/blocks/*.py": (f"{_PROOF}/blocks", _WHOLE, "tests/passes/network"),
     "rewriter/proof/*.py": (f"{_PROOF}/test_rule.py {_PROOF}/unchanged", _WHOLE),
-    "passes/programs/softmax.py": (_FIGURES,),
-    "passes/programs/line.py": (_FIGURES,),
-    "passes/programs/powers.py": (_FIGURES,),
-    "passes/certificates/changes.py": (
-        _FIGURES,
-        "tests/passes/match/test_blocks.py",
-    ),
-    "passes/certificates/intervals.py": (
-        _FIGURES,
-        "tests/passes/certificates/test_certify.py",
-    ),
-    "passes/certificates/certify.py": (_FIGURES,),
     "passes/match/linear.py": ("tests/passes/match/test_blocks.py tests/passes/forms/test_cost.py",),
     "passes/match/lower.py": (
         "tests/passes/match/test_lower.py tests/passes/match/test_blocks.py",
@@ -75,7 +61,6 @@ _TESTS: Mapping[str, Sequence[str]] = {
     ),
     "passes/match/bounds.py": ("tests/passes/match/test_bounds.py",),
     "passes/programs/*.py": (
-        _FIGURES,
         "tests/passes/programs",
         "tests/passes/forms",
     ),
@@ -95,9 +80,8 @@ _OWN: Mapping[str, str] = {
     "rewriter/files/soundness/scopes.py": "test_structure",
     "rewriter/proof/reference/float64.py": "test_float64 test_reference_engine",
     "rewriter/proof/statistics.py": "test_statistics",
-    "passes/certificates/certify.py": "test_tails test_certify",
-    "passes/certificates/intervals.py": "test_changes",
     "passes/match/linear.py": "test_linear_table test_linear",
+    "passes/programs/head.py": "test_programs",
     "passes/programs/program.py": "test_program test_programs",
 }
 """Module to its own tests in the mirrored folder, where they have another name."""

@@ -84,5 +84,3 @@ def test_what_they_refuse() -> None:
         linear_sublayer(np.zeros((2, 2), dtype=np.int64))
     with pytest.raises(ValueError, match=r"the bias has shape \[3\], and the weight \[2, 2\]"):
         linear_sublayer(np.zeros((2, 2)), np.zeros(3))
-    with pytest.raises(ValueError, match="has a quadratic self logit"):
-        activation_sublayer(Program("square", (Head(beta=1.0, alpha=1.0),)), 4)

@@ -239,7 +239,7 @@ def program_sections(programs: Sequence[ProgramDetails]) -> list[ProgramSection]
 def _program(each: ProgramDetails) -> ProgramSection:
     bound = numbers.small(each.certified)
     error = (
-        f"measured on a dense grid: off by at most {bound}" if each.measured else f"certified: off by at most {bound}"
+        f"measured on a dense grid: off by at most {bound}" if each.measured else f"claimed: off by at most {bound}"
     )
     same = "heads and activation are the same function"
     summary = (
@@ -351,7 +351,7 @@ def _provider(name: str, proof: ProviderRun) -> Row:
 
 def key_table(keys: Sequence[Key], program: str) -> Table:
     """The coefficients of one head."""
-    heads = (Column("key"), *columns("error", "y²", "y", "1"), Column("value"))
+    heads = (Column("key"), *columns("error", "y", "1"), Column("value"))
     rows: list[Row] = [
         (key.label, *(Cell(part, numbers.small(part, 9)) for part in key.logit), key.value) for key in keys
     ]

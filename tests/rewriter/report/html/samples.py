@@ -177,7 +177,7 @@ def _stats(name: str) -> OutputStats:
 
 
 def _program(name: str) -> ProgramDetails:
-    keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
+    keys = (Key("self", (1.0, 0.0), "y"), Key(name, (0.0, 0.0), name))
     return ProgramDetails(name, name, 1, 1e-8, measured=False, count=1, tokens=1, heads=(keys,))
 
 
