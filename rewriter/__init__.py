@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from rewriter.api.diagnosing import doctor
     from rewriter.api.folder import rewrite_folder
     from rewriter.api.inspection import inspect
-    from rewriter.api.interpret.attribution import attribute
-    from rewriter.api.interpret.cache import run_with_cache
-    from rewriter.api.interpret.graph.tracing import attribution_graph
-    from rewriter.api.interpret.index import heads
-    from rewriter.api.interpret.interventions import ablate, freeze, patch
-    from rewriter.api.interpret.pictures.contents import head_pictures
-    from rewriter.api.interpret.ranking.activity import head_activity
-    from rewriter.api.interpret.ranking.composition import compositions
-    from rewriter.api.interpret.ranking.copies import idle_heads
-    from rewriter.api.interpret.ranking.tokens import head_tokens
     from rewriter.api.rewriting import rewrite
     from rewriter.errors import (
         ExitStatus,
@@ -37,6 +27,14 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
+    from rewriter.interpret.activity import head_activity
+    from rewriter.interpret.attribute import attribute
+    from rewriter.interpret.graph import attribution_graph
+    from rewriter.interpret.index import heads
+    from rewriter.interpret.interventions import ablate, freeze, patch
+    from rewriter.interpret.page import head_pictures
+    from rewriter.interpret.rank import compositions, head_tokens, idle_heads
+    from rewriter.interpret.run import run_with_cache
     from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
     from rewriter.report.certification import Certification
@@ -90,16 +88,14 @@ _HOMES = {
     "api.diagnosing": ("doctor",),
     "api.folder": ("rewrite_folder",),
     "api.inspection": ("Inspection", "inspect"),
-    "api.interpret.attribution": ("attribute",),
-    "api.interpret.cache": ("run_with_cache",),
-    "api.interpret.graph.tracing": ("attribution_graph",),
-    "api.interpret.index": ("heads",),
-    "api.interpret.interventions": ("ablate", "freeze", "patch"),
-    "api.interpret.pictures.contents": ("head_pictures",),
-    "api.interpret.ranking.activity": ("head_activity",),
-    "api.interpret.ranking.composition": ("compositions",),
-    "api.interpret.ranking.copies": ("idle_heads",),
-    "api.interpret.ranking.tokens": ("head_tokens",),
+    "interpret.attribute": ("attribute",),
+    "interpret.run": ("run_with_cache",),
+    "interpret.graph": ("attribution_graph",),
+    "interpret.index": ("heads",),
+    "interpret.interventions": ("ablate", "freeze", "patch"),
+    "interpret.page": ("head_pictures",),
+    "interpret.activity": ("head_activity",),
+    "interpret.rank": ("compositions", "head_tokens", "idle_heads"),
     "api.rewriting": ("rewrite",),
     "api.benching": ("bench",),
     "proof.inputs.given": ("Text",),

@@ -17,10 +17,10 @@ SOURCES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-COMPOSERS = ("rewriter/api/", "rewriter/cli/")
+COMPOSERS = ("rewriter/api/", "rewriter/cli/", "rewriter/interpret/")
 """The only files of the engine that know the domain."""
 
-FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.report")
+FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.interpret", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
 _BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.text")
@@ -41,7 +41,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "rewriter.files",
         *_BASE,
     ),
-    "rewriter/adapters/": ("rewriter.adapters", "rewriter.api", "rewriter.report", "rewriter.files", *_BASE),
+    "rewriter/adapters/": (
+        *("rewriter.adapters", "rewriter.api", "rewriter.interpret", "rewriter.report", "rewriter.files"),
+        *_BASE,
+    ),
+    "rewriter/interpret/": (
+        *("rewriter.interpret", "passes", "rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
+    ),
     "passes/": ("passes", "rewriter.graph", "rewriter.options", "rewriter.pipeline"),
 }
 """Each room, and all that it may import of this project."""
@@ -96,7 +102,7 @@ def test_passes_do_not_import_the_front() -> None:
 
 
 def test_rooms_do_not_import_the_front() -> None:
-    own = ("rewriter/report/", "rewriter/adapters/")
+    own = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")
     assert importers(*FRONT, under=tuple(room for room in ROOMS if room not in own)) == set()
     assert importers(*FRONT)
 
@@ -116,6 +122,11 @@ def test_rooms_import_no_others(room: str) -> None:
 def test_only_the_command_line_prints_and_makes_pages() -> None:
     makers = importers("rewriter.report.html", "rewriter.report.terminal", but=("rewriter/report/",))
     assert {path.split("/")[1] for path in makers} == {"cli"}
+
+
+def test_the_core_does_not_import_interpretation() -> None:
+    front = ("rewriter/__init__.py", "rewriter/interpret/", "rewriter/adapters/", "rewriter/cli/")
+    assert importers("rewriter.interpret", but=front) == set()
 
 
 def test_graphsurgeon_stays_in_one_file() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.api.interpret.cache import Cached
 from rewriter.errors import UsageError
+from rewriter.interpret.run import Cached
 
 _RANK = 4
 _MOST = 64

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from rewriter.api.interpret.index import HeadIndex
+from rewriter.interpret.index import HeadIndex
 
 _WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "bias_V")
 

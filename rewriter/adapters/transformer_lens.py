@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rewriter.api.interpret.index import HeadIndex, heads
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.interpret.index import HeadIndex, heads
 
 _CLOSE = 1e-3
 """Largest relative distance between an MLP and the heads in its place; programs and float32 leave about 1e-6."""

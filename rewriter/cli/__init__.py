@@ -22,11 +22,7 @@ from rewriter.cli.convert import convert
 from rewriter.cli.diff import diff
 from rewriter.cli.doctor import doctor
 from rewriter.cli.inspect import inspect
-from rewriter.cli.interpret.attribute import attribute
-from rewriter.cli.interpret.graph import graph
-from rewriter.cli.interpret.heads import heads
-from rewriter.cli.interpret.rank import rank
-from rewriter.cli.interpret.run_cached import run_cached
+from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.streams import forgiving
 from rewriter.cli.validate import validate

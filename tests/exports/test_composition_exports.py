@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import compositions, heads
-from rewriter.api.interpret.ranking.composition import pairs
+from rewriter.interpret.rank import pairs
 from tests.conftest import Export
 
 pytest.importorskip("torch")

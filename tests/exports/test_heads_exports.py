@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from models.entry import Exporter
 from models.registry import get
-from passes.heads.layers import Named
-from passes.heads.neurons import NeuronHeads
 from rewriter import attribute, heads
-from rewriter.api.interpret.index import HeadIndex
+from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.sublayers import Named, NeuronHeads
 from tests.conftest import Export
 
 pytest.importorskip("torch")

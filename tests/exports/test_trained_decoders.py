@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import attribute
-from rewriter.api.interpret.attribution import Reader
+from rewriter.interpret.attribute import Reader
 from tests.committed import FOLDER
 
 torch = pytest.importorskip("torch")

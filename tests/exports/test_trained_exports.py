@@ -10,11 +10,11 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.heads.neurons import NeuronHeads
 from rewriter import attribution_graph
-from rewriter.api.interpret.attribution import Reader
-from rewriter.api.interpret.hooks import hooks_of
-from rewriter.api.interpret.patching import open_at
+from rewriter.interpret.attribute import Reader
+from rewriter.interpret.interventions import open_at
+from rewriter.interpret.run import hooks_of
+from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.ort.sessions import open_session
 from tests.conftest import Export
 from tests.headmath import tapped

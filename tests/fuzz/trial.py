@@ -24,9 +24,9 @@ from onnx import TensorProto
 
 from passes.options import FORM_NAMES, WHOLE
 from rewriter import inspect, rewrite
-from rewriter.api.interpret.index import heads
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model
+from rewriter.interpret.index import heads
 from tests.fuzz.transformers import Feeds, Transformer
 from tests.oracle import evaluate
 from tests.sabotage.oracle import difference
@@ -51,7 +51,6 @@ WAYS: tuple[Way, ...] = (
     *({"command": "rewrite", "form": form, "scope": scope} for form in FORM_NAMES for scope in ("mlp", "all")),
     {"command": "rewrite", "inline": True, "gate": "product"},
     {"command": "rewrite", "spelling": "softmax"},
-    {"command": "rewrite", "form": "masked", "bias_token": "network"},
     {"command": "rewrite", "form": "compact", "expose": ("pattern,z:*",)},
     {"command": "inspect", "scope": "all"},
     {"command": "heads", "fold_ln": True},

@@ -5,8 +5,7 @@
     value [batch, tokens, heads or 1, 1], the token's own
     bias_value [m, 1], those of the bias tokens
 
-become the pattern [batch, tokens, heads, 1 + m] and z [batch, tokens, heads, 1]. Where the self logit is quadratic, own
-keys differ between heads: `own_key` [batch, tokens, heads, d_head], and `key` has those of the bias tokens alone.
+become the pattern [batch, tokens, heads, 1 + m] and z [batch, tokens, heads, 1].
 
 `nodes_of` are the nodes themselves; `chunked` is a model-local function that flattens batch and tokens into rows, and
 takes as many rows at a time as keep the chunk's pattern within `pattern_size` entries. Softmax acts on one row of one

@@ -238,9 +238,7 @@ def program_sections(programs: Sequence[ProgramDetails]) -> list[ProgramSection]
 
 def _program(each: ProgramDetails) -> ProgramSection:
     bound = numbers.small(each.certified)
-    error = (
-        f"measured on a dense grid: off by at most {bound}" if each.measured else f"claimed: off by at most {bound}"
-    )
+    error = f"measured on a dense grid: off by at most {bound}" if each.measured else f"claimed: off by at most {bound}"
     same = "heads and activation are the same function"
     summary = (
         f"{counted(each.count, 'head')} per neuron, {counted(each.tokens, 'bias token')}, in "

@@ -9,7 +9,7 @@ import pytest
 
 from rewriter import UsageError, run_with_cache
 from rewriter.adapters.circuitsvis import attention_view
-from rewriter.api.interpret.cache import Cached
+from rewriter.interpret.run import Cached
 from tests.committed import FOLDER
 
 TOKENS = np.array([[5, 9, 3], [7, 7, 1]])

@@ -14,7 +14,7 @@ import pytest
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
-from tests.rewriter.api.interpret.ranking.test_tokens import tokenizer
+from tests.rewriter.interpret.test_tokens import tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
 

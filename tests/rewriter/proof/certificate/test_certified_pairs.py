@@ -19,7 +19,7 @@ from rewriter.errors import ModelError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from tests.committed import FILES, FOLDER
 from tests.textmodels import mlp, text_model
 

@@ -1,1 +1,0 @@
-"""Commands for what heads compute and add."""

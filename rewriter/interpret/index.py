@@ -1,0 +1,458 @@
+"""`heads`: every head of a model under one index, original heads and neuron heads alike; nothing is written.
+
+Indexing reads the graph and small constants. A tensor is computed from the model's own weights each time it is asked
+for, and is not kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import translate
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from passes.match.linear import Miss
+from passes.match.projections import Projection
+from passes.options import Options
+from passes.plan import make_plan
+from passes.values import UNFIT, LostError, Values
+from rewriter.arrays import Array
+from rewriter.errors import ModelError, UsageError
+from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
+from rewriter.graph.view import GraphView
+from rewriter.interpret.arrays import write_arrays
+from rewriter.interpret.original import Attention, find_attention
+from rewriter.interpret.stream import Norm, norm_before
+from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, Sublayer, find_neurons, named_sublayers
+from rewriter.interpret.tensors import (
+    Affine,
+    AttentionTensors,
+    HeadTensor,
+    NeuronTensors,
+    ValueOf,
+    bias_after,
+    readable,
+    vector_tensor,
+)
+from rewriter.interpret.trace import Tracer, concrete_shapes
+
+# -- selection ----------------------------------------
+
+
+Names = str | Sequence[str]
+
+
+def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
+    """The sublayers with chosen heads, in order, each with their numbers.
+
+    Raises:
+        UsageError: a glob matches nothing.
+    """
+    globs = (names,) if isinstance(names, str) else tuple(names)
+    if not globs:
+        raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
+    left = dict.fromkeys(globs)
+    found: list[tuple[Named, list[int]]] = []
+    for named in index.sublayers:
+        numbers: set[int] = set()
+        for glob in globs:
+            matches = re.compile(translate(glob)).match
+            own = [number for number in range(count_of(named)) if matches(f"{named.name}.{number}")]
+            if own:
+                left.pop(glob, None)
+                numbers.update(own)
+        if numbers:
+            found.append((named, sorted(numbers)))
+    if left:
+        known = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+        raise UsageError(f"no head matches '{next(iter(left))}'; there are, for example, {known or 'none'}")
+    return found
+
+
+def count_of(named: Named) -> int:
+    """How many numbers a sublayer has: heads, or neurons."""
+    return named.sublayer.heads if isinstance(named.sublayer, Attention) else named.sublayer.neurons
+
+
+# -- members ----------------------------------------
+
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The numbering.
+
+    Attributes:
+        starts: sublayer to the number of its first head or neuron.
+        chosen: sublayer to those that were asked for, as numbers in the sublayer; other sublayers are not in it.
+        count: how many there are.
+    """
+
+    starts: dict[str, int]
+    chosen: dict[str, Places]
+    count: int
+
+    @classmethod
+    def of(cls, index: HeadIndex, names: Names) -> Members:
+        """Number the heads of a model. Raises UsageError if a glob matches nothing."""
+        counts = [count_of(each) for each in index.sublayers]
+        ends = np.cumsum([0, *counts])
+        starts = {each.name: int(end) for each, end in zip(index.sublayers, ends[:-1], strict=True)}
+        found = chosen_heads(index, names) if index.sublayers else []
+        return cls(starts, {each.name: np.array(numbers) for each, numbers in found}, int(ends[-1]))
+
+    @cached_property
+    def _sublayers(self) -> tuple[list[str], list[int]]:
+        """The sublayers, and where each begins, with the end."""
+        return list(self.starts), [*self.starts.values(), self.count]
+
+    def name(self, place: int) -> str:
+        """`blocks.1.attn.3`, as `ablate` takes it."""
+        names, starts = self._sublayers
+        sublayer = bisect_right(starts, place) - 1
+        return f"{names[sublayer]}.{place - starts[sublayer]}"
+
+    def place(self, name: str) -> int:
+        """The number of a head. Raises KeyError if there is none of this name."""
+        names, starts = self._sublayers
+        sublayer, _, number = name.rpartition(".")
+        start = self.starts[sublayer]
+        if not number.isdecimal() or start + int(number) >= starts[names.index(sublayer) + 1]:
+            raise KeyError(name)
+        return start + int(number)
+
+    def places(self) -> Iterator[int]:
+        """The chosen ones."""
+        for sublayer, numbers in self.chosen.items():
+            yield from (self.starts[sublayer] + int(number) for number in numbers)
+
+    def of_sublayer(self, named: Named) -> tuple[Places, Places]:
+        """(those of a sublayer that were asked for, all), as numbers among all heads."""
+        start = self.starts[named.name]
+        everyone = np.arange(start, start + count_of(named))
+        return start + self.chosen.get(named.name, np.zeros(0, np.int64)), everyone
+
+
+# -- index ----------------------------------------
+
+
+_FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
+
+
+_WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
+
+
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A product of two factors per head, [n_heads, d_model, d_model], which is not multiplied out.
+
+    Attributes:
+        A: [n_heads, d_model, d_head].
+        B: [n_heads, d_head, d_model].
+    """
+
+    A: Array
+    B: Array
+
+    @property
+    def AB(self) -> Array:  # noqa: N802 - the name in TransformerLens
+        """The product, [n_heads, d_model, d_model]."""
+        return np.asarray(self.A @ self.B)
+
+    @cached_property
+    def svd(self) -> tuple[Array, Array, Array]:
+        """(U, S, Vh) per head, of rank d_head.
+
+        Shapes are [n_heads, d_model, d_head], [n_heads, d_head] and [n_heads, d_head, d_model]. By QR of both factors,
+        so that no d_model by d_model matrix is made.
+        """
+        q_left, r_left = np.linalg.qr(self.A)
+        q_right, r_right = np.linalg.qr(np.swapaxes(self.B, -1, -2))
+        u, s, vh = np.linalg.svd(r_left @ np.swapaxes(r_right, -1, -2))
+        return q_left @ u, s, vh @ np.swapaxes(q_right, -1, -2)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadIndex(Mapping[str, Array]):
+    """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays.
+
+    Attributes:
+        sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
+        missed: what is not understood, with the node.
+        source: the model as given.
+        proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
+        view: its main graph.
+        tensors: name to tensor, not computed yet.
+        value_of: reads constants of the graph.
+        folded: the normalisation that is folded into what reads a tensor; None where there is none.
+        whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
+    """
+
+    sublayers: tuple[Named, ...]
+    missed: tuple[Miss, ...]
+    source: LoadedModel
+    proto: onnx.ModelProto
+    view: GraphView
+    tensors: Mapping[str, HeadTensor]
+    value_of: ValueOf
+    folded: Callable[[str], Norm | None]
+    whole: bool = False
+
+    def __getitem__(self, name: str) -> Array:
+        """One tensor, computed from the model's weights.
+
+        Raises:
+            KeyError: there is no tensor of this name.
+            ModelError: its weights cannot be read.
+        """
+        tensor = self.tensors[name]
+        try:
+            return np.ascontiguousarray(tensor.make().astype(tensor.dtype, copy=False)).reshape(tensor.shape)
+        except LostError as error:
+            raise ModelError(f"{name} cannot be computed: {error.miss.reason} ({error.miss.node})") from error
+        except UNFIT as error:
+            raise ModelError(f"{name} cannot be computed: its weights do not fit together") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def constant(self, name: str) -> Array:
+        """A constant tensor of the graph. Raises ModelError if its weights cannot be read."""
+        return self.value_of(name)
+
+    def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
+        """Those of a normalisation over `width` channels; ones and zeros where it has none."""
+        scale = self.constant(norm.scale).reshape(-1) if norm.scale else np.ones(width)
+        return scale, self.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
+
+    def affine(self, sublayer: str, side: str) -> Affine:
+        """`x W + b` of the queries (`Q`) or the values (`V`) of the neurons of a sublayer.
+
+        Raises:
+            KeyError: there is no such sublayer.
+        """
+        found = next((each.sublayer for each in self.sublayers if each.name == sublayer), None)
+        if not isinstance(found, NeuronHeads):
+            raise KeyError(sublayer)
+        return self.affine_of(found.query if side == "Q" else found.value)
+
+    def affine_of(self, projection: Projection) -> Affine:
+        """A linear operator of the graph."""
+        return Affine(projection, self.value_of)
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self.tensors)
+
+    def only(self, wanted: Callable[[str], bool]) -> HeadIndex:
+        """The index without the tensors whose names are not wanted."""
+        return replace(self, tensors={name: tensor for name, tensor in self.tensors.items() if wanted(name)})
+
+    @property
+    def layers(self) -> dict[str, tuple[Named, ...]]:
+        """Layer to its sublayers, in order."""
+        found: dict[str, list[Named]] = {}
+        for each in self.sublayers:
+            found.setdefault(each.layer, []).append(each)
+        return {layer: tuple(each) for layer, each in found.items()}
+
+    def factored(self, name: str) -> Factored:
+        """`W_QK` or `W_OV` of a sublayer as two factors, as in `factored("blocks.3.attn.W_OV")`.
+
+        A score is x W_QK x^T times the sublayer's scale, for rotary heads without the rotation; biases are apart.
+
+        Raises:
+            KeyError: there is no such sublayer.
+        """
+        sublayer, _, product = name.rpartition(".")
+        if product not in _FACTORED or f"{sublayer}.W_O" not in self.tensors:
+            raise KeyError(name)
+        first, second = (self[f"{sublayer}.{each}"] for each in _FACTORED[product])
+        return Factored(first, np.swapaxes(second, -1, -2) if product == "W_QK" else second)
+
+    def require_tokens_only(self, what: str) -> None:
+        """Refuse a file of form `whole`, whose stream has rows and columns that `what` would have to leave alone.
+
+        Raises:
+            UsageError: the graph carries bias tokens.
+        """
+        if self.whole:
+            raise UsageError(
+                f"{what} does not work on a file of form whole; use the original, or form local or compact"
+            )
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write all tensors to a `.safetensors` or `.npz` file, one at a time, with `to_json` as its metadata.
+
+        Raises:
+            UsageError: the file cannot be written, or has another suffix.
+            ModelError: weights cannot be read.
+        """
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
+        write_arrays(Path(path), shapes, self.__getitem__, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """What the sublayers are, as JSON-ready data: sizes, scales, programs with their constants."""
+        return {
+            "sublayers": {each.name: _described(each) for each in self.sublayers},
+            "not understood": [{"reason": miss.reason, "node": miss.node} for miss in self.missed],
+        }
+
+
+def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide: bool = False) -> HeadIndex:
+    """Index the heads of a model.
+
+    Args:
+        model: path of an ONNX file, original or rewritten, or a model in memory.
+        fold_ln: fold the scale and the bias of the normalisation before a sublayer into its W and b, instead of
+            listing them as `ln1.w`, `ln1.b` and so on. Centring stays with the normalisation.
+        program: `fewest` heads per neuron, as the forms other than `local` have, or `fast`, as `local` does.
+        wide: give all tensors in float64, so that nothing is rounded after the weights.
+
+    Raises:
+        UsageError: `program` is unknown.
+        ModelError: the model is unreadable, malformed or unsafe.
+    """
+    if program not in PROGRAMS:
+        raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
+    source = load_model(model, mapped=True)
+    read = partial(read_tensor, source)
+    plan = make_plan(source.proto, Options(), read)
+    view, streams = plan.views[0], plan.recognised.streams
+    if streams and fold_ln:
+        raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
+    tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
+    attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not streams else ((), (_WITH_POSITIONS,))
+    neurons, left = find_neurons(plan, program)
+    bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
+    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not streams)
+    named = named_sublayers(view, attention, neurons)
+    tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
+    kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
+    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in plan.recognised.notes))
+    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, bool(streams))
+
+
+def _attends(view: GraphView) -> bool:
+    return any(node.op_type == "Softmax" or node.op_type.endswith("Attention") for node in view.nodes)
+
+
+def _described(named: Named) -> dict[str, Any]:
+    """What stands in the file beside a sublayer's tensors."""
+    each = named.sublayer
+    shared = {"layer": named.layer, "module": named.module, "heads": each.heads}
+    if isinstance(each, Attention):
+        facts = {"groups": each.groups, "scale": each.scale, "rotary": each.rotary, "cross": each.cross}
+        return {"kind": "attention", **shared, **facts}
+    groups = [asdict(group) for group in each.groups]
+    return {
+        "kind": "neurons",
+        **shared,
+        "neurons": each.neurons,
+        "activation": each.activation,
+        "program": each.program.name,
+        "max_error": each.bound,
+        "scale": 1.0,
+        "heads_per_neuron": groups,
+    }
+
+
+class _Builder:
+    """Makes the tensors of sublayers, and collects what cannot be made."""
+
+    def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool, norms: bool) -> None:
+        self._tracer = tracer
+        self._view = tracer.view
+        self._values = values
+        self._fold = fold_ln
+        self._wide = wide
+        self._listed = norms and not fold_ln
+        self._norms: dict[str, set[str]] = {}
+        self.missed: list[Miss] = []
+
+    def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
+        """Name to tensor of one sublayer and of the normalisation before it; none if they cannot be made."""
+        try:
+            return list(self._tensors(named))
+        except LostError as error:
+            self.missed.append(Miss(f"{named.name}: {error.miss.reason}", error.miss.node))
+        except UNFIT:
+            self.missed.append(Miss(f"{named.name}: its nodes do not fit together", named.module))
+        return []
+
+    def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
+        sublayer = named.sublayer
+        found = self._attention(named, sublayer) if isinstance(sublayer, Attention) else self._neurons(sublayer)
+        norm = self._norm(_data(sublayer))
+        listed = norm is not None and self._listed and norm.output not in self._norms.setdefault(named.layer, set())
+        if found and norm is not None and listed:
+            self._norms[named.layer].add(norm.output)
+            place = f"{named.layer}.ln{len(self._norms[named.layer])}"
+            for part, constant in (("w", norm.scale), ("b", norm.bias)):
+                if constant:
+                    yield f"{place}.{part}", vector_tensor(self.value, constant, self._dtype(constant))
+        for name, tensor in found.items():
+            yield f"{named.name}.{name}", tensor
+
+    def _attention(self, named: Named, attention: Attention) -> dict[str, HeadTensor]:
+        projections = readable(self._view, self._tracer.constants, attention)
+        if isinstance(projections, Miss):
+            self.missed.append(Miss(f"{named.name} at {attention.where}: {projections.reason}", projections.node))
+            return {}
+        sides = {"Q": attention.query, "K": attention.key, "V": attention.value}
+        norms = {side: self.folded(heads.operator.data) for side, heads in sides.items()}
+        after = bias_after(self._view, self._tracer.constants, attention.output)
+        dtype = self._dtype(projections["Q"].weight)
+        made = AttentionTensors(attention, projections, after, norms, self.value, dtype)
+        return dict(made.tensors())
+
+    def _neurons(self, neurons: NeuronHeads) -> dict[str, HeadTensor]:
+        dtype = self._dtype(neurons.data)
+        return dict(NeuronTensors(neurons, self.folded(neurons.data), self.value, dtype).tensors())
+
+    def folded(self, data: str) -> Norm | None:
+        """The normalisation that is folded into what reads `data`."""
+        return self._norm(data) if self._fold else None
+
+    def _norm(self, data: str) -> Norm | None:
+        """The normalisation before a sublayer; None where its result is part of the residual stream too."""
+        norm = norm_before(self._view, self._tracer.constants, data)
+        if norm is None:
+            return None
+        readers = [self._view.nodes[index] for index in self._view.consumers.get(norm.output, ())]
+        residual = any(
+            node.op_type in ("Add", "Sum", "SkipLayerNormalization")
+            and not any(name in self._tracer.constants for name in node.input)
+            for node in readers
+        )
+        return None if residual else norm
+
+    def value(self, name: str) -> Array:
+        """A constant; bfloat16 as float32, and everything as float64 if that was asked for."""
+        value = self._values.of(name)
+        if self._wide:
+            return value.astype(np.float64)
+        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+
+    def _dtype(self, tensor: str) -> np.dtype[Any]:
+        kind = onnx.TensorProto.DOUBLE if self._wide else self._view.type_of(tensor).elem_type
+        known: dict[int, str] = {onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16"}
+        return np.dtype(known.get(kind, "float32"))
+
+
+def _data(sublayer: Sublayer) -> str:
+    return sublayer.query.operator.data if isinstance(sublayer, Attention) else sublayer.data

@@ -1,0 +1,427 @@
+"""The attention heads that a model has: a Softmax between two products of data, or an attention operator.
+
+Queries, keys, values and the heads' outputs are followed to the linear operators at both ends
+(`rewriter.interpret.trace`). What cannot be followed is returned as a `Miss` with the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from passes.match.linear import MICROSOFT, LinearOperator, Miss
+from passes.values import UNFIT, LostError
+from rewriter.graph.constants import Constants
+from rewriter.graph.layout import REARRANGED
+from rewriter.graph.view import GraphView, attributes, label
+from rewriter.interpret.trace import BATCH, Part, Shape, Signal, Tracer
+
+# -- layout ----------------------------------------
+
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """A constant that is added to queries, keys or values.
+
+    Attributes:
+        name: the constant.
+        positions: [heads, d_head], positions in the flattened constant.
+        factor: its factor.
+    """
+
+    name: str
+    positions: Indices
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Queries, keys or values of all heads: `factor` times columns of a linear operator's output, plus constants.
+
+    Attributes:
+        operator: the linear operator.
+        columns: [heads, d_head], columns of its output.
+        factor: the factor.
+        added: the constants, such as a bias in an Add of its own.
+        rotary: whether a rotary embedding follows.
+    """
+
+    operator: LinearOperator
+    columns: Indices
+    factor: float
+    added: tuple[Added, ...]
+    rotary: bool
+
+
+def heads_in(view: GraphView, signal: Signal, operators: dict[str, LinearOperator], constants: Constants) -> Heads:
+    """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
+
+    Raises:
+        LostError: the tensor is not laid out like that, or is not made by one linear operator.
+    """
+    linear = [part for part in signal.parts if part.source in operators]
+    if len(linear) != 1:
+        reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
+        raise LostError(reason, linear[0].source if linear else "its inputs")
+    operator = operators[linear[0].source]
+    where = label(view.nodes[operator.node])
+    (part,) = linear
+    rows, columns = _coordinates(part, operator, view, signal.shape)
+    per_sequence = _per_sequence(rows, where)
+    first = columns[:per_sequence]
+    if not (columns.reshape(-1, *first.shape) == first).all():
+        raise LostError("sequences of one batch have different heads", where)
+    factor = _one(part, where)
+    added = tuple(_added(each, signal.shape, per_sequence, where) for each in signal.parts if each.source in constants)
+    return Heads(operator, first, factor, added, signal.rotary)
+
+
+def _coordinates(part: Part, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
+    """(rows [blocks, tokens], columns [blocks, d_head]) of the operator's output, from which the entries come."""
+    where = label(view.nodes[operator.node])
+    if len(shape) < 3 or operator.axis != -1 or not operator.out_features:
+        raise LostError("its channels are not on the last axis", where)
+    index = part.index.reshape(prod(shape[:-2]), *shape[-2:])
+    # Tokens of a key-value cache come from no operator.
+    index = index[:, (index >= 0).all(axis=(0, 2))]
+    if not index.size:
+        raise LostError("no token has all of its entries", where)
+    rows, columns = np.divmod(index, operator.out_features)
+    if (rows != rows[:, :, :1]).any() or (columns != columns[:, :1]).any():
+        raise LostError("its heads do not consist of columns", where)
+    return rows[:, :, 0], columns[:, 0]
+
+
+def _per_sequence(rows: Indices, where: str) -> int:
+    """How many consecutive blocks read the same rows: the heads."""
+    same = (rows == rows[:1]).all(axis=1)
+    count = len(rows) if same.all() else int(np.argmin(same))
+    grouped = rows.reshape(-1, count, rows.shape[1]) if len(rows) % count == 0 else None
+    if grouped is None or (grouped != grouped[:, :1]).any() or len(np.unique(grouped[:, 0])) != grouped[:, 0].size:
+        raise LostError("heads and sequences are mixed", where)
+    return count
+
+
+def _one(part: Part, where: str) -> float:
+    """The factor that all entries of a part share."""
+    factors = np.unique(part.factor[part.index >= 0])
+    if len(factors) != 1 or factors[0] == 0.0:
+        raise LostError("its channels have different factors", where)
+    return float(factors[0])
+
+
+def _added(part: Part, shape: Shape, heads: int, where: str) -> Added:
+    positions = part.index.reshape(-1, heads, *shape[-2:])
+    if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
+        raise LostError(f"the constant '{part.source}' that is added differs from token to token", where)
+    return Added(part.source, positions[0, :, 0], _one(part, where))
+
+
+def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
+    """For a tensor [..., channels] made of z = [..., tokens, d_head]: the channel [heads, d_head] of every entry.
+
+    Raises:
+        LostError: the channels are not those of one token's heads.
+    """
+    if len(signal.parts) != 1 or signal.parts[0].source != stop or (signal.parts[0].index < 0).any():
+        raise LostError("the output projection reads more than the heads", where)
+    if (signal.parts[0].factor != 1.0).any():
+        raise LostError("the heads' outputs are scaled", where)
+    index = signal.parts[0].index.reshape(-1, signal.shape[-1])
+    tokens, width = shape[-2:]
+    block, rest = np.divmod(index, tokens * width)
+    token, entry = np.divmod(rest, width)
+    head = block % heads
+    if (
+        (token != token[:, :1]).any()
+        or (block // heads != (block // heads)[:, :1]).any()
+        or index.shape[1] != heads * width
+    ):
+        raise LostError("the output projection mixes tokens", where)
+    if (head != head[:1]).any() or (entry != entry[:1]).any():
+        raise LostError("the output projection reads different heads in different places", where)
+    channels = np.full((heads, width), -1, dtype=np.int64)
+    channels[head[0], entry[0]] = np.arange(index.shape[1])
+    if (channels < 0).any():
+        raise LostError("the output projection does not read all heads", where)
+    return channels
+
+
+__all__ = ["BATCH", "Added", "Heads", "heads_in", "rows_of_output"]
+
+
+# -- original ----------------------------------------
+
+
+_DEPTH = 24
+"""Longest chain of nodes between a Softmax and the products on both sides of it."""
+
+_MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout"}
+_GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape"}
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """The heads of one attention sublayer.
+
+    Attributes:
+        node: index of its Softmax or attention operator, by which sublayers are ordered.
+        where: that node in words.
+        query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
+        key: W_K.
+        value: W_V.
+        groups: heads that share keys and values: 1, or more in grouped-query attention.
+        scale: factor of the scores q k, q and k being as W_Q and W_K make them.
+        output: the linear operator that reads the heads' outputs.
+        channels: [heads, d_head], rows of W_O.
+        z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
+        pattern: the pattern; empty for an attention operator, which keeps it to itself.
+        scores: the scores with masks and position biases, before Softmax; empty for an attention operator.
+        cross: whether keys and values come from another tensor than queries.
+    """
+
+    node: int
+    where: str
+    query: Heads
+    key: Heads
+    value: Heads
+    groups: int
+    scale: float
+    output: LinearOperator
+    channels: NDArray[np.int64]
+    z: str
+    pattern: str
+    scores: str
+    cross: bool
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return len(self.query.columns)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are rotated before they meet."""
+        return self.query.rotary
+
+
+def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
+    """All attention sublayers of a graph but the nodes `made` by this tool, in order, and what is not understood."""
+    found: list[Attention] = []
+    missed: list[Miss] = []
+    for index, node in enumerate(tracer.view.nodes):
+        if index in made:
+            continue
+        try:
+            candidate = _candidate(tracer, index, node)
+        except LostError as error:
+            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
+            continue
+        except UNFIT:
+            missed.append(Miss(f"attention at {label(node)}: its nodes do not fit together", label(node)))
+            continue
+        if candidate is not None:
+            found.append(candidate)
+    return tuple(found), tuple(missed)
+
+
+def _candidate(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention | None:
+    """The attention around a node; None where it has nothing to do with attention."""
+    if node.op_type == "Softmax" and tracer.view.is_onnx(node):
+        return _around_softmax(tracer, index, node)
+    if (node.domain if node.domain == MICROSOFT else "", node.op_type) in _OPERATORS:
+        return _operator(tracer, index, node)
+    return None
+
+
+# -- a Softmax between two products -----------------------------------------------------------------------------
+
+
+def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention | None:
+    pattern, after = _product_after(tracer, node.output[0])
+    products = list(_products_before(tracer, node.input[0]))
+    if after is None or not products:
+        return None
+    _, value = after.input
+    reason: LostError | None = None
+    for before, factor in products:
+        try:
+            return _assembled(tracer, index, before, factor, (node.input[0], pattern, value, after.output[0]))
+        except LostError as error:
+            reason = reason or error
+    raise reason or LostError("no product before it", label(node))
+
+
+def _assembled(
+    tracer: Tracer, index: int, before: onnx.NodeProto, factor: float, tensors: tuple[str, str, str, str]
+) -> Attention:
+    scores, pattern, value, z = tensors
+    query, keys, values = (tracer.trace(name) for name in (*before.input, value))
+    keys = Signal((*keys.shape[:-2], keys.shape[-1], keys.shape[-2]), tuple(map(_turned, keys.parts)), keys.rotary)
+    leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
+    query, keys, values = (_spread(side, leading) for side in (query, keys, values))
+    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores)
+
+
+def _turned(part: Part) -> Part:
+    return part.moved(lambda array: np.swapaxes(array, -1, -2))
+
+
+def _spread(signal: Signal, leading: Shape) -> Signal:
+    """Repeat heads and sequences that broadcast."""
+    shape = (*leading, *signal.shape[-2:])
+    parts = tuple(part.moved(lambda array: np.broadcast_to(array, shape)) for part in signal.parts)
+    return Signal(shape, parts, signal.rotary)
+
+
+def _joined(
+    tracer: Tracer,
+    index: int,
+    sides: tuple[Signal, Signal, Signal],
+    factor: float,
+    z: str,
+    pattern: str,
+    scores: str,
+    z_shape: Shape | None = None,
+) -> Attention:
+    """The sublayer whose queries, keys and values are known."""
+    where = label(tracer.view.nodes[index])
+    query, key, value = (heads_in(tracer.view, side, _operators_of(tracer, side), tracer.constants) for side in sides)
+    heads = len(query.columns)
+    if len(key.columns) != heads or len(value.columns) != heads:
+        raise LostError("queries, keys and values have different numbers of heads", where)
+    output = _output_of(tracer, z, where)
+    shape = (*sides[0].shape[:-1], sides[2].shape[-1]) if z_shape is None else z_shape
+    if z_shape is None:
+        tracer.assume(z, shape)
+        channels = rows_of_output(tracer.trace(output.data, stop=z), shape, z, heads, where)
+    else:  # an operator's output is [batch, tokens, heads * d_head] already
+        channels = np.arange(heads * shape[-1]).reshape(heads, shape[-1])
+    return Attention(
+        node=index,
+        where=where,
+        query=query,
+        key=key,
+        value=value,
+        groups=heads // len(np.unique(key.columns[:, 0])),
+        scale=factor * query.factor * key.factor,
+        output=output,
+        channels=channels,
+        z=z,
+        pattern=pattern,
+        scores=scores,
+        cross=query.operator.data != key.operator.data,
+    )
+
+
+def _operators_of(tracer: Tracer, signal: Signal) -> dict[str, LinearOperator]:
+    found = {part.source: tracer.operator(part.source) for part in signal.parts}
+    return {name: operator for name, operator in found.items() if operator is not None}
+
+
+def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
+    """The products of two data tensors that a score is made of, with their factors, nearest first."""
+    pending = [(tensor, 1.0, 0)]
+    while pending:
+        name, factor, depth = pending.pop(0)
+        node = tracer.view.made_by(name)
+        if node is None or depth > _DEPTH or name in tracer.constants:
+            continue
+        if node.op_type == "MatMul" and not any(each in tracer.constants for each in node.input):
+            yield node, factor
+        elif node.op_type in ("Mul", "Div"):
+            numbers = [tracer.number(each) for each in node.input]
+            place = next((slot for slot in (1, 0) if numbers[slot] is not None), None)
+            number = None if place is None else numbers[place]
+            if place is not None and number and (node.op_type == "Mul" or place == 1):
+                scale = number if node.op_type == "Mul" else 1.0 / number
+                pending.append((node.input[1 - place], factor * scale, depth + 1))
+        elif node.op_type in _MASKING:
+            pending += [(each, factor, depth + 1) for each in node.input if each]
+
+
+def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
+    """(the pattern as the values' product reads it, that product)."""
+    pending, seen = [(tensor, 0)], {tensor}
+    while pending:
+        name, depth = pending.pop(0)
+        for reader in tracer.view.consumers.get(name, ()):
+            node = tracer.view.nodes[reader]
+            if node.op_type == "MatMul" and node.input[0] == name and node.input[1] not in tracer.constants:
+                return name, node
+            if node.op_type in _GUARDING and depth < _DEPTH and node.output[0] not in seen:
+                seen.add(node.output[0])
+                pending.append((node.output[0], depth + 1))
+    return tensor, None
+
+
+def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
+    """The linear operator that reads the heads' outputs."""
+    name = z
+    for _ in range(_DEPTH):
+        readers = [tracer.view.nodes[index] for index in tracer.view.consumers.get(name, ())]
+        operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
+        operators = [found for found in operators if found.data == name]
+        if operators:
+            return operators[0]
+        onward = [node for node in readers if node.op_type in REARRANGED and node.input[0] == name]
+        if len(onward) != 1:
+            readers = [node for node in readers if node.op_type != "Shape"]
+            raise LostError("no linear operator reads its heads", label(readers[0]) if readers else where)
+        name = onward[0].output[0]
+    raise LostError("no linear operator reads its heads", where)
+
+
+# -- attention operators -----------------------------------------------------------------------------------------
+
+_OPERATORS: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("", "Attention"): ("q_num_heads", "kv_num_heads"),
+    (MICROSOFT, "MultiHeadAttention"): ("num_heads", "num_heads"),
+    (MICROSOFT, "GroupQueryAttention"): ("num_heads", "kv_num_heads"),
+}
+"""Operators whose first three inputs are queries, keys and values, with the attributes that count heads."""
+
+
+def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
+    given = attributes(node)
+    query_heads, key_heads = _OPERATORS[node.domain if node.domain == MICROSOFT else "", node.op_type]
+    if len(node.input) < 3 or not all(node.input[:3]):
+        raise LostError("its queries, keys and values are packed into one input", label(node))
+    if node.domain == MICROSOFT and node.op_type == "MultiHeadAttention" and len(node.input) > 3 and node.input[3]:
+        raise LostError("it adds a bias of its own", label(node))
+    counts = (given.get(query_heads, 0), given.get(key_heads, 0), given.get(key_heads, 0))
+    signals = [tracer.trace(name) for name in node.input[:3]]
+    flat = len(signals[0].shape) == 3
+    if flat and not all(counts):
+        raise LostError("its number of heads is not known", label(node))
+    sides = [_split(signal, count) if flat else signal for signal, count in zip(signals, counts, strict=True)]
+    heads = sides[0].shape[1]
+    query, key, value = (_repeated(side, heads) for side in sides)
+    scale = float(given.get("scale", 0.0)) or query.shape[-1] ** -0.5
+    z_shape = (query.shape[0], heads, query.shape[2], value.shape[-1]) if flat else None
+    if given.get("do_rotary"):
+        query, key = (Signal(side.shape, side.parts, rotary=True) for side in (query, key))
+    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", z_shape)
+
+
+def _split(signal: Signal, heads: int) -> Signal:
+    """[batch, tokens, heads * d_head] as [batch, heads, tokens, d_head]."""
+    batch, tokens, width = signal.shape
+    shape = (batch, tokens, heads, width // heads)
+    parts = tuple(part.moved(lambda array: array.reshape(shape).transpose(0, 2, 1, 3)) for part in signal.parts)
+    return Signal((batch, heads, tokens, width // heads), parts, signal.rotary)
+
+
+def _repeated(signal: Signal, heads: int) -> Signal:
+    """Keys or values once per query head of their group."""
+    times = heads // signal.shape[1]
+    parts = tuple(part.moved(lambda array: np.repeat(array, times, axis=1)) for part in signal.parts)
+    return Signal((signal.shape[0], signal.shape[1] * times, *signal.shape[2:]), parts, signal.rotary)

@@ -1,0 +1,427 @@
+"""The residual stream: normalisations, the sums where sublayers write, and the way to the logit that reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from passes.match.bounds import NORMS
+from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.projections import Projection, matrix_of
+from rewriter.arrays import Array
+from rewriter.errors import UsageError
+from rewriter.graph.constants import Constants
+from rewriter.graph.layout import REARRANGED, SAME_NUMBERS
+from rewriter.graph.view import GraphView, integer_of, label
+from rewriter.interpret.original import Attention
+from rewriter.interpret.sublayers import Named
+
+# -- norms ----------------------------------------
+
+
+_REACH = 8
+"""Nodes between a written-out normalisation's scale and the mean that it divides by."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation `x_hat * scale + bias` over the last axis.
+
+    Attributes:
+        output: its result.
+        scale: the constant; empty for none.
+        bias: the constant; empty for none.
+    """
+
+    output: str
+    scale: str
+    bias: str
+
+
+def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
+    """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
+    node = view.made_by(tensor)
+    while node is not None and node.op_type in SAME_NUMBERS:
+        tensor = node.input[0]
+        node = view.made_by(tensor)
+    if node is None:
+        return None
+    known = NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
+    if known is not None and integer_of(node, "axis", -1) == -1:
+        return Norm(tensor, _operand(node, known.scale), _operand(node, known.bias))
+    return _written_out(view, constants, tensor, node)
+
+
+def _operand(node: onnx.NodeProto, slot: int | None) -> str:
+    return "" if slot is None or len(node.input) <= slot else node.input[slot]
+
+
+def _written_out(view: GraphView, constants: Constants, tensor: str, node: onnx.NodeProto) -> Norm | None:
+    """Mul and Add of constants after a division by a mean."""
+    bias = ""
+    if node.op_type == "Add":
+        data, bias = _parted(constants, node)
+        inner = None if not data else view.made_by(data)
+        if inner is None or not bias:
+            return None
+        node = inner
+    if node.op_type != "Mul":
+        return None
+    data, scale = _parted(constants, node)
+    if not data or len([size for size in constants.shape(scale) or () if size != 1]) != 1 or not _averages(view, data):
+        return None
+    return Norm(tensor, scale, bias)
+
+
+def _parted(constants: Constants, node: onnx.NodeProto) -> tuple[str, str]:
+    """(the operand that is data, the one that is constant); empty where they are not one each."""
+    held = [name for name in node.input if name in constants]
+    data = [name for name in node.input if name not in constants]
+    return (data[0], held[0]) if len(held) == len(data) == 1 else ("", "")
+
+
+def _averages(view: GraphView, tensor: str) -> bool:
+    pending = [(tensor, 0)]
+    while pending:
+        name, depth = pending.pop()
+        node = view.made_by(name)
+        if node is None or depth > _REACH:
+            continue
+        if node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare"):
+            return True
+        if node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub"):
+            pending += [(each, depth + 1) for each in node.input]
+    return False
+
+
+# -- residual ----------------------------------------
+
+
+_STREAM = {
+    *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
+    *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LayerNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LpNormalization"),
+    *REARRANGED,
+    "Expand",
+}
+"""Operators of normalisations, sums and layout: their results have the channels of what they read."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """How a sublayer's result enters the residual stream.
+
+    Attributes:
+        out: the result, after its bias.
+        before: the stream before it is added.
+        after: the stream with it; sublayers in parallel have the same.
+    """
+
+    out: str
+    before: str
+    after: str
+
+
+def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
+    """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
+    sums = {each.name: found for each in sublayers if (found := _sum(view, constants, _result(each))) is not None}
+    # Results of parallel sublayers are added to each other first, and their sum to the stream.
+    shared = Counter(found.after for found in sums.values())
+    for name, found in sums.items():
+        if shared[found.after] > 1:
+            outer = _sum(view, constants, found.after)
+            if outer is not None:
+                sums[name] = Write(found.out, outer.before, outer.after)
+    return sums
+
+
+def _result(named: Named) -> str:
+    sublayer = named.sublayer
+    return sublayer.output.output if isinstance(sublayer, Attention) else sublayer.result
+
+
+def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
+    """The first sum of a tensor with data, past biases, scales and whatever keeps its entries."""
+    for _ in range(len(view.nodes)):
+        readers = [view.nodes[index] for index in view.consumers.get(tensor, ())]
+        readers = [node for node in readers if node.op_type != "Shape"]
+        if len(readers) != 1 or not view.is_onnx(readers[0]):
+            return None
+        (node,) = readers
+        others = [name for name in node.input if name != tensor]
+        if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
+            return Write(tensor, others[0], node.output[0])
+        scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
+        if not scaled and not (node.op_type in REARRANGED and node.input[0] == tensor):
+            return None
+        tensor = node.output[0]
+    return None
+
+
+def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collection[str]) -> Iterator[str]:
+    """What a tensor of the stream is a sum of, up to normalisations: the tensors where the way back ends.
+
+    It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
+    out. Shapes and sizes that nodes read count as data, and end there too.
+    """
+    pending, seen = [tensor], {tensor}
+    while pending:
+        name = pending.pop()
+        node = view.made_by(name)
+        if name in ends or node is None or node.op_type not in _STREAM:
+            yield name
+            continue
+        fresh = [each for each in node.input if each and each not in seen and each not in constants]
+        seen.update(fresh)
+        pending += fresh
+
+
+# -- chain ----------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Sublayers that read one value of the stream, more than one if they are in parallel.
+
+    Attributes:
+        before: the stream that they read.
+        after: the stream with what they write.
+        sublayers: the sublayers, with what they write.
+        norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
+            the sublayers; None where it is that stage's result itself.
+    """
+
+    before: str
+    after: str
+    sublayers: tuple[tuple[Named, Write], ...]
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The way to an output.
+
+    Attributes:
+        stages: the stages, first to last; each reads what the one before it wrote.
+        norm: the normalisation after the last one.
+        unembedding: what reads that; None where the output is the normalised stream itself.
+        bias: a constant that is added to the output; empty for none.
+        token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
+        factor: a number that the normalised stream is multiplied with before the unembedding.
+    """
+
+    stages: tuple[Stage, ...]
+    norm: Norm
+    unembedding: Projection | None
+    bias: str
+    token: int | None = None
+    factor: float = 1.0
+
+    @property
+    def stream(self) -> str:
+        """The stream at the end."""
+        return self.stages[-1].after
+
+
+def known_output(view: GraphView, output: str | None) -> str:
+    """The output of this name; the first one for None. Raises UsageError."""
+    known = view.outputs
+    if output is not None and output not in known:
+        raise UsageError(f"the model has no output '{output}'; its outputs are {', '.join(known)}")
+    return known[0] if output is None else output
+
+
+def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
+    """The way to an output [batch, tokens, vocabulary].
+
+    Raises:
+        UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
+    """
+    constants = Constants(view)
+    tensor, bias, token, factor = output, "", None, 1.0
+    unembedding: Projection | None = None
+    while unembedding is None:
+        operator = _operator(view, constants, tensor)
+        if operator is not None:
+            read = matrix_of(view, constants, operator)
+            if isinstance(read, Miss):
+                raise UsageError(f"output {output} cannot be attributed: {read.reason}")
+            unembedding = read
+            tensor, factor = _factor(view, constants, operator.data)
+            tensor, token = _token(view, constants, tensor)
+            break
+        node = view.made_by(tensor)
+        data = [] if node is None else [name for name in node.input if name not in constants]
+        if node is None or not data or node.op_type not in (*SAME_NUMBERS, "Add"):
+            break
+        if node.op_type == "Add":
+            held = [name for name in node.input if name in constants]
+            if bias or len(held) != 1:
+                break
+            bias = held[0]
+        tensor = data[0]
+    norm = norm_before(view, constants, tensor)
+    if norm is None or (unembedding is None and tensor != output):
+        node = view.made_by(tensor)
+        where = label(node) if node is not None else tensor
+        raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
+    return Chain(_stages(view, sublayers, constants, norm.output, output), norm, unembedding, bias, token, factor)
+
+
+def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
+    """A product with a number as (the other factor, the number); the tensor itself times 1 for anything else."""
+    node = view.made_by(tensor)
+    numbers = [constants.scalar(name) for name in node.input] if node is not None and node.op_type == "Mul" else []
+    for place, number in enumerate(numbers):
+        if node is not None and number is not None:
+            return node.input[1 - place], number
+    return tensor, 1.0
+
+
+def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
+    """(all tokens, which one of them is read) where an operator reads one of them; else the tensor itself."""
+    node = view.made_by(tensor)
+    if (
+        node is None
+        or node.op_type != "Gather"
+        or not any(each.name == "axis" and each.i == 1 for each in node.attribute)
+    ):
+        return tensor, None
+    place = constants.value(node.input[1])
+    return (tensor, None) if place is None or place.size != 1 else (node.input[0], int(place.reshape(())))
+
+
+def _operator(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
+    place = view.producer.get(tensor)
+    found = None if place is None else linear_operator(view, constants, place)
+    return found if isinstance(found, LinearOperator) and found.axis == -1 else None
+
+
+def _stages(
+    view: GraphView, sublayers: Sequence[Named], constants: Constants, end: str, output: str
+) -> tuple[Stage, ...]:
+    """The stages whose results the tensor `end` depends on, which must follow on one another."""
+    added = writes(view, constants, sublayers)
+    stages: list[Stage] = []
+    for named in sublayers:
+        write = added.get(named.name)
+        if write is None:
+            raise UsageError(f"output {output} cannot be attributed: {named.name} does not add to the residual stream")
+        if stages and stages[-1].after == write.after:
+            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, (named, write)))
+        else:
+            stages.append(Stage(write.before, write.after, ((named, write),)))
+    last = next((place for place in range(len(stages) - 1, -1, -1) if _reads(view, end, stages[place].after)), None)
+    if last is None:
+        raise UsageError(f"output {output} cannot be attributed: no sublayer writes to the stream that it reads")
+    chain = [stages[last]]
+    for stage in reversed(stages[:last]):
+        if unflattened(view, stage.after) == unflattened(view, chain[0].before):
+            chain.insert(0, stage)
+            continue
+        norm = norm_before(view, constants, chain[0].before)
+        if norm is not None and _reads(view, norm.output, stage.after):
+            chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
+    linked = {stage.after for stage in chain}
+    apart = [named.name for stage in stages if stage.after not in linked for named, _ in stage.sublayers]
+    # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
+    same = {each.layer.split(".")[0] for each, _ in chain[0].sublayers}
+    lost = [name for name in apart if name.split(".")[0] in same]
+    if lost:
+        raise UsageError(f"output {output} cannot be attributed: {lost[0]} is not on the stream that it reads")
+    return tuple(chain)
+
+
+def _reads(view: GraphView, tensor: str, stream: str) -> bool:
+    """Whether the normalisation that makes `tensor` reads `stream`: a few nodes back, before any sublayer."""
+    pending: Sequence[str] = [tensor]
+    for _ in range(16):
+        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
+        pending = list(dict.fromkeys(name for node in nodes for name in node.input if name))
+        if stream in pending:
+            return True
+    return False
+
+
+def norm_of(view: GraphView, named: Named, stage: Stage) -> Norm | None:
+    """The normalisation before a sublayer's values; None where there is none, or they are of another sequence.
+
+    Raises:
+        UsageError: the sublayer reads something else than the stream or its normalisation.
+    """
+    sublayer = named.sublayer
+    if isinstance(sublayer, Attention) and sublayer.cross:
+        return None
+    data = sublayer.value.operator.data if isinstance(sublayer, Attention) else sublayer.data
+    if unflattened(view, data) == unflattened(view, stage.before):
+        return None
+    norm = norm_before(view, Constants(view), data)
+    if norm is None:
+        raise UsageError(f"{named.name} does not read a normalised residual stream; it cannot be attributed")
+    return norm
+
+
+def unflattened(view: GraphView, tensor: str) -> str:
+    """The tensor before operators that keep its entries."""
+    node = view.made_by(tensor)
+    while node is not None and node.op_type in SAME_NUMBERS:
+        tensor = node.input[0]
+        node = view.made_by(tensor)
+    return tensor
+
+
+_FIT = 1e-4
+"""Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """`(x - mean) / denominator * scale + bias`, the mean being 0 in RMS normalisation.
+
+    Attributes:
+        factors: [T], scale of each token: one over its denominator.
+        scale: [D].
+        bias: [D].
+        centred: whether the mean is subtracted.
+    """
+
+    factors: Array
+    scale: Array
+    bias: Array
+    centred: bool
+
+    def back(self, gradient: Array) -> Array:
+        """[T, D] at the result to [T, D] at the stream."""
+        inner = gradient * self.scale * self.factors[:, None]
+        return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
+
+    def constant(self, gradient: Array) -> float:
+        """What the bias contributes."""
+        return float((gradient * self.bias).sum())
+
+
+def unchanged(stream: Array) -> FrozenNorm:
+    """What reads the stream [T, D] as it is."""
+    tokens, width = stream.shape
+    return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
+
+
+def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: str) -> FrozenNorm:
+    """The normalisation that takes `stream` [T, D] to `result` [T, D].
+
+    Raises:
+        UsageError: no factor per token does that, with or without the mean.
+    """
+    for centred in (False, True):
+        data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
+        shaped = data * scale
+        power = (shaped * shaped).sum(axis=-1)
+        factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
+        miss = np.abs(shaped * factors[:, None] + bias - result).max()
+        if miss <= _FIT * max(1e-30, np.abs(result).max()):
+            return FrozenNorm(factors, scale, bias, centred)
+    raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")

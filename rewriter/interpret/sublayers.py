@@ -1,0 +1,302 @@
+"""The heads that MLP blocks are, one per neuron and head of the program, and the names of all sublayers.
+
+A file that an earlier run rewrote gives the same heads as its original: its plan, where it is true, names the
+activation and the weights, which are still in it.
+
+Names are those of TransformerLens: `blocks.3.attn`, `blocks.3.mlp_heads`. The number of a layer is the first number in
+the module path that the exporter left; where a path has none, every self-attention begins a layer. A model with an
+encoder and a decoder has `encoder.3.attn` and `decoder.3.cross_attn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from passes.forms import choose
+from passes.match.blocks import Block
+from passes.match.dataflow import Dataflow, analyse
+from passes.match.identify import Identified, Region
+from passes.match.linear import LinearOperator, Miss
+from passes.match.names import Namer
+from passes.match.projections import Projection, Projections, projections_of
+from passes.options import Accuracy
+from passes.plan import Plan
+from passes.programs.groups import Group, groups_of
+from passes.programs.program import Program
+from passes.recognise import Made
+from rewriter.graph.constants import Constants
+from rewriter.graph.layout import SAME_NUMBERS
+from rewriter.graph.view import GraphView
+from rewriter.interpret.original import Attention
+
+# -- neurons ----------------------------------------
+
+
+PROGRAMS = {"fewest": "masked", "fast": "local"}
+"""Which form's program the neurons' heads are: that with the fewest heads, or that with the fewest operations."""
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronHeads:
+    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n.
+
+    Attributes:
+        name: the block's name.
+        node: index of the node by which blocks are ordered.
+        data: the block's input.
+        query: W1 of the pre-activation y.
+        value: W1 of what the values read: the same, or the other projection of a gated block.
+        output: W2.
+        result: the block's output.
+        activation: the activation.
+        program: the program as plain heads.
+        gate: the tensor y; empty in a file where it is no tensor.
+        own: the tensor that the values read; empty where `gate` is.
+        bound: how far the heads may be from the activation, over max(1, |f|).
+        form: the form in which they are in the file; empty in an original.
+    """
+
+    name: str
+    node: int
+    data: str
+    query: Projection
+    value: Projection
+    output: Projection
+    result: str
+    activation: str
+    program: Program
+    gate: str
+    own: str
+    bound: float
+    form: str = ""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The heads of one neuron."""
+        return groups_of(self.program)
+
+    @property
+    def neurons(self) -> int:
+        """The number of neurons."""
+        return self.query.out_features
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return self.neurons * len(self.groups)
+
+    @property
+    def bias_tokens(self) -> int:
+        """m: bias tokens of the head with the most of them."""
+        return max(group.bias_tokens for group in self.groups)
+
+    @property
+    def dimension(self) -> int:
+        """d_head of queries and keys: 1, or 2 for (y, 1), where logits have offsets or heads lack bias tokens."""
+        lacking = len({group.bias_tokens for group in self.groups}) > 1
+        return 2 if lacking else max(group.dimension for group in self.groups)
+
+
+def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
+    """The neuron heads of the main graph in order, and the blocks that have none; `program` is a key of `PROGRAMS`."""
+    view = plan.views[0]
+    left = [each for each in plan.left if each.miss.reason != "it is attention heads already"]
+    missed = [Miss(f"block {each.name}: {each.miss.reason}", each.miss.node) for each in left]
+    made: list[NeuronHeads | Miss] = []
+    for block in (conversion.block for conversion in plan.conversions):
+        if block.path:
+            made.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
+        else:
+            made.append(_heads(view, block, projections_of(view, block), program))
+    made += _rewritten(view, [each for each in plan.recognised.blocks if not each.record.path], program)
+    found = [each for each in made if isinstance(each, NeuronHeads)]
+    missed += [each for each in made if isinstance(each, Miss)]
+    return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
+
+
+def _heads(
+    view: GraphView, block: Block, projections: Projections | Miss, program: str, *, whole: bool = False
+) -> NeuronHeads | Miss:
+    if isinstance(projections, Miss):
+        return Miss(f"block {block.name}: {projections.reason}", projections.node)
+    chosen = choose(view, block, PROGRAMS[program], Accuracy(), inline=True)
+    if isinstance(chosen, Miss):
+        return Miss(f"block {block.name}: {chosen.reason}", chosen.node)
+    return NeuronHeads(
+        name=block.name,
+        node=view.producer[block.output],
+        data=projections.query.data,
+        query=projections.query,
+        value=projections.value,
+        output=projections.output,
+        result=projections.result,
+        activation=block.identified.label,
+        program=chosen.program.as_heads,
+        gate="" if whole else block.gate,
+        own="" if whole else block.value,
+        bound=chosen.program.max_error + chosen.program.coefficient_error,
+    )
+
+
+# -- blocks that are heads already -------------------------------------------------------------------------------
+
+
+def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterator[NeuronHeads | Miss]:
+    if not blocks:
+        return
+    flow = analyse(view, Constants(view))
+    for made in blocks:
+        found = _of_made(view, flow, made, program)
+        if isinstance(found, Miss):
+            reason = f"block {made.record.name} is attention heads already, and {found.reason}; index the original"
+            yield Miss(reason, found.node)
+        else:
+            # The file's own heads are as far from the activation as its plan says.
+            yield replace(found, form=made.record.form, bound=max(found.bound, made.record.bound))
+
+
+def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads | Miss:
+    record, weights = made.record, made.record.weights
+    if made.activation is None or made.activation.program is None:
+        return Miss(f"its activation '{record.activation}' is not in the table", record.name)
+    identified = Identified(made.activation, record.parameters, 0.0, (0, 1) if record.value else None)
+    if weights is not None:
+        data = weights.query.data
+        block = _block(view, made, identified, (data, data, weights.result), (), ())
+        rank = view.type_of(data).rank or 0
+        projections = Projections(weights.query, weights.value, weights.output, weights.result, rank, rank)
+        return _heads(view, block, projections, program, whole=True)
+    gate, value = record.y, record.value or record.y
+    sources = (flow.source_of(leaf) for leaf in dict.fromkeys((gate, value)))
+    operators = tuple(operator for source in sources if source is not None for operator in source.operators)
+    ends = gate, value, record.output
+    block = _block(view, made, identified, ends, operators, tuple(_readers(view, flow, record.output)))
+    return _heads(view, block, projections_of(view, block), program)
+
+
+def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
+    """The linear operators that read a tensor, through whatever keeps its entries in order."""
+    for index in view.consumers.get(tensor, ()):
+        operator = flow.operators.get(index)
+        node = view.nodes[index]
+        if operator is not None:
+            yield operator
+        elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
+            yield from _readers(view, flow, node.output[0])
+
+
+def _block(
+    view: GraphView,
+    made: Made,
+    identified: Identified,
+    ends: tuple[str, str, str],
+    first: tuple[LinearOperator, ...],
+    second: tuple[LinearOperator, ...],
+) -> Block:
+    gate, value, output = ends
+    types = [view.type_of(name).elem_type for name in (gate, value)]
+    return Block(
+        name=made.record.name,
+        where=view.where,
+        path=view.path,
+        region=Region(output, tuple(dict.fromkeys((gate, value))), ()),
+        gate=gate,
+        value=value,
+        first=first,
+        second=second,
+        identified=identified,
+        elem_type=view.type_of(output).elem_type or types[0],
+        gate_type=types[0],
+        value_type=types[1],
+    )
+
+
+# -- layers ----------------------------------------
+
+
+Sublayer = Attention | NeuronHeads
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A sublayer and its name.
+
+    Attributes:
+        name: the name.
+        layer: the name of its layer, such as `blocks.3`.
+        module: the module path that the exporter left.
+        sublayer: the sublayer.
+    """
+
+    name: str
+    layer: str
+    module: str
+    sublayer: Sublayer
+
+
+def named_sublayers(
+    view: GraphView, attention: Sequence[Attention], neurons: Sequence[NeuronHeads]
+) -> tuple[Named, ...]:
+    """All sublayers in the order of the graph, with unique names."""
+    namer = Namer()
+    modules = [(_module(view, namer, each), each) for each in attention] + [(each.name, each) for each in neurons]
+    modules.sort(key=lambda pair: pair[1].node)
+    places = _by_path(modules) or _by_order([each for _, each in modules])
+    return tuple(_named(modules, places))
+
+
+def _module(view: GraphView, namer: Namer, attention: Attention) -> str:
+    first = (attention.query.operator, attention.key.operator, attention.value.operator)
+    return namer.name(view, tuple({each.node: each for each in first}.values()), (attention.output,), ())
+
+
+def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] | None:
+    """(stack, layer) of each sublayer by its path; None where a path has no number."""
+    places: list[tuple[str, str]] = []
+    for path, _ in modules:
+        parts = path.split(".")
+        number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+        if number is None:
+            return None
+        places.append((".".join(parts[:number]), parts[number]))
+    numbers: dict[str, dict[str, int]] = {}
+    for stack, layer in places:
+        layers = numbers.setdefault(stack, {})
+        layers.setdefault(layer, len(layers))
+    return [(stack, numbers[stack][layer]) for stack, layer in places]
+
+
+def _by_order(sublayers: Sequence[Sublayer]) -> list[tuple[str, int]]:
+    """Every self-attention begins a layer."""
+    layer = -1
+    places = []
+    for each in sublayers:
+        layer += isinstance(each, Attention) and not each.cross
+        places.append(("", max(layer, 0)))
+    return places
+
+
+def _named(modules: Sequence[tuple[str, Sublayer]], places: Sequence[tuple[str, int]]) -> Iterator[Named]:
+    stacks = list(dict.fromkeys(stack for stack, _ in places))
+    taken: set[str] = set()
+    for (module, sublayer), (stack, number) in zip(modules, places, strict=True):
+        layer = f"blocks.{number}" if len(stacks) == 1 else f"{_short(stack, stacks)}.{number}"
+        kind = "mlp_heads"
+        if isinstance(sublayer, Attention):
+            kind = "cross_attn" if sublayer.cross else "attn"
+        name, copy = f"{layer}.{kind}", 1
+        while name in taken:
+            copy += 1
+            name = f"{layer}.{kind}_{copy}"
+        taken.add(name)
+        yield Named(name, layer, module, sublayer)
+
+
+def _short(stack: str, stacks: Sequence[str]) -> str:
+    """The part of a stack's path that tells it from the others: `encoder`, `decoder`."""
+    parts = stack.split(".")
+    for part in parts:
+        if all(part not in other.split(".") for other in stacks if other != stack):
+            return part
+    return stack or "blocks"

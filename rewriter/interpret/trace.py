@@ -1,0 +1,434 @@
+"""From a tensor back to the linear operators that it is made of, at made-up sizes: which entry comes from where.
+
+Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
+follows the indices through whatever only moves entries, so that any way of splitting, transposing or repeating heads
+is understood by its effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from math import prod
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
+from passes.match.operands import Read
+from passes.values import UNFIT, LostError, Values, sliced
+from rewriter.graph.constants import Constants
+from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
+from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, key_of, label
+
+# -- shapes ----------------------------------------
+
+
+Shape = tuple[int, ...]
+
+BATCH = 2
+"""The made-up batch size: 1 could not be told from axes that broadcast."""
+
+_SMALLEST = 3
+_ROUNDS = 4
+"""Inferences at most: each one may tell the length of further ranges."""
+
+
+def concrete_shapes(model: onnx.ModelProto, view: GraphView, read: Read) -> Mapping[str, Shape]:
+    """The shapes of the main graph's tensors at made-up sizes, as far as onnx infers them.
+
+    The first axis of the inputs is the batch, of size `BATCH`; other symbolic dimensions get different odd sizes.
+    """
+    skeleton = _sized(model)
+    found: dict[str, Shape] = {}
+    for _ in range(_ROUNDS):
+        inferred = _inferred(skeleton)
+        if inferred is None:
+            break
+        found = inferred
+        counted = _ranges(view, read, found)
+        if not counted:
+            break
+        skeleton.graph.value_info.extend(counted)
+    return found
+
+
+def _sized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A skeleton of the model whose inputs have numbers for all dimensions."""
+    skeleton = skeleton_of(model)
+    sizes: dict[str, int] = {}
+    further = count(_SMALLEST, 2)
+    for value in skeleton.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                name = dim.dim_param or f"{value.name}[{axis}]"
+                if name not in sizes:
+                    sizes[name] = BATCH if axis == 0 else next(further)
+                dim.dim_value = sizes[name]
+    forget_symbols(skeleton)
+    return skeleton
+
+
+def _inferred(skeleton: onnx.ModelProto) -> dict[str, Shape] | None:
+    try:
+        typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; then nothing is known
+        return None
+    return shapes_in_numbers(typed.graph)
+
+
+def _ranges(view: GraphView, read: Read, found: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
+    """The lengths of Range nodes, which inference does not compute from shapes."""
+    values = Values(view, read, found.get)
+    declared = []
+    for node in view.nodes:
+        if node.op_type == "Range" and view.is_onnx(node) and node.output[0] not in found:
+            try:
+                start, limit, step = (values.numbers(name)[0] for name in node.input)
+            except (LostError, *UNFIT):
+                continue
+            kind = view.type_of(node.output[0]).elem_type or onnx.TensorProto.INT64
+            length = max(-((start - limit) // (step or 1)), 0)
+            declared.append(onnx.helper.make_tensor_value_info(node.output[0], kind, [length]))
+    return declared
+
+
+# -- trace ----------------------------------------
+
+
+Indices = NDArray[np.int64]
+Array = NDArray[np.float64]
+
+_DEPTH = 64
+"""Longest chain of nodes that is followed."""
+
+LARGEST = 2**27
+"""Entries of the largest tensor that is followed: a file may state any shape."""
+
+_WAVE_DEPTH = 32
+"""Longest chain of nodes between a rotation and its Cos and Sin."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One source of a tensor's entries.
+
+    Attributes:
+        source: the output of a linear operator, a constant, or a tensor at which the caller stops.
+        index: for every entry the position in the flattened source, -1 for none.
+        factor: factors, of the same shape.
+    """
+
+    source: str
+    index: Indices
+    factor: Array
+
+    def moved(self, move: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> Part:
+        """The part with its entries moved by a function of arrays."""
+        return Part(self.source, move(self.index).astype(np.int64), move(self.factor).astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """A tensor as the sum of its parts.
+
+    Attributes:
+        shape: its shape, at made-up sizes.
+        parts: its sources; none where it comes from the graph's inputs, as a key-value cache does.
+        rotary: whether a rotary embedding is applied on the way, which the parts leave out.
+    """
+
+    shape: Shape
+    parts: tuple[Part, ...]
+    rotary: bool = False
+
+
+class Tracer:
+    """Follows tensors of one main graph."""
+
+    def __init__(self, view: GraphView, shapes: Mapping[str, Shape], read: Read) -> None:
+        """Follow tensors of `view`, of which `shapes` are those at made-up sizes; `read` reads initializers."""
+        self.view = view
+        self.constants = Constants(view)
+        self._shapes: dict[str, Shape | None] = dict(shapes)
+        # The bounds of slices are those of the made-up sizes; the factors of scores must not depend on them.
+        self._values = Values(view, read, self._size)
+        self._exact = Values(view, read, lambda tensor: _exact(view, tensor))
+
+    def shape(self, tensor: str) -> Shape:
+        """The shape of a tensor at made-up sizes.
+
+        Raises:
+            LostError: it is not known.
+        """
+        known = self._size(tensor)
+        if known is None:
+            node = self.view.made_by(tensor)
+            raise LostError("the shape of its output is not known", label(node) if node is not None else tensor)
+        return known
+
+    def _size(self, tensor: str) -> Shape | None:
+        """The same, None where it is not known. Where inference stopped, following the entries tells."""
+        if tensor not in self._shapes:
+            self._shapes[tensor] = None  # until it is known, so that nothing asks twice
+            with suppress(LostError):
+                self._shapes[tensor] = self.trace(tensor).shape
+        return self._shapes[tensor]
+
+    def assume(self, tensor: str, shape: Shape) -> None:
+        """State the shape of a tensor that inference did not find."""
+        if self._shapes.get(tensor) is None:
+            self._shapes[tensor] = shape
+
+    def operator(self, tensor: str) -> LinearOperator | None:
+        """The linear operator that makes a tensor."""
+        index = self.view.producer.get(tensor)
+        found = None if index is None else linear_operator(self.view, self.constants, index)
+        return found if isinstance(found, LinearOperator) else None
+
+    def number(self, tensor: str) -> float | None:
+        """The value of a tensor with one element that no input changes; None for anything else."""
+        value = self._fixed(tensor)
+        return None if value is None or value.size != 1 else float(value.reshape(()))
+
+    def trace(self, tensor: str, stop: str = "", depth: int = 0) -> Signal:
+        """Follow a tensor back to linear operators, constants and inputs, or to the tensor `stop`.
+
+        Raises:
+            LostError: something else than moving, scaling and adding happens on the way.
+        """
+        if tensor == stop or tensor in self.constants or self.operator(tensor) is not None:
+            return _source(tensor, self.shape(tensor))
+        node = self.view.made_by(tensor)
+        if node is None:
+            return Signal(self.shape(tensor), ())
+        if depth > _DEPTH:
+            raise LostError("the way back is too long", label(node))
+        step = _STEPS.get(key_of(node))
+        if step is None:
+            raise LostError("it does more than move, scale or add entries", label(node))
+        found = step(self, node, tensor, stop, depth + 1)
+        known = self._shapes.get(tensor)
+        if known is not None and found.shape != known:
+            raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
+        return found
+
+    def _fixed(self, tensor: str) -> Array | None:
+        """The value of a small tensor that is the same for all inputs; None for anything else."""
+        try:
+            value = np.asarray(self._exact.of(tensor), dtype=np.float64)
+        except LostError:
+            return None
+        return value if np.isfinite(value).all() else None
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def same(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Identity, Cast, Dropout."""
+        return self.trace(node.input[0], stop, depth)
+
+    def reshaped(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
+        """All operators that keep the entries in order."""
+        found = self.trace(node.input[0], stop, depth)
+        shape = self._shapes.get(output)
+        if shape is None and node.op_type == "Reshape":
+            wanted = self._values.numbers(node.input[1])
+            shape = tuple(found.shape[axis] if size == 0 else size for axis, size in enumerate(wanted))
+        elif shape is None:
+            raise LostError("the shape of its output is not known", label(node))
+        return _moved(found, lambda a: a.reshape(shape))
+
+    def transposed(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Transpose."""
+        order = integers_of(node, "perm")
+        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.transpose(a, order))
+
+    def expanded(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
+        """Expand."""
+        found = self.trace(node.input[0], stop, depth)
+        shape = self._shapes.get(output) or np.broadcast_shapes(found.shape, self._values.numbers(node.input[1]))
+        return _spread(found, shape)
+
+    def split(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
+        """Split."""
+        axis = integer_of(node, "axis", 0)
+        shapes = [self.shape(name) for name in node.output]
+        start = sum(shape[axis] for shape in shapes[: list(node.output).index(output)])
+        rows = np.arange(start, start + self.shape(output)[axis])
+        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.take(a, rows, axis))
+
+    def slice(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Slice."""
+        if len(node.input) > 2:
+            bounds = [self._values.numbers(name) for name in node.input[1:]]
+        else:
+            stated = (integers_of(node, name) for name in ("starts", "ends", "axes"))
+            bounds = [each for each in stated if each is not None]
+        return _moved(self.trace(node.input[0], stop, depth), lambda a: sliced(a, bounds))
+
+    def gathered(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Gather of constant rows."""
+        axis = integer_of(node, "axis", 0)
+        rows = np.array(self._values.numbers(node.input[1]), dtype=np.int64).reshape(self.shape(node.input[1]))
+        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.take(a, rows, axis))
+
+    def concatenated(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Concat: of the new keys with a cache, of a rotated part with the rest."""
+        axis = attributes(node)["axis"]
+        pieces = [self.trace(name, stop, depth) for name in node.input]
+        parts = []
+        for source in dict.fromkeys(part.source for piece in pieces for part in piece.parts):
+            own = [next((part for part in piece.parts if part.source == source), None) for piece in pieces]
+            index = [
+                np.full(piece.shape, -1) if part is None else part.index
+                for piece, part in zip(pieces, own, strict=True)
+            ]
+            factor = [
+                np.ones(piece.shape) if part is None else part.factor for piece, part in zip(pieces, own, strict=True)
+            ]
+            parts.append(Part(source, np.concatenate(index, axis), np.concatenate(factor, axis)))
+        shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
+        return Signal(shape, tuple(parts), any(piece.rotary for piece in pieces))
+
+    def negated(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Neg."""
+        return _scaled(self.trace(node.input[0], stop, depth), np.array(-1.0))
+
+    def scaled(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Mul and Div by numbers that no input changes."""
+        for slot in (1, 0) if node.op_type == "Mul" else (1,):
+            factor = self._fixed(node.input[slot])
+            if factor is not None:
+                found = self.trace(node.input[1 - slot], stop, depth)
+                factor = factor if node.op_type == "Mul" else 1.0 / factor
+                return _scaled(_spread(found, np.broadcast_shapes(found.shape, factor.shape)), factor)
+        raise LostError("it multiplies with something that the inputs change", label(node))
+
+    def added(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
+        turned = self._turned(node)
+        if turned is not None:
+            return replace(self.trace(turned, stop, depth), rotary=True)
+        operands = [self.trace(name, stop, depth) for name in node.input]
+        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+        parts: list[Part] = []
+        rotary = False
+        for place, operand in enumerate(operands):
+            found = _spread(operand, shape)
+            if not found.parts:
+                raise LostError("it adds something that comes from the inputs", label(node))
+            parts += (_scaled(found, np.array(-1.0)) if place and node.op_type == "Sub" else found).parts
+            rotary |= found.rotary
+        return Signal(shape, tuple(parts), rotary)
+
+    def embedded(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+        """RotaryEmbedding."""
+        return replace(self.trace(node.input[0], stop, depth), rotary=True)
+
+    def _turned(self, node: onnx.NodeProto) -> str | None:
+        """The x of x cos + R x sin; None for any other sum."""
+        if node.op_type not in ("Add", "Sub") or len(node.input) != 2:
+            return None
+        factors: dict[str, str] = {}
+        for name in node.input:
+            product = self.view.made_by(name)
+            if product is None or product.op_type != "Mul":
+                return None
+            for slot in (0, 1):
+                wave = self._wave(product.input[slot])
+                if wave:
+                    factors[wave] = product.input[1 - slot]
+        return factors.get("Cos") if len(factors) == 2 else None
+
+    def _wave(self, tensor: str) -> str:
+        """`Cos` or `Sin` where a tensor is moved, cast and scaled values of one of them; else empty."""
+        for _ in range(_WAVE_DEPTH):
+            node = self.view.made_by(tensor)
+            if node is None:
+                break
+            if node.op_type in ("Cos", "Sin"):
+                return str(node.op_type)
+            data = [name for name in node.input[:1] if name not in self.constants]
+            if node.op_type in ("Mul", "Concat"):
+                data = [name for name in dict.fromkeys(node.input) if name not in self.constants]
+            if node.op_type not in _CARRYING or len(data) != 1:
+                return self._table(node)
+            tensor = data[0]
+        return ""
+
+    def _table(self, node: onnx.NodeProto) -> str:
+        """The same where it is rows of a constant table: row 0 is that of position 0, where cos is 1 and sin is 0."""
+        if node.op_type != "Gather" or node.input[0] not in self.constants:
+            return ""
+        first = self._fixed(node.input[0])
+        if first is None or first.ndim < 2 or len(first) < 2 or (first[1] == first[0]).all():
+            return ""
+        return "Cos" if (first[0] == 1.0).all() else "Sin" if (first[0] == 0.0).all() else ""
+
+
+def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
+    shape = view.type_of(tensor).shape
+    return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
+
+
+_CARRYING = {
+    "Cast",
+    "Unsqueeze",
+    "Squeeze",
+    "Reshape",
+    "Transpose",
+    "Mul",
+    "Slice",
+    "Identity",
+    "Expand",
+    "Concat",
+    "Pad",
+}
+
+
+def _checked(tensor: str, shape: Shape) -> Shape:
+    if prod(shape) > LARGEST:
+        raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+    return shape
+
+
+def _source(tensor: str, shape: Shape) -> Signal:
+    _checked(tensor, shape)
+    index = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+    return Signal(shape, (Part(tensor, index, np.ones(shape)),))
+
+
+def _moved(signal: Signal, move: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> Signal:
+    shape = move(np.broadcast_to(np.int8(0), signal.shape)).shape
+    return Signal(shape, tuple(part.moved(move) for part in signal.parts), signal.rotary)
+
+
+def _spread(signal: Signal, shape: Shape) -> Signal:
+    _checked("a tensor that is repeated", shape)
+    return _moved(signal, lambda array: np.broadcast_to(array, shape))
+
+
+def _scaled(signal: Signal, factor: Array) -> Signal:
+    return replace(signal, parts=tuple(replace(part, factor=part.factor * factor) for part in signal.parts))
+
+
+Step = Callable[[Tracer, onnx.NodeProto, str, str, int], Signal]
+
+_STEPS: dict[tuple[str, str], Step] = {
+    **dict.fromkeys((("", "Identity"), ("", "Cast"), ("", "Dropout")), Tracer.same),
+    **dict.fromkeys((("", "Reshape"), ("", "Squeeze"), ("", "Unsqueeze"), ("", "Flatten")), Tracer.reshaped),
+    ("", "Transpose"): Tracer.transposed,
+    ("", "Expand"): Tracer.expanded,
+    ("", "Split"): Tracer.split,
+    ("", "Slice"): Tracer.slice,
+    ("", "Gather"): Tracer.gathered,
+    ("", "Concat"): Tracer.concatenated,
+    ("", "Neg"): Tracer.negated,
+    **dict.fromkeys((("", "Mul"), ("", "Div")), Tracer.scaled),
+    **dict.fromkeys((("", "Add"), ("", "Sub"), ("", "Sum")), Tracer.added),
+    **dict.fromkeys((("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")), Tracer.embedded),
+}
+"""(domain, operator) to the step back through it."""

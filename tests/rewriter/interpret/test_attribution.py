@@ -1,0 +1,296 @@
+"""Attributions as identities, and against a frozen network that is run forwards in numpy."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import UsageError, attribute, heads, rewrite
+from rewriter.interpret.attribute import Attribution, total
+from rewriter.interpret.interventions import open_at, replaced
+from rewriter.interpret.run import Recording, hooks_of, values_in_float64
+from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.proof.inputs.cases import Case
+from tests.committed import FOLDER, feeds
+from tests.headmath import tapped
+
+Array = NDArray[Any]
+
+EXACT = ["silu-decoder", "relu-decoder"]
+FITTED = ["gated-decoder", "gelu-vision", "gelu-encoder"]
+"""The last two read one token, and have normalisations after the sublayers."""
+LOGIT, OTHER = 5, 7
+EPSILON = float(np.float32(1e-5))
+
+
+def given(stem: str, tokens: int = 7) -> dict[str, Array]:
+    made = feeds(onnx.load(FOLDER / f"{stem}.onnx"), tokens=tokens)
+    return {name: np.ones_like(array) if "mask" in name else array for name, array in made.items()}
+
+
+@cache
+def attributed(stem: str, **options: Any) -> Attribution:
+    return attribute(FOLDER / f"{stem}.onnx", given(stem), LOGIT, **options)
+
+
+@pytest.mark.parametrize("stem", EXACT + FITTED)
+@pytest.mark.parametrize("options", [{}, {"minus": OTHER, "position": 2, "sequence": 1}, {"program": "fast"}], ids=str)
+def test_both_sums_equal_the_logit(stem: str, options: dict[str, Any]) -> None:
+    found = attributed(stem, **options)
+    model = onnx.load(FOLDER / f"{stem}.onnx")
+    output = model.graph.output[0].name
+    values = tapped(model, given(stem), [output])[output]
+    if values.ndim == 2:  # of the class token
+        values = values[:, None].repeat(3, axis=1)
+    logits = values[options.get("sequence", 0), options.get("position", -1)]
+    wanted = logits[LOGIT] - (logits[OTHER] if "minus" in options else 0.0)
+    assert abs(found.logit - wanted) <= 1e-5
+    sizes = max(1.0, *(np.abs(part).max() for part in found.by_neuron(found.paths).values()))
+    bound = 1e-10 if stem in EXACT else 2e-7
+    for name, parts in (("direct", found.direct), ("paths", found.paths)):
+        assert abs(found.residuals[name]) <= bound * sizes
+        assert abs(found.logit - total(parts)) == abs(found.residuals[name])
+        assert abs(total(found.by_neuron(parts)) - total(parts)) <= 1e-7
+
+
+class Frozen:
+    """The network with its patterns and denominators held, run forwards; written from the definitions."""
+
+    def __init__(self, stem: str, sequence: int = 0) -> None:
+        self.index = heads(FOLDER / f"{stem}.onnx", wide=True)
+        hooks = hooks_of(self.index)
+        names = [name for name in hooks if name.endswith(("pattern", "resid_pre", "resid_mid", "resid_post"))]
+        case = Case("", given(stem))
+        values = values_in_float64(self.index, case, sorted({t for name in names for t in hooks[name].tensors}))
+        self.cache = {name: hooks[name].make(values)[sequence] for name in names}
+        self.gone: tuple[str, int, int] | None = None
+
+    def norm(self, data: Array, at: Array, place: str, epsilon: float = EPSILON) -> Array:
+        """LayerNorm of `data` with the denominators of the stream `at`."""
+        spread = np.sqrt(at.var(axis=-1, keepdims=True) + epsilon)
+        centred = data - data.mean(axis=-1, keepdims=True)
+        return np.asarray(centred / spread * self.index[f"{place}.w"] + self.index[f"{place}.b"])
+
+    def written(self, name: str, data: Array) -> Array:
+        own = {part: self.index[f"{name}.{part}"] for part in ("W_V", "b_V", "W_O", "b_O")}
+        value, pattern = np.einsum("td,hdk->thk", data, own["W_V"]) + own["b_V"], self.cache[f"{name}.hook_pattern"]
+        if name.endswith("mlp_heads"):
+            others = np.einsum("thm,hmk->thk", pattern[..., 1:], self.index[f"{name}.bias_V"])
+            z = pattern[..., :1] * value + others
+        else:
+            z = np.einsum("hts,shk->thk", pattern, value)
+        if self.gone is not None and self.gone[0] == name:
+            z[self.gone[1], self.gone[2]] = 0.0
+        return np.asarray(np.einsum("thk,hkd->td", z, own["W_O"]) + own["b_O"])
+
+    def stream(self, start: Array) -> Array:
+        data = start
+        for layer in ("blocks.0", "blocks.1"):
+            pre, mid = (self.cache[f"{layer}.hook_resid_{place}"] for place in ("pre", "mid"))
+            data = data + self.written(f"{layer}.attn", self.norm(data, pre, f"{layer}.ln1"))
+            data = data + self.written(f"{layer}.mlp_heads", self.norm(data, mid, f"{layer}.ln2"))
+        return data
+
+
+def unembedding(stem: str) -> tuple[Array, Array, Array]:
+    """(w and b of the last normalisation, W_U), by their names in the file."""
+    model = onnx.load(FOLDER / f"{stem}.onnx")
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+    last = next(node for node in reversed(model.graph.node) if node.op_type == "LayerNormalization")
+    product = next(node for node in reversed(model.graph.node) if node.op_type == "MatMul")
+    return arrays[last.input[1]], arrays[last.input[2]], arrays[product.input[1]]
+
+
+def logit_of(stem: str, frozen: Frozen, stream: Array, position: int = -1) -> float:
+    scale, bias, unembed = unembedding(stem)
+    at = frozen.cache["blocks.1.hook_resid_post"]
+    spread = np.sqrt(at.var(axis=-1, keepdims=True) + EPSILON)
+    normed = (stream - stream.mean(axis=-1, keepdims=True)) / spread * scale + bias
+    return float(normed[position] @ unembed[:, LOGIT])
+
+
+@pytest.mark.parametrize("stem", EXACT)
+def test_paths_are_those_of_the_frozen_network(stem: str) -> None:
+    found, frozen = attributed(stem), Frozen(stem)
+    start = frozen.cache["blocks.0.hook_resid_pre"]
+    logit = logit_of(stem, frozen, frozen.stream(start))
+    assert abs(logit - found.logit) <= 1e-6
+    for token in range(len(start)):
+        changed = start.copy()
+        changed[token] = 0.0
+        difference = logit - logit_of(stem, frozen, frozen.stream(changed))
+        assert abs(difference - found.paths["embed"][token]) <= 1e-6
+
+
+@pytest.mark.parametrize("stem", EXACT)
+@pytest.mark.parametrize(
+    ("name", "token", "head"),
+    [("blocks.0.attn", 1, 2), ("blocks.0.mlp_heads", 3, 17), ("blocks.1.attn", 6, 0), ("blocks.1.mlp_heads", 6, 90)],
+)
+def test_effects_are_what_the_frozen_network_loses(stem: str, name: str, token: int, head: int) -> None:
+    found, frozen = attributed(stem), Frozen(stem)
+    start = frozen.cache["blocks.0.hook_resid_pre"]
+    logit = logit_of(stem, frozen, frozen.stream(start))
+    frozen.gone = (name, token, head)
+    lost = logit - logit_of(stem, frozen, frozen.stream(start))
+    assert abs(lost - found.effects[name][token, head]) <= 1e-6
+    if name.startswith("blocks.1") and token == 6:  # nothing is between it and the logit but the last normalisation
+        direct = found.direct[name][head]
+        assert name.endswith("attn") or abs(lost - direct) <= 1e-6
+
+
+def test_the_bias_of_a_normalisation_and_b_o() -> None:
+    """Constants by the same test: without them the frozen network's logit is lower by what they contribute."""
+    stem = "silu-decoder"
+    found, frozen = attributed(stem), Frozen(stem)
+    start = frozen.cache["blocks.0.hook_resid_pre"]
+    logit = logit_of(stem, frozen, frozen.stream(start))
+    for tensor, part in (
+        ("blocks.0.ln1.b", "blocks.0.attn.ln.b"),
+        ("blocks.1.ln2.b", "blocks.1.mlp_heads.ln.b"),
+        ("blocks.0.attn.b_O", "blocks.0.attn.b_O"),
+        ("blocks.0.attn.b_V", "blocks.0.attn.b_V"),
+        ("blocks.1.mlp_heads.b_V", "blocks.1.mlp_heads.b_V"),
+    ):
+        other = Frozen(stem)
+        plain = dict(other.index)
+        plain[tensor] = np.zeros_like(plain[tensor])
+        other.index = plain  # type: ignore[assignment]
+        lost = logit - logit_of(stem, other, other.stream(start))
+        assert abs(lost - total({part: found.paths[part]})) <= 1e-6, part
+
+
+def test_a_rewritten_file_is_attributed_alike(tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form="masked", validate=False)
+    before, after = (attribute(path, given("silu-decoder"), LOGIT) for path in (source, out))
+    assert abs(after.residuals["paths"]) <= 1e-10
+    for name, part in before.paths.items():
+        np.testing.assert_allclose(after.paths[name], part, atol=1e-9, err_msg=name)
+
+
+def test_of_one_token_and_after_normalisations() -> None:
+    """In the last layer only the token that is read counts; normalisations after sublayers have parts of their own."""
+    for stem in ("gelu-vision", "gelu-encoder"):
+        found = attributed(stem, patching=True)
+        assert found.paths["embed"].shape == (17 if stem == "gelu-vision" else 7,)
+        last = found.patched["blocks.1.mlp_heads"]
+        token = 0 if stem == "gelu-vision" else -1
+        assert np.abs(np.delete(last, token)).max() <= 1e-5 < np.abs(last[token])
+        direct = {name: part for name, part in found.direct.items() if name.endswith("after.ln.b")}
+        assert len(direct) == (0 if stem == "gelu-vision" else 3)
+
+
+def test_patching_is_another_run() -> None:
+    stem = "silu-decoder"
+    path = FOLDER / f"{stem}.onnx"
+    found = attributed(stem, patching=True)
+    assert set(found.patched) == {"blocks.0.mlp_heads", "blocks.1.mlp_heads"}
+    pairs = [np.concatenate([each[name] for name in found.patched]) for each in (found.written, found.patched)]
+    correlation = np.corrcoef(pairs[0], pairs[1])[0, 1]
+    assert found.correlation == pytest.approx(correlation)
+    assert correlation > 0.8
+    # By hand: the first MLP's second matrix and bias set to 0 is what it writes set to 0 at all tokens.
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if "h.1.mlp.c_proj" in tensor.name:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tuple(tensor.dims), np.float32), tensor.name))
+    silent = tapped(model, given(stem), ["logits"])["logits"][0, -1, LOGIT]
+    # In the last layer only the last token counts.
+    assert found.patched["blocks.1.mlp_heads"][-1] == pytest.approx(found.logit - silent, abs=1e-5)
+    assert np.abs(found.patched["blocks.1.mlp_heads"][:-1]).max() <= 1e-5
+    assert np.abs(found.patched["blocks.0.mlp_heads"][:-1]).max() > 1e-3
+
+
+def test_an_opened_model_computes_the_same_from_its_own_value() -> None:
+    path = FOLDER / "silu-decoder.onnx"
+    index, values = heads(path), given("silu-decoder")
+    (tensor,) = hooks_of(index)["blocks.0.hook_mlp_out"].tensors
+    known = tapped(onnx.load(path), values, [tensor, "logits"])
+    again = tapped(open_at(index, tensor), {**values, tensor: known[tensor]}, ["logits"])["logits"]
+    np.testing.assert_allclose(again, known["logits"], atol=1e-5)
+    changed = replaced(index, Case("", values), tensor, "logits", 1)
+    assert changed.shape == (7, *known["logits"].shape[1:])
+    # Causal: tokens before the changed one do not notice.
+    assert np.abs(changed[4, :4] - known["logits"][1, :4]).max() <= 1e-5
+    assert np.abs(changed[4, 4:] - known["logits"][1, 4:]).min(axis=0).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("stem", "options", "message"),
+    [
+        ("silu-decoder", {"logit": 1000}, "there is no logit 1000"),
+        ("silu-decoder", {"minus": -1000}, "there is no logit -1000"),
+        ("silu-decoder", {"position": 99}, "there is no token 99"),
+        ("silu-decoder", {"sequence": 3}, "there is no sequence 3"),
+        ("silu-decoder", {"output": "hidden"}, "the model has no output 'hidden'"),
+        ("conformer-encoder", {}, "is not on the stream that it reads"),
+        ("gelu-encoder", {"output": "pooler_output"}, "is not a normalisation of the residual stream"),
+    ],
+)
+def test_refusals(stem: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attribute(FOLDER / f"{stem}.onnx", given(stem), **{"logit": LOGIT, **options})
+
+
+def test_several_cases_are_refused(tmp_path: Path) -> None:
+    values = given("silu-decoder")
+    arrays: dict[str, Any] = {f"{case}/{name}": array for case in "ab" for name, array in values.items()}
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(UsageError, match="takes one case, and there are 2"):
+        attribute(FOLDER / "silu-decoder.onnx", tmp_path / "x.npz", LOGIT)
+
+
+def test_by_neuron_adds_the_heads_of_a_neuron() -> None:
+    found = attributed("gated-decoder")
+    own = found.index.sublayers[1].sublayer
+    assert isinstance(own, NeuronHeads)
+    assert len(own.groups) == 2
+    heads_of = found.direct["blocks.0.mlp_heads"]
+    summed = found.by_neuron(found.direct)["blocks.0.mlp_heads"]
+    np.testing.assert_allclose(summed, heads_of[: own.neurons] + heads_of[own.neurons :])
+    assert np.abs(heads_of).max() > 1e4 * np.abs(summed).max()
+    assert Recording.of(found.index, given("gated-decoder"), ("*",), "cpu").hooks
+
+
+def test_against_other_inputs() -> None:
+    """`predicted` is that of the frozen network, `patched` that of runs with the write replaced."""
+    stem, place = "silu-decoder", 1
+    own = given(stem)
+    other = {**own, "input_ids": (own["input_ids"] + 1) % 60}
+    found = attribute(FOLDER / f"{stem}.onnx", own, LOGIT, against=other)
+    index = heads(FOLDER / f"{stem}.onnx", wide=True)
+    for name in ("blocks.0.mlp_heads", "blocks.1.mlp_heads"):
+        tensor = hooks_of(index)[name.replace("mlp_heads", "hook_mlp_out")].tensors[0]
+        after = values_in_float64(index, Case("", other), [tensor])[tensor]
+        changed = replaced(index, Case("", own), tensor, "logits", 0, after)
+        np.testing.assert_allclose(found.patched[name], found.logit - changed[:, -1, LOGIT], atol=1e-5)
+        # What the own write contributes, less the prediction, is what the other one does.
+        left = (found.written[name] - found.predicted[name])[place]
+        write = after.reshape(len(own["input_ids"]), -1, after.shape[-1])[0, place]
+        assert left == pytest.approx(contribution(stem, name, place, write), abs=1e-9)
+        same = attribute(FOLDER / f"{stem}.onnx", own, LOGIT, against=own)
+        assert np.abs(same.predicted[name]).max() == 0.0
+        assert np.abs(same.patched[name]).max() <= 1e-5
+
+
+def contribution(stem: str, name: str, place: int, write: Array) -> float:
+    """The frozen network's gradient at what an MLP writes, times another write."""
+    from rewriter.interpret.attribute import Reader
+
+    reader = Reader.of(FOLDER / f"{stem}.onnx", given(stem), output=None, sequence=0, program="fewest")
+    (link,) = [link for link in reader.linear(LOGIT, None, -1).links if name in link.steps]
+    return float(link.after[place] @ write)
+
+
+def test_against_inputs_of_another_shape() -> None:
+    own = given("silu-decoder")
+    shorter = {name: array[:, :-1] for name, array in own.items()}
+    with pytest.raises(UsageError, match=r"blocks\.0\.mlp_heads writes .* and .* on the inputs to compare with"):
+        attribute(FOLDER / "silu-decoder.onnx", own, LOGIT, against=shorter)

@@ -1,0 +1,230 @@
+"""Compositions against explicit d_model by d_model products in numpy, and which heads are compared at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import ModelError, UsageError, compositions, heads, rewrite
+from rewriter.interpret import rank as composition
+from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import Best, triangles
+from tests.committed import FILES, FOLDER
+from tests.conftest import slow
+from tests.textmodels import text_model
+
+Array = NDArray[Any]
+
+ALL = 10**6
+
+
+def explicit(index: HeadIndex) -> dict[str, dict[str, Array]]:
+    """Head to its W_OV, W_QK and W_QK^T, [d_model, d_model] each, by the definitions."""
+    found: dict[str, dict[str, Array]] = {}
+    for named in index.sublayers:
+        own = {part: index[f"{named.name}.{part}"] for part in ("W_Q", "W_K", "W_V", "W_O")}
+        count = named.sublayer.heads
+        for place in range(count if isinstance(named.sublayer, Attention) else named.sublayer.neurons):
+            if isinstance(named.sublayer, Attention):
+                ov, qk = own["W_V"][place] @ own["W_O"][place], own["W_Q"][place] @ own["W_K"][place].T
+                found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk, "K": qk.T}
+                continue
+            # The heads of a neuron, of which some have constant values or keys.
+            group = range(place, count, named.sublayer.neurons)
+            ov = next(own["W_V"][head] @ own["W_O"][head] for head in group if own["W_V"][head].any())
+            keys = {
+                head: np.vstack([index[f"{named.name}.b_K"][head], index[f"{named.name}.bias_K"][head]])
+                for head in group
+            }
+            qk = next(
+                each for each in (own["W_Q"][h] @ np.nan_to_num(keys[h], neginf=0.0).T for h in group) if each.any()
+            )
+            found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk}
+            moved = next((own["W_K"][head] for head in group if own["W_K"][head].any()), None)
+            if moved is not None:
+                found[f"{named.name}.{place}"]["K"] = moved
+    return found
+
+
+def score(writer: Array, reader: Array) -> float:
+    return float(np.linalg.norm(writer @ reader) / (np.linalg.norm(writer) * np.linalg.norm(reader)))
+
+
+FAST = ({"silu-decoder": True}, {"gated-decoder": False})
+CASES = [
+    pytest.param(path, fold, id=f"{path.stem}-{fold}", marks=[] if {path.stem: fold} in FAST else slow)
+    for path in FILES
+    for fold in (False, True)
+]
+
+
+@pytest.mark.parametrize(("path", "fold_ln"), CASES)
+def test_scores_are_those_of_explicit_products(path: Path, fold_ln: bool) -> None:
+    index = heads(path, wide=True, fold_ln=fold_ln)
+    wanted, order = explicit(index), [each.name for each in index.sublayers]
+    assert any(each.ndim == 2 and each.shape == (32, 32) for each in wanted["blocks.0.attn.1"].values())
+    found = compositions(index, top=ALL)
+    assert found.folded is (fold_ln and path.stem != "gelu-encoder")
+    assert found.baseline == 32**-0.5
+    rng = np.random.default_rng(0)
+    for reader in [*rng.choice(list(wanted), 12, replace=False), "blocks.1.attn.0", "blocks.1.attn.3"]:
+        place = order.index(reader.rpartition(".")[0])
+        writers = [each for each in wanted if order.index(each.rpartition(".")[0]) < place]
+        for kind in "QKV":
+            reads, _ = found.of(reader, kind)
+            if kind not in wanted[reader]:
+                assert reads == []
+                continue
+            assert [each.score for each in reads] == sorted((each.score for each in reads), reverse=True)
+            assert {each.writer for each in reads} == set(writers)
+            for each in reads:
+                assert abs(each.score - score(wanted[each.writer]["O"], wanted[reader][kind])) <= 1e-10
+
+
+def test_both_directions_and_the_strongest_agree() -> None:
+    found = compositions(FOLDER / "silu-decoder.onnx", top=5)
+    everything = compositions(FOLDER / "silu-decoder.onnx", top=ALL)
+    names = [everything.members.name(place) for place in range(everything.members.count)]
+    assert [everything.members.place(name) for name in names] == list(range(264))
+    scores = {
+        (each.kind, each.reader, each.writer): each.score
+        for name in names
+        for kind in "QKV"
+        for each in everything.of(name, kind)[0]
+    }
+    assert len(scores) == everything.compared + 128 * 4 + 128 * 136  # Q of neurons is V of neurons
+    by_writer: dict[tuple[str, str], list[float]] = {}
+    for (kind, _, writer), value in scores.items():
+        by_writer.setdefault((kind, writer), []).append(value)
+    for name in names:
+        for kind in "QKV":
+            read_by = [each.score for each in found.of(name, kind)[1]]
+            wanted = sorted(by_writer.get((kind, name), []), reverse=True)[:5]
+            assert np.allclose(read_by, wanted, rtol=0.0, atol=1e-6)
+            assert len(read_by) == len(wanted)
+    top = found.strongest(5)
+    distinct = {(reader, writer, value) for (_, reader, writer), value in scores.items()}
+    largest = sorted((value for *_, value in distinct), reverse=True)[:5]
+    assert [each.score for each in top] == pytest.approx(largest, abs=1e-6)
+    assert {each.kind for each in top} == {"QV"}
+    assert all(abs(scores[kind, each.reader, each.writer] - each.score) <= 1e-6 for each in top for kind in each.kind)
+
+
+def test_names_choose_heads_and_blocks_of_any_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = heads(FOLDER / "gated-decoder.onnx", wide=True)
+    whole = compositions(index, top=3)
+    monkeypatch.setattr(composition, "_ENTRIES", 50)
+    chosen = ["blocks.0.mlp_heads.17", "blocks.1.attn.2", "blocks.1.mlp_heads.3"]
+    found = compositions(index, top=3, names=chosen)
+    for name in chosen:
+        for kind in "QKV":
+            for some, others in zip(found.of(name, kind), whole.of(name, kind), strict=True):
+                assert [each.score for each in some] == pytest.approx([each.score for each in others], abs=1e-12)
+                assert [(each.reader, each.writer) for each in some] == [(each.reader, each.writer) for each in others]
+    assert found.of("blocks.1.attn.1", "V")[0] == []
+    assert set(found.to_json()["kinds"]["V"]["reads"]) == set(chosen)
+    assert set(found.to_json()["kinds"]["V"]["read_by"]) == set(chosen[:2])
+    assert found.compared < whole.compared / 10
+
+
+SUBLAYER = (
+    "f{0} = MatMul({1}, W1) y{0} = Add(f{0}, b1) s{0} = Sigmoid(y{0}) h{0} = Mul(y{0}, s{0}) o{0} = MatMul(h{0}, W2)"
+)
+
+
+def test_only_what_is_in_the_sum_is_read() -> None:
+    """Parallel sublayers do not read each other; a linear map ends the stream; a normalisation does not."""
+    parallel = [SUBLAYER.format("a", "x"), SUBLAYER.format("b", "x"), "r = Add(oa, ob)", "m = Add(x, r)"]
+    norm = ["n = LayerNormalization(m, w, w)", SUBLAYER.format("c", "n"), "t = Add(m, oc)"]
+    apart = ["p = MatMul(t, U)", SUBLAYER.format("d", "p"), "out = Add(p, od)"]
+    ones, map_between = np.ones(4), np.eye(4) * 2.0
+    model = text_model(" ".join([*parallel, *norm, *apart]), constants={"w": ones, "U": map_between})
+    index = heads(model)
+    assert len(index.sublayers) == 4
+    a, b, c, d = (each.name for each in index.sublayers)
+    read = {
+        (reader.named.name, writer.named.name) for reader, writers in composition.pairs(index) for writer in writers
+    }
+    assert read == {(c, a), (c, b)}
+    assert compositions(index, names=f"{d}.0").of(f"{d}.0", "V") == ([], [])
+
+
+@pytest.mark.parametrize("form", ["local", *(pytest.param(form, marks=slow) for form in ("compact", "masked"))])
+def test_a_rewritten_file_has_the_scores_of_its_original(form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    wanted, found = (compositions(path, top=4).to_json() for path in (source, out))
+    assert found == wanted
+    assert wanted["kinds"]["K"]["reads"]["blocks.1.attn.0"]
+
+
+def test_heads_without_weights_have_no_scores() -> None:
+    first, second, third = (SUBLAYER.format(*each) for each in ("ax", "bm", "ct"))
+    second = second.replace("W2", "Z2")
+    body = f"{first} m = Add(x, oa) {second} t = Add(m, ob) {third} out = Add(t, oc)"
+    rows = np.ones((8, 4))
+    rows[3] = 0.0
+    found = compositions(text_model(body, constants={"Z2": rows}), top=ALL)
+    names = list(found.members.starts)
+    assert found.of(f"{names[1]}.3", "V")[1] == []
+    assert len(found.of(f"{names[1]}.2", "V")[1]) == 8
+    assert len(found.of(f"{names[2]}.2", "V")[0]) == 15
+
+
+def test_refusals() -> None:
+    path = FOLDER / "silu-decoder.onnx"
+    for options, message in (
+        ({"kinds": "X"}, "unknown kinds of composition 'X'"),
+        ({"kinds": ""}, "known are Q, K and V"),
+        ({"top": 0}, "take 1 or more"),
+        ({"names": "blocks.7.*"}, "no head matches"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            compositions(path, **options)
+    broken = text_model(
+        f"{SUBLAYER.format('a', 'x').replace('W2', 'N2')} m = Add(x, oa) {SUBLAYER.format('b', 'm')} out = Add(m, ob)",
+        constants={"N2": np.full((8, 4), np.nan)},
+    )
+    with pytest.raises(ModelError, match="are not finite"):
+        compositions(broken)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 8), (8, 8)])
+def test_unrelated_weights_score_one_over_the_root_of_the_width(ranks: tuple[int, int]) -> None:
+    rng, width = np.random.default_rng(0), 48
+    writers, readers = (rng.normal(size=(60, rank, width)) for rank in ranks)
+    units = [each / np.linalg.norm(each, axis=(1, 2))[:, None, None] for each in (readers, writers)]
+    found = composition.block_scores(*units)
+    assert np.sqrt((found**2).mean()) == pytest.approx(width**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 8), (2, 33, 5), (1, 7, 9), (2, 700, 3)])
+def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
+    tall = np.random.default_rng(0).normal(size=shape)
+    found = triangles(tall)
+    assert found.shape[-2] <= shape[-1]
+    assert np.abs(np.swapaxes(found, -1, -2) @ found - np.swapaxes(tall, -1, -2) @ tall).max() <= 1e-12 * shape[1]
+
+
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
+        Best(40_000, 1_000, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("k", [1, 4, 60])
+def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
+    rng = np.random.default_rng(k)
+    whole = rng.normal(size=(20, 50)) + np.linspace(0.0, 3.0, 50)  # later columns are larger
+    best = Best(20, k, np.dtype(np.float64), floor=-np.inf)
+    for columns in np.array_split(rng.permutation(50), 7):
+        for rows in np.array_split(rng.permutation(20), 3):
+            best.add(rows, whole[np.ix_(rows, columns)], columns)
+    wanted = -np.sort(-whole, axis=1)[:, :k]
+    assert (best.scores[:, :50] == wanted).all()
+    assert (np.take_along_axis(whole, best.places[:, :50], axis=1) == wanted).all() if k <= 50 else True
+    assert (best.places[:, 50:] == -1).all()

@@ -1,0 +1,252 @@
+"""Edges against the frozen network run forwards in numpy, without what the source writes; sums; remaining heads."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import UsageError, attribution_graph
+from rewriter.interpret.graph import AttributionGraph, Node
+from tests.committed import FOLDER
+from tests.conftest import slow
+from tests.rewriter.interpret.test_attribution import EXACT, FITTED, LOGIT, Frozen, attributed, given, logit_of
+
+Array = NDArray[Any]
+
+ALL = 10**6
+
+
+@cache
+def graph_of(stem: str, most: int = ALL, **options: Any) -> AttributionGraph:
+    return attribution_graph(FOLDER / f"{stem}.onnx", given(stem), LOGIT, max_nodes=most, **options)
+
+
+def mlp_of(stem: str, layer: int) -> tuple[Array, Array, Array]:
+    """(weight [D, neurons], bias, second weight [neurons, D]) of an MLP, by their names in the file."""
+    model = onnx.load(FOLDER / f"{stem}.onnx")
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+    if stem == "relu-decoder":  # of torch's Linear: transposed
+        place = f"model.model.decoder.layers.{layer}.fc"
+        return arrays[f"{place}1.weight"].T, arrays[f"{place}1.bias"], arrays[f"{place}2.weight"].T
+    place = f"model.transformer.h.{layer}.mlp.c_"
+    return arrays[f"{place}fc.weight"], arrays[f"{place}fc.bias"], arrays[f"{place}proj.weight"]
+
+
+class Network(Frozen):
+    """The frozen network, a head's output of which can be changed, with the parts that an edge is made of."""
+
+    def __init__(self, stem: str) -> None:
+        super().__init__(stem)
+        self.stem = stem
+        self.change: tuple[str, int, int, Array] | None = None
+        self.down = [mlp_of(stem, layer)[2] for layer in (0, 1)]
+        self.plain = logit_of(stem, self, self.stream(self.cache["blocks.0.hook_resid_pre"]))
+
+    def before(self, node: Node) -> str:
+        """The stream that a node reads."""
+        if node.kind == "logit":
+            return "blocks.1.hook_resid_post"
+        layer, kind = node.name.rsplit(".", 1)
+        return f"{layer}.hook_resid_{'pre' if kind == 'attn' else 'mid'}"
+
+    def z(self, name: str, stream: Array, *, off: str = "", token: int = 0) -> Array:
+        """[T, heads, d_head] of a sublayer that reads `stream`, a constant being off at one token."""
+        layer, kind = name.rsplit(".", 1)
+        place = f"{layer}.{'ln1' if kind == 'attn' else 'ln2'}"
+        at = self.cache[f"{layer}.hook_resid_{'pre' if kind == 'attn' else 'mid'}"]
+        data = self.norm(stream, at, place)
+        if off == "ln.b":
+            data[token] -= self.index[f"{place}.b"]
+        value = np.einsum("td,hdk->thk", data, self.index[f"{name}.W_V"]) + self.index[f"{name}.b_V"]
+        if off == "b_V":
+            value[token] -= self.index[f"{name}.b_V"]
+        pattern = self.cache[f"{name}.hook_pattern"]
+        if kind == "attn":
+            return np.asarray(np.einsum("hts,shk->thk", pattern, value))
+        others = np.einsum("thm,hmk->thk", pattern[..., 1:], self.index[f"{name}.bias_V"])
+        if off == "bias_tokens":
+            others[token] = 0.0
+        return np.asarray(pattern[..., :1] * value + others)
+
+    def written(self, name: str, data: Array) -> Array:
+        out = super().written(name, data)
+        if self.change is not None and self.change[0] == name:
+            out[self.change[1]] += self.change[3] @ self.index[f"{name}.W_O"][self.change[2]]
+        return out
+
+    def activation(self, node: Node, stream: Array, *, off: str = "", token: int = 0) -> float:
+        """A node's activation if it reads `stream`."""
+        if node.kind == "logit":
+            return logit_of(self.stem, self, stream)
+        z = self.z(node.name, stream, off=off, token=token)[node.token]
+        if node.kind == "neuron":
+            down = self.down[int(node.name.split(".")[1])][node.index]
+            heads = slice(node.index, None, len(self.down[0]))
+            row = (z[heads] * self.index[f"{node.name}.W_O"][heads, 0]).sum(axis=0)
+            return float(row @ down / (down @ down))
+        # What the logit loses if the head writes nothing, of a head that reads this stream.
+        self.change = (node.name, node.token, node.index, -z[node.index])
+        lost = self.plain - logit_of(self.stem, self, self.stream(self.cache["blocks.0.hook_resid_pre"]))
+        self.change = None
+        return lost
+
+    def writes(self, node: Node) -> tuple[str, Array]:
+        """(the sublayer that writes, what it writes at the node's token [D])."""
+        if node.kind == "embedding":
+            return "", self.cache["blocks.0.hook_resid_pre"][node.token]
+        if node.kind == "bias":
+            name = node.name.removesuffix(".b_O")
+            return name, self.index[node.name]
+        z = self.z(node.name, self.cache[self.before(node)])[node.token]
+        heads = (
+            slice(node.index, None, len(self.down[0])) if node.kind == "neuron" else slice(node.index, node.index + 1)
+        )
+        return node.name, np.einsum("hk,hkd->d", z[heads], self.index[f"{node.name}.W_O"][heads])
+
+    def edge(self, source: Node, target: Node) -> float:
+        """What the target's activation loses if it does not see what the source writes, all else being as it is."""
+        stream = self.cache[self.before(target)]
+        whole = self.activation(target, stream)
+        inner = next((part for part in ("ln.b", "b_V", "bias_tokens") if source.name.endswith(f".{part}")), "")
+        if inner:
+            if source.name != f"{target.name}.{inner}":
+                return 0.0
+            return whole - self.activation(target, stream, off=inner, token=source.token)
+        name, row = self.writes(source)
+        if ORDER.index(name) >= ORDER.index(target.name):
+            return 0.0
+        changed = stream.copy()
+        changed[source.token] -= row
+        return whole - self.activation(target, changed)
+
+
+ORDER = ["", "blocks.0.attn", "blocks.0.mlp_heads", "blocks.1.attn", "blocks.1.mlp_heads", "logit"]
+
+
+@pytest.mark.parametrize("stem", [pytest.param(stem, marks=() if stem == "relu-decoder" else slow) for stem in EXACT])
+def test_edges_are_direct_effects(stem: str) -> None:
+    graph, network = graph_of(stem), Network(stem)
+    generator = np.random.default_rng(0)
+    made = [place for place, node in enumerate(graph.nodes) if node.kind in ("neuron", "head", "logit")]
+    made = [place for place in made if graph.adjacency[place].any()]  # heads without effect have no edges
+    by_kind = {kind: [place for place in made if graph.nodes[place].kind == kind] for kind in ("neuron", "head")}
+    targets = [place for each in by_kind.values() for place in generator.choice(each, 12, replace=False)]
+    targets += [place for place in made if graph.nodes[place].kind == "logit"]
+    kinds, checked, kind_of = set(), 0, np.array([node.kind for node in graph.nodes])
+    for target in targets:
+        row = graph.adjacency[target]
+        largest = list(np.argsort(-np.abs(row))[:8])
+        largest += [np.argmax(np.abs(row) * (kind_of == kind)) for kind in ("embedding", "bias", "neuron", "head")]
+        linked = generator.choice(np.flatnonzero(row), 8)
+        for source in {*largest, *linked, *generator.choice(len(row), 8)}:
+            if graph.nodes[source].name == "final.ln.b" or graph.nodes[source].kind == "logit":
+                continue
+            wanted = network.edge(graph.nodes[source], graph.nodes[target])
+            assert abs(row[source] - wanted) <= 1e-10, (graph.nodes[source], graph.nodes[target])
+            if row[source]:
+                kinds.add((graph.nodes[source].kind, graph.nodes[target].kind))
+                checked += 1
+    assert checked > 200
+    assert len(kinds) == 12, "embeddings, biases, neurons and heads on neurons, heads and the logit"
+
+
+@pytest.mark.parametrize("stem", EXACT)
+def test_activations_are_those_of_the_model(stem: str) -> None:
+    """Of neurons: the activation function of the pre-activation, which the file's own weights give."""
+    graph, network = graph_of(stem), Network(stem)
+    for layer in (0, 1):
+        weight, bias, _ = mlp_of(stem, layer)
+        stream = network.cache[f"blocks.{layer}.hook_resid_mid"]
+        y = network.norm(stream, stream, f"blocks.{layer}.ln2") @ weight + bias
+        wanted = y / (1.0 + np.exp(-y)) if stem.startswith("silu") else np.maximum(y, 0.0)
+        nodes = [node for node in graph.nodes if node.kind == "neuron" and node.name == f"blocks.{layer}.mlp_heads"]
+        assert len(nodes) == y.size
+        for node in nodes:
+            assert abs(node.activation - wanted[node.token, node.index]) <= 1e-10
+
+
+@pytest.mark.parametrize("most", [pytest.param(ALL, marks=slow), 60, 0])
+@pytest.mark.parametrize("stem", EXACT + FITTED)
+def test_edges_add_up(stem: str, most: int) -> None:
+    """In-edges to the activation, out-edges to the effect along all paths; nothing is lost by taking fewer nodes."""
+    graph, whole = graph_of(stem, min(most, 1000) if stem == "gelu-vision" else most), attributed(stem)
+    bound = 1e-10 if stem in EXACT else 2e-6
+    made = np.array([node.kind not in ("embedding", "bias") for node in graph.nodes])
+    assert np.abs(graph.residuals[made]).max() <= bound
+    assert not graph.adjacency[~made].any()
+    assert graph.scores.replacement == pytest.approx(1.0, abs=bound)
+    assert graph.scores.completeness == pytest.approx(1.0, abs=bound)
+    inner = [place for place, node in enumerate(graph.nodes) if node.kind in ("neuron", "head", "rest")]
+    products = [graph.nodes[place].activation * graph.nodes[place].gradient for place in inner]
+    np.testing.assert_allclose(graph.effects[inner], products, atol=bound)
+    # The same numbers as the attribution along all paths has.
+    tokens = [place for place, node in enumerate(graph.nodes) if node.kind == "embedding"]
+    np.testing.assert_allclose(graph.effects[tokens], whole.paths["embed"], atol=bound)
+    biases = sum(graph.effects[place] for place, node in enumerate(graph.nodes) if node.kind == "bias")
+    assert biases + whole.paths["embed"].sum() == pytest.approx(graph.logit, abs=bound)
+    for name, effects in whole.effects.items():
+        own = [place for place in inner if graph.nodes[place].name in (name, f"{name}.rest")]
+        by_token = np.zeros(len(effects))
+        for place in own:
+            by_token[graph.nodes[place].token] += graph.effects[place]
+        np.testing.assert_allclose(by_token, effects.sum(axis=1), atol=bound)
+
+
+def test_remaining_heads_are_the_sum_of_theirs() -> None:
+    whole, small = graph_of("silu-decoder"), graph_of("silu-decoder", 60)
+    own = {(node.name, node.index, node.token): place for place, node in enumerate(small.nodes)}
+    places = [own.get((node.name, node.index, node.token)) for node in whole.nodes]
+    rests = [own.get((f"{node.name}.rest", 0, node.token), -1) for node in whole.nodes]
+    groups = np.array([rest if place is None else place for place, rest in zip(places, rests, strict=True)])
+    # Constants that only neurons without effect read have no edges, so no node, once these are one node.
+    assert not whole.effects[groups < 0].any()
+    assert {whole.nodes[place].kind for place in np.flatnonzero(groups < 0)} == {"bias"}
+    lumped = np.array([place >= 0 and small.nodes[place].kind == "rest" for place in groups])
+    scales = np.where(lumped, [node.gradient for node in whole.nodes], 1.0)
+    summed = np.zeros(small.adjacency.shape)
+    shared = groups >= 0
+    np.add.at(
+        summed, (groups[shared][:, None], groups[shared][None]), (whole.adjacency * scales[:, None])[shared][:, shared]
+    )
+    np.testing.assert_allclose(summed, small.adjacency, atol=1e-10)
+    # Those with nodes of their own have the largest effects.
+    left = [abs(node.activation * node.gradient) for node, rest in zip(whole.nodes, lumped, strict=True) if rest]
+    kept = [abs(node.activation * node.gradient) for node in small.nodes if node.kind in ("neuron", "head")]
+    assert len(kept) == 60
+    assert max(left) <= min(kept)
+
+
+def test_of_a_difference_and_another_token() -> None:
+    path = FOLDER / "silu-decoder.onnx"
+    options: dict[str, Any] = {"position": 3, "sequence": 1}
+    pair = attribution_graph(path, given("silu-decoder"), 5, minus=7, **options)
+    parts = [attributed("silu-decoder", **options), attributed("silu-decoder", minus=7, **options)]
+    assert pair.logit == parts[1].logit != parts[0].logit
+    assert np.abs(pair.residuals).max() <= 1e-10
+    later = [place for place, node in enumerate(pair.nodes) if node.token > 3 and node.kind != "rest"]
+    assert not pair.effects[later].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"node_threshold": 1.5}, "the node threshold is 1.5, which is not between 0 and 1"),
+        ({"edge_threshold": -0.5}, "the edge threshold is -0.5"),
+        ({"max_nodes": -1}, "there cannot be -1 nodes"),
+        ({"position": 99}, "there is no token 99"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attribution_graph(FOLDER / "silu-decoder.onnx", given("silu-decoder"), LOGIT, **options)
+
+
+def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewriter.interpret.graph._MOST", 100)
+    with pytest.raises(UsageError, match="nodes, more than 100: take fewer of them, or tokens"):
+        attribution_graph(FOLDER / "silu-decoder.onnx", given("silu-decoder"), LOGIT, max_nodes=60)

@@ -1,0 +1,220 @@
+"""The index of heads: weights that do in numpy what the model does, on the committed models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import UsageError, heads, rewrite
+from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.original import Attention
+from rewriter.interpret.sublayers import NeuronHeads
+from tests.committed import EACH_FILE, FOLDER, feeds
+from tests.headmath import neurons_write, pattern_of, tapped, wide, written
+
+NAMES = {
+    "silu-decoder": 44,
+    "relu-decoder": 44,
+    "gelu-encoder": 36,  # normalisation after the sublayers: part of the residual stream, not listed
+    "gelu-vision": 44,
+    "gated-decoder": 40,  # normalisation without bias
+    "conformer-encoder": 68,  # two MLPs in a layer
+}
+ROTARY = {"gated-decoder"}
+CAUSAL = {"silu-decoder", "relu-decoder", "gated-decoder"}
+
+
+def attentions(index: HeadIndex) -> list[tuple[str, Attention]]:
+    return [(each.name, each.sublayer) for each in index.sublayers if isinstance(each.sublayer, Attention)]
+
+
+def neurons(index: HeadIndex) -> list[tuple[str, NeuronHeads]]:
+    return [(each.name, each.sublayer) for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
+
+
+def close(found: NDArray[np.floating], wanted: NDArray[np.floating], bound: float) -> None:
+    assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
+
+
+@EACH_FILE
+def test_every_sublayer_has_its_tensors(path: Path) -> None:
+    index = heads(path)
+    assert len(index) == NAMES[path.stem]
+    assert len(attentions(index)) == 2
+    assert len(neurons(index)) == (4 if path.stem == "conformer-encoder" else 2)
+    for name in index:
+        array = index[name]
+        assert array.shape == index.tensors[name].shape
+        assert array.dtype == index.tensors[name].dtype == np.float32
+    width = 32
+    for name, own in attentions(index):
+        assert index[f"{name}.W_Q"].shape == (4, width, 8)
+        assert index[f"{name}.W_O"].shape == (4, 8, width)
+        assert own.heads == 4
+    for name, block in neurons(index):
+        assert index[f"{name}.W_O"].shape == (block.heads, 1, width)
+        assert index[f"{name}.bias_K"].shape == (block.heads, block.bias_tokens, block.dimension)
+
+
+@EACH_FILE
+@pytest.mark.parametrize("program", ["fewest", "fast"])
+def test_neuron_heads_write_what_the_block_writes(path: Path, program: str) -> None:
+    index, model = heads(path, program=program), onnx.load(path)
+    for name, own in neurons(index):
+        values = tapped(model, feeds(model), [own.data, own.result])
+        data = values[own.data].astype(np.float64)
+        found = neurons_write(data.reshape(-1, data.shape[-2], data.shape[-1]), wide(index, name))
+        close(found.reshape(values[own.result].shape), values[own.result], 3e-6)
+
+
+@EACH_FILE
+def test_original_heads_attend_and_write_as_the_model_does(path: Path) -> None:
+    index, model = heads(path), onnx.load(path)
+    given = feeds(model)
+    for name, own in attentions(index):
+        values = tapped(model, given, [own.query.operator.data, own.pattern, own.output.output])
+        pattern = values[own.pattern].astype(np.float64)
+        data = values[own.query.operator.data].astype(np.float64).reshape(pattern.shape[0], -1, 32)
+        tensors = wide(index, name)
+        if path.stem != "conformer-encoder":  # its positions are relative to each other
+            mask = np.ones((data.shape[1],) * 2, bool)
+            if path.stem in CAUSAL:
+                mask = np.tril(mask)
+            if "attention_mask" in given:
+                mask = mask & given["attention_mask"].astype(bool)[:, None, None]
+            kept = np.broadcast_to(mask.any(axis=-1), pattern.shape[:-1])
+            found = pattern_of(data, tensors, own.scale, mask, rotary=path.stem in ROTARY)
+            assert np.abs(found - pattern)[kept].max() <= 2e-6
+        assert own.rotary == (path.stem in ROTARY)
+        out = written(data, pattern, tensors) - tensors["b_O"]
+        left = values[own.output.output].reshape(out.shape) - out
+        # The bias is inside the operator or in an Add after it.
+        assert min(np.abs(left).max(), np.abs(left - tensors["b_O"]).max()) <= 3e-6
+
+
+@EACH_FILE
+def test_folding_the_normalisation_changes_nothing(path: Path) -> None:
+    """(x_hat w + b) W + c is x_hat W' + c', for any x_hat."""
+    plain, folded = heads(path), heads(path, fold_ln=True)
+    norms = [name for name in plain if ".ln" in name]
+    assert set(plain) - set(folded) == set(norms)
+    rng = np.random.default_rng(0)
+    changed = 0
+    for named in plain.sublayers:
+        if not norms:
+            assert all(np.array_equal(plain[name], folded[name]) for name in plain)
+            break
+        places = sorted({name.split(".")[2] for name in norms if name.startswith(f"{named.layer}.")})
+        own = [each for each in plain.sublayers if each.layer == named.layer]
+        place = f"{named.layer}.{places[own.index(named)]}"
+        scale = plain[f"{place}.w"].astype(np.float64)
+        bias = plain[f"{place}.b"].astype(np.float64) if f"{place}.b" in plain else np.zeros(32)
+        x_hat = rng.normal(size=(1, 5, 32))
+        before, after = wide(plain, named.name), wide(folded, named.name)
+        for side in "QKV":
+            expected = np.einsum("btd,hdk->bthk", x_hat * scale + bias, before[f"W_{side}"]) + before[f"b_{side}"]
+            found = np.einsum("btd,hdk->bthk", x_hat, after[f"W_{side}"]) + after[f"b_{side}"]
+            close(found, expected, 1e-5)
+            changed += not np.array_equal(before[f"W_{side}"], after[f"W_{side}"])
+    assert changed or not norms
+
+
+@pytest.mark.parametrize("form", ["local", "masked", "maskless", "staged"])
+def test_a_rewritten_file_has_the_heads_of_its_original(form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    same_heads(heads(source), heads(out))
+
+
+@pytest.mark.parametrize(
+    ("stem", "form"),
+    [("gated-decoder", "local"), ("gated-decoder", "masked"), ("gelu-encoder", "masked"), ("relu-decoder", "local")],
+)
+def test_the_same_of_other_activations(stem: str, form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / f"{stem}.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    same_heads(heads(source), heads(out))
+    rewrite(source, out, form=form, validate=False, inline=True, force=True)
+    same_heads(heads(source), heads(out))
+
+
+def same_heads(original: HeadIndex, rewritten: HeadIndex) -> None:
+    assert original.names() == rewritten.names(), rewritten.missed
+    for name in original:
+        np.testing.assert_array_equal(original[name], rewritten[name], err_msg=name)
+
+
+def test_factors_of_products() -> None:
+    index = heads(FOLDER / "silu-decoder.onnx")
+    for kind in ("W_QK", "W_OV"):
+        found = index.factored(f"blocks.1.attn.{kind}")
+        first, second = (index[f"blocks.1.attn.{each}"] for each in (("W_Q", "W_K"), ("W_V", "W_O"))[kind == "W_OV"])
+        product = first @ (second.transpose(0, 2, 1) if kind == "W_QK" else second)
+        np.testing.assert_allclose(found.AB, product, atol=1e-6)
+        u, s, vh = found.svd
+        np.testing.assert_allclose(u * s[:, None] @ vh, product, atol=1e-5)
+        np.testing.assert_allclose(s, np.linalg.svd(product)[1][:, :8], atol=1e-5)
+    with pytest.raises(KeyError):
+        index.factored("blocks.7.attn.W_QK")
+    with pytest.raises(KeyError):
+        index.factored("blocks.1.attn.W_Q")
+
+
+def test_files_open_elsewhere(tmp_path: Path) -> None:
+    index = heads(FOLDER / "gated-decoder.onnx")
+    for suffix in (".safetensors", ".npz"):
+        index.write(tmp_path / f"heads{suffix}")
+    with np.load(tmp_path / "heads.npz", allow_pickle=False) as archive:
+        assert set(archive.files) == {*index, "__metadata__"}
+        assert json.loads(str(archive["__metadata__"])) == json.loads(json.dumps(index.to_json()))
+        for name in index:
+            np.testing.assert_array_equal(archive[name], index[name])
+    data = (tmp_path / "heads.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    assert json.loads(header.pop("__metadata__")["attnonly"]) == json.loads(json.dumps(index.to_json()))
+    assert set(header) == set(index)
+    ends = 0
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        assert start == ends
+        ends = end
+        array = np.frombuffer(data[8 + size + start : 8 + size + end], "<f4").reshape(entry["shape"])
+        np.testing.assert_array_equal(array, index[name])
+    assert len(data) == 8 + size + ends
+    first = data
+    index.write(tmp_path / "heads.safetensors")
+    assert (tmp_path / "heads.safetensors").read_bytes() == first
+
+
+def test_refusals(tmp_path: Path) -> None:
+    index = heads(FOLDER / "silu-decoder.onnx")
+    with pytest.raises(UsageError, match=r"must end in \.safetensors or \.npz"):
+        index.write(tmp_path / "heads.bin")
+    with pytest.raises(UsageError, match="unknown program 'most'"):
+        heads(FOLDER / "silu-decoder.onnx", program="most")
+    with pytest.raises(KeyError):
+        index["blocks.0.attn.W_X"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_indexing_reads_no_large_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rewriter.interpret import index as module
+
+    read: list[int] = []
+
+    def counted(_: object, tensor: onnx.TensorProto) -> NDArray[np.generic]:
+        read.append(len(tensor.raw_data))
+        return onnx.numpy_helper.to_array(tensor)
+
+    monkeypatch.setattr(module, "read_tensor", counted)
+    found = heads(FOLDER / "silu-decoder.onnx")
+    assert max(read, default=0) < 32 * 32 * 4
+    before = len(read)
+    found["blocks.0.attn.W_Q"]
+    assert len(read) > before

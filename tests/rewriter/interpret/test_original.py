@@ -1,0 +1,215 @@
+"""Original heads in graphs of every layout: which columns belong to which head, and why not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from passes.match.linear import Miss
+from rewriter.files.load import load_model, read_tensor
+from rewriter.graph.view import all_views
+from rewriter.interpret.original import Attention, find_attention
+from rewriter.interpret.trace import Tracer, concrete_shapes
+
+HEADS, WIDTH = 3, 4
+MODEL = HEADS * WIDTH
+
+QUERIES = """
+  q0 = MatMul(x, wq)
+  k0 = MatMul(x, wk)
+  v0 = MatMul(x, wv)"""
+SPLIT = """
+  q1 = Reshape(q0, by_head)
+  q = Transpose<perm = [0, 2, 1, 3]>(q1)
+  k1 = Reshape(k0, by_head)
+  kt = Transpose<perm = [0, 2, 3, 1]>(k1)
+  v1 = Reshape(v0, by_head)
+  v = Transpose<perm = [0, 2, 1, 3]>(v1)"""
+SCORES = """
+  s0 = MatMul(q, kt)
+  s = Mul(s0, half)
+  p = Softmax<axis = -1>(s)
+  z = MatMul(p, v)"""
+JOIN = """
+  z1 = Transpose<perm = [0, 2, 1, 3]>(z)
+  z2 = Reshape(z1, joined)"""
+OUT = """
+  y = MatMul(z2, wo)"""
+
+
+def attention(*parts: str, opset: int = 18, more: str = "", domains: str = "") -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}{domains}]>
+agraph (float[batch, tokens, {MODEL}] x{more}) => (float[batch, tokens, {MODEL}] y) {{{"".join(parts)}
+}}"""
+    model = onnx.parser.parse_model(text)
+    constants = {
+        **{name: rng.normal(size=(MODEL, MODEL)).astype(np.float32) for name in ("wq", "wk", "wv", "wo")},
+        "wkv": rng.normal(size=(MODEL, WIDTH)).astype(np.float32),
+        "bias": rng.normal(size=MODEL).astype(np.float32),
+        "per_token": rng.normal(size=(1, HEADS, 5, WIDTH)).astype(np.float32),
+        "by_head": np.array([0, 0, HEADS, WIDTH]),
+        "inside_out": np.array([0, 0, WIDTH, HEADS]),
+        "one_head": np.array([0, 0, 1, WIDTH]),
+        "joined": np.array([0, 0, MODEL]),
+        "half": np.array(0.5, np.float32),
+        "two": np.array(2.0, np.float32),
+        "unequal": np.arange(1, WIDTH + 1, dtype=np.float32),
+        "zero": np.array([0]),
+    }
+    used = {name for node in model.graph.node for name in node.input}
+    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used]
+    model.graph.initializer.extend(arrays)
+    return model
+
+
+def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
+    source = load_model(model)
+    view, read = all_views(source.proto)[0], partial(read_tensor, source)
+    return find_attention(Tracer(view, concrete_shapes(source.proto, view, read), read))
+
+
+def one(model: onnx.ModelProto) -> Attention:
+    attentions, missed = found(model)
+    assert missed == ()
+    (only,) = attentions
+    return only
+
+
+IN_ORDER = np.arange(MODEL).reshape(HEADS, WIDTH)
+
+
+def test_heads_in_order() -> None:
+    only = one(attention(QUERIES, SPLIT, SCORES, JOIN, OUT))
+    for heads in (only.query, only.key, only.value):
+        np.testing.assert_array_equal(heads.columns, IN_ORDER)
+    np.testing.assert_array_equal(only.channels, IN_ORDER)
+    assert (only.scale, only.groups, only.rotary, only.cross) == (0.5, 1, False, False)
+    assert (only.pattern, only.scores, only.z) == ("p", "s", "z")
+
+
+def test_heads_inside_out() -> None:
+    """Column d * heads + h belongs to head h."""
+    turned = SPLIT.replace("by_head", "inside_out").replace("[0, 2, 1, 3]", "[0, 3, 1, 2]")
+    turned = turned.replace("[0, 2, 3, 1]", "[0, 3, 2, 1]")
+    only = one(attention(QUERIES, turned, SCORES, JOIN.replace("[0, 2, 1, 3]", "[0, 2, 3, 1]"), OUT))
+    wanted = np.arange(MODEL).reshape(WIDTH, HEADS).T
+    for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
+        np.testing.assert_array_equal(columns, wanted)
+
+
+def test_batch_and_heads_as_one_axis() -> None:
+    flat = "\n  flat = Constant<value_ints = [-1, 5, 4]>()"
+    parts = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>(k1)", "k2 = Transpose<perm = [0, 2, 1, 3]>(k1)")
+    merged = """
+  qf = Reshape(q, flat)
+  kf = Reshape(k2, flat)
+  ktf = Transpose<perm = [0, 2, 1]>(kf)
+  vf = Reshape(v, flat)"""
+    scores = SCORES.replace("(q, kt)", "(qf, ktf)").replace("(p, v)", "(p, vf)").replace("z = ", "zf = ")
+    back = "\n  apart = Constant<value_ints = [-1, 3, 5, 4]>()\n  z = Reshape(zf, apart)"
+    model = attention(QUERIES, flat, parts, merged, scores, back, JOIN, OUT)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    only = one(model)
+    for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
+        np.testing.assert_array_equal(columns, IN_ORDER)
+
+
+def test_one_key_head_for_all_queries() -> None:
+    shared = QUERIES.replace("(x, wk)", "(x, wkv)").replace("(x, wv)", "(x, wkv)")
+    split = SPLIT.replace("(k0, by_head)", "(k0, one_head)").replace("(v0, by_head)", "(v0, one_head)")
+    only = one(attention(shared, split, SCORES, JOIN, OUT))
+    assert only.groups == HEADS
+    np.testing.assert_array_equal(only.key.columns, np.tile(np.arange(WIDTH), (HEADS, 1)))
+    np.testing.assert_array_equal(only.query.columns, IN_ORDER)
+
+
+def test_factors_and_biases() -> None:
+    biased = QUERIES.replace("q0 =", "qm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
+    only = one(attention(biased, SPLIT, SCORES, JOIN, OUT))
+    assert only.scale == 1.0
+    assert only.query.factor == 2.0
+    (added,) = only.query.added
+    assert (added.name, added.factor) == ("bias", 2.0)
+    np.testing.assert_array_equal(added.positions, IN_ORDER)
+
+
+def test_a_cache_is_not_part_of_the_keys() -> None:
+    past = f", float[batch, {HEADS}, {WIDTH}, past] pk, float[batch, {HEADS}, past, {WIDTH}] pv"
+    cached = SPLIT.replace("kt =", "kn =").replace("v =", "vn =")
+    joined = "\n  kt = Concat<axis = -1>(pk, kn)\n  v = Concat<axis = 2>(pv, vn)"
+    only = one(attention(QUERIES, cached, joined, SCORES, JOIN, OUT, more=past))
+    np.testing.assert_array_equal(only.key.columns, IN_ORDER)
+    np.testing.assert_array_equal(only.value.columns, IN_ORDER)
+
+
+def test_queries_of_another_sequence() -> None:
+    more = f", float[batch, others, {MODEL}] e"
+    crossed = QUERIES.replace("(x, wk)", "(e, wk)").replace("(x, wv)", "(e, wv)")
+    assert one(attention(crossed, SPLIT, SCORES, JOIN, OUT, more=more)).cross
+
+
+@pytest.mark.parametrize(("flat", "domain"), [(True, ""), (False, ""), (True, "com.microsoft")])
+def test_attention_operators(flat: bool, domain: str) -> None:
+    if domain:
+        call = f"\n  z2 = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, scale = 0.25>(q0, k0, v0)"
+        model = attention(QUERIES, call, OUT, domains=', "com.microsoft" : 1')
+    elif flat:
+        heads = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
+        model = attention(QUERIES, f"\n  z2 = Attention<{heads}, scale = 0.25>(q0, k0, v0)", OUT, opset=23)
+    else:
+        split = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k = Transpose<perm = [0, 2, 1, 3]>")
+        model = attention(QUERIES, split, "\n  z = Attention<scale = 0.25>(q, k, v)", JOIN, OUT, opset=23)
+    only = one(model)
+    assert (only.scale, only.pattern) == (0.25, "")
+    for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
+        np.testing.assert_array_equal(columns, IN_ORDER)
+
+
+NONLINEAR = QUERIES.replace("q0 =", "qm =") + "\n  q0 = Softplus(qm)"
+SUMMED = QUERIES.replace("q0 =", "qm =") + "\n  qn = MatMul(x, wo)\n  q0 = Add(qm, qn)"
+UNEVEN = SPLIT.replace("q =", "qs =") + "\n  q = Mul(qs, unequal)"
+MISSES = {
+    "it does more than move, scale or add entries": (NONLINEAR, SPLIT, SCORES, JOIN, OUT),
+    "its channels have different factors": (QUERIES, UNEVEN, SCORES, JOIN, OUT),
+    "it is a sum of several linear operators' outputs": (SUMMED, SPLIT, SCORES, JOIN, OUT),
+    "no linear operator reads its heads": (QUERIES, SPLIT, SCORES, JOIN, "\n  y = Softplus(z2)"),
+}
+
+
+@pytest.mark.parametrize("reason", MISSES)
+def test_what_is_not_understood_is_said(reason: str) -> None:
+    attentions, missed = found(attention(*MISSES[reason]))
+    assert attentions == ()
+    (miss,) = missed
+    assert miss.reason == f"attention at Softmax 'p': {reason}"
+    assert miss.node
+
+
+def test_a_constant_that_differs_from_token_to_token() -> None:
+    model = attention(QUERIES, SPLIT.replace("q =", "qs =") + "\n  q = Add(qs, per_token)", SCORES, JOIN, OUT)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    _, (miss,) = found(model)
+    assert "the constant 'per_token' that is added differs from token to token" in miss.reason
+
+
+def test_graphs_that_no_runtime_would_run() -> None:
+    wrong = SPLIT.replace("q = Transpose<perm = [0, 2, 1, 3]>", "q = Transpose<perm = [0, 2, 7, 3]>")
+    attentions, missed = found(attention(QUERIES, wrong, SCORES, JOIN, OUT))
+    assert attentions == ()
+    assert [miss.reason for miss in missed] == ["attention at Softmax 'p': its nodes do not fit together"]
+
+
+def test_shapes_of_any_size_are_not_followed() -> None:
+    huge = "\n  size = Constant<value_ints = [1000000, 1000000, 1, 1]>()\n  q = Expand(qs, size)"
+    _, missed = found(attention(QUERIES, SPLIT.replace("q =", "qs =") + huge, SCORES, JOIN, OUT))
+    (miss,) = missed
+    assert "too many to follow" in miss.reason or "do not fit together" in miss.reason
+
+
+def test_a_softmax_over_classes_is_no_attention() -> None:
+    assert found(attention("\n  s = MatMul(x, wq)\n  y = Softmax<axis = -1>(s)")) == ((), ())

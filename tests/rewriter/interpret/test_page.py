@@ -1,0 +1,170 @@
+"""Data of the page of heads: the numbers of the functions behind it, and bounds on its size."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import UsageError, attribute, attribution_graph, head_pictures, head_tokens, heads
+from rewriter.interpret import page as contents
+from rewriter.interpret.original import Attention
+from rewriter.interpret.sublayers import NeuronHeads
+from tests.committed import FOLDER, feeds
+from tests.conftest import slow
+from tests.headmath import neuron_pattern, tapped, wide
+
+Array = NDArray[Any]
+
+MODEL = FOLDER / "silu-decoder.onnx"
+LOGIT = 5
+
+
+def given(stem: str = "silu-decoder", tokens: int = 6) -> dict[str, Array]:
+    made = feeds(onnx.load(FOLDER / f"{stem}.onnx"), tokens=tokens)
+    return {name: np.ones_like(array) if "mask" in name else array for name, array in made.items()}
+
+
+@cache
+def data(stem: str = "silu-decoder", logit: int | None = LOGIT, **options: Any) -> dict[str, Any]:
+    made = head_pictures(FOLDER / f"{stem}.onnx", given(stem), logit=logit, **options).data
+    return dict(json.loads(json.dumps(made, allow_nan=False)))
+
+
+def by_name(**options: Any) -> dict[str, dict[str, Any]]:
+    return {head["name"]: head for head in data(**options)["heads"]}
+
+
+@pytest.mark.parametrize(
+    ("stem", "program"), [("silu-decoder", "fewest"), pytest.param("gelu-encoder", "fast", marks=slow)]
+)
+def test_patterns_are_the_models(stem: str, program: str) -> None:
+    """The second has ten heads per neuron."""
+    index, model = heads(FOLDER / f"{stem}.onnx", program=program), onnx.load(FOLDER / f"{stem}.onnx")
+    found = by_name(stem=stem, program=program, logit=None)
+    own = {each.name: each.sublayer for each in index.sublayers}
+    attention, block = own["blocks.1.attn"], own["blocks.1.mlp_heads"]
+    assert isinstance(attention, Attention)
+    assert isinstance(block, NeuronHeads)
+    values = tapped(model, given(stem), [attention.pattern, block.data])
+    pattern = values[attention.pattern][0]
+    neurons = neuron_pattern(values[block.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
+    for place in range(4):
+        (shown,) = found[f"blocks.1.attn.{place}"]["pattern"]
+        assert np.abs(np.array(shown) - pattern[place]).max() <= 1e-4
+    checked = [head for name, head in found.items() if name.startswith("blocks.1.mlp_heads.")]
+    for head in checked:
+        assert len(head["pattern"]) == len(block.groups)
+        for group, shown in enumerate(head["pattern"]):
+            wanted = neurons[:, group * block.neurons + head["number"]]
+            assert np.abs(np.array(shown) - wanted).max() <= 1e-4
+    assert len(checked) > 80
+
+
+def test_attributions_and_the_graph_are_those_of_their_functions() -> None:
+    found, wanted = by_name(), attribute(MODEL, given(), LOGIT)
+    assert data()["logit"] == {"logit": LOGIT, "minus": None, "position": -1, "output": None, "value": wanted.logit}
+    for name, head in found.items():
+        sublayer, _, number = name.rpartition(".")
+        effects = wanted.effects[sublayer][:, int(number)]
+        assert head["effects"] == pytest.approx(effects, rel=1e-3, abs=1e-12)
+        assert head["effect"] == pytest.approx(effects.sum(), rel=1e-3, abs=1e-12)
+    graph = attribution_graph(MODEL, given(), LOGIT, max_nodes=400).to_json()
+    drawn = data()["graph"]
+    # Every node that an edge ends at, and no other.
+    shown = {node["id"] for node in drawn["nodes"]}
+    assert shown == {end for *ends, _ in drawn["links"] for end in ends}
+    assert shown < {node["node_id"] for node in graph["nodes"]}
+    weights = {(link["source"], link["target"]): link["weight"] for link in graph["links"]}
+    for source, target, weight in drawn["links"]:
+        assert weight == pytest.approx(weights[source, target], rel=1e-3)
+    assert drawn["left_out"] == [len(graph["nodes"]) - len(shown), len(weights) - contents.MOST_EDGES]
+    smallest = min(abs(weight) for *_, weight in drawn["links"])
+    assert sum(abs(weight) > smallest * 1.001 for weight in weights.values()) <= contents.MOST_EDGES
+    assert (drawn["rows"][0], drawn["rows"][-1]) == ("tokens", "logit")
+    places = [(node["row"], node["column"], node["lane"]) for node in drawn["nodes"]]
+    assert len(set(places)) == len(places)
+    assert {node["head"] for node in drawn["nodes"]} & set(found)
+
+
+def test_tokens_are_those_of_their_function() -> None:
+    ids = given()["input_ids"][0]
+    assert data()["tokens"] == [{"place": place, "text": str(token)} for place, token in enumerate(ids)]
+    rows = {row.side: row for row in head_tokens(MODEL, names="blocks.0.attn.2", top=8).rows}
+    for shown in by_name()["blocks.0.attn.2"]["tokens"]:
+        row = rows[shown["side"]]
+        assert [text for text, _ in shown["top"]] == [str(token) for token, _ in row.top]
+        assert [score for _, score in shown["bottom"]] == pytest.approx([score for _, score in row.bottom], rel=1e-3)
+
+
+@slow
+def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
+    few, wanted = data(most=7), attribute(MODEL, given(), LOGIT)
+    effects = {
+        f"{name}.{number}": size
+        for name in ("blocks.0.mlp_heads", "blocks.1.mlp_heads")
+        for number, size in enumerate(np.abs(wanted.effects[name]).max(axis=0))
+    }
+    shown = {head["name"] for head in few["heads"] if head["kind"] == "neuron"}
+    assert shown == set(sorted(effects, key=lambda name: -effects[name])[:7])
+    assert few["notes"] == ["Shown are 7 of 256 neurons, those with the largest attribution to the logit."]
+    without = data(logit=None, most=0)
+    assert without["graph"] is None
+    assert without["logit"] is None
+    assert {head["kind"] for head in without["heads"]} == {"head"}
+    assert {head["effect"] for head in without["heads"]} == {None}
+    assert without["notes"] == ["Shown are 0 of 256 neurons, those with the largest activation on these tokens."]
+
+
+@slow
+def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "MOST_TOKENS", 5)
+    monkeypatch.setattr(contents, "_PATTERN_ENTRIES", 3 * 25)
+    long = given(tokens=19)
+    for position, start in ((-1, 14), (9, 5), (0, 0)):
+        found = head_pictures(MODEL, long, logit=LOGIT, position=position, most=3).data
+        assert [token["place"] for token in found["tokens"]] == list(range(start, start + 5))
+        assert found["notes"][0] == f"Shown are tokens {start} to {start + 4} of 19."
+        assert "Shown are 3 of 8 original heads" in found["notes"][2]
+        for head in found["heads"]:
+            assert len(head["activation"]) == len(head["effects"]) == 5
+            assert np.array(head["pattern"]).shape == (1, 5, 5 if head["kind"] == "head" else 2)
+        assert all(0 <= node["column"] < 5 for node in found["graph"]["nodes"])
+    assert [token["place"] for token in head_pictures(MODEL, long, most=3).data["tokens"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        "gated-decoder",
+        *(pytest.param(stem, marks=slow) for stem in ("gelu-vision", "conformer-encoder", "gelu-encoder")),
+    ],
+)
+def test_other_models(stem: str) -> None:
+    """Several heads per neuron; no token ids; an output that cannot be attributed; normalisations after sublayers."""
+    found = data(stem, None, most=6)
+    neurons = [head for head in found["heads"] if head["kind"] == "neuron"]
+    assert len(neurons) == 6
+    blocks = [each.sublayer for each in heads(FOLDER / f"{stem}.onnx").sublayers]
+    groups = {each.heads // each.neurons for each in blocks if isinstance(each, NeuronHeads)}
+    assert {len(head["pattern"]) for head in neurons} == groups
+    assert (found["tokens"][0]["text"] == "#0") is (stem in ("gelu-vision", "conformer-encoder"))
+    assert bool(found["missing"]) is (stem != "gated-decoder")
+
+
+def test_refusals() -> None:
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"logit": 4000}, "there is no logit 4000"),
+        ({"sequence": 9}, "there is no sequence 9"),
+        ({"most": -1}, "there cannot be -1 neurons"),
+    )
+    for options, message in cases:
+        with pytest.raises(UsageError, match=message):
+            head_pictures(MODEL, given(), **options)
+    with pytest.raises(UsageError, match="cannot be attributed"):
+        head_pictures(FOLDER / "conformer-encoder.onnx", given("conformer-encoder"), logit=1)
