@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import attribution_graph
-from rewriter.interpret.attribute import Reader
-from rewriter.interpret.interventions import open_at
+from rewriter.interpret.attribute import FrozenRun
 from rewriter.interpret.run import hooks_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.ort.sessions import open_session
@@ -46,6 +45,19 @@ def test_the_graph_of_a_trained_model(export: Export) -> None:
     assert 0.0 < graph.pruned_scores.completeness < 1.0
 
 
+def opened(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
+    """The model with a tensor as a further input, which its readers get instead of what the model computes."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for node in result.graph.node:
+        node.output[:] = [f"{name}/computed" if name == tensor else name for name in node.output]
+    result.graph.input.append(onnx.helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None))
+    kept = [value for value in result.graph.value_info if value.name != tensor]
+    del result.graph.value_info[:]
+    result.graph.value_info.extend(kept)
+    return result
+
+
 @pytest.mark.parametrize(("program", "measured_before"), [("fewest", 0.83), ("fast", 0.90)])
 def test_correlation_with_patching_from_another_sentence(program: str, measured_before: float, export: Export) -> None:
     """What each MLP writes at each token is replaced by what it writes there in another sentence.
@@ -56,7 +68,7 @@ def test_correlation_with_patching_from_another_sentence(program: str, measured_
     path: Path = export("minilm", "dynamo")
     given = sentence("The cat sleeps on the warm windowsill.")
     other = sentence("The dog sleeps on the cold windowsill.")
-    reader = Reader.of(path, given, output=OUTPUT, sequence=0, program=program)
+    reader = FrozenRun(path, given, output=OUTPUT, sequence=0, program=program)
     index = reader.index
     own = [each for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
     linears = [reader.linear(entry, None, 0) for entry in COORDINATES]
@@ -67,7 +79,7 @@ def test_correlation_with_patching_from_another_sentence(program: str, measured_
     before, after = (tapped(onnx.load(path), feeds, [*tensors.values(), OUTPUT]) for feeds in (given, other))
     predicted, measured = [], []
     for name, tensor in tensors.items():
-        session = open_session(open_at(index, tensor), optimise=False, base_dir=index.source.base_dir)
+        session = open_session(opened(index.proto, tensor), optimise=False, base_dir=index.source.base_dir)
         change = after[tensor] - before[tensor]
         for token in range(change.shape[-2]):
             patched = before[tensor].copy()

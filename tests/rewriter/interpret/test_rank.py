@@ -1,0 +1,427 @@
+"""Compositions, tokens and duplicates against explicit products in numpy; which heads are compared at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from rewriter import ModelError, UsageError, compositions, head_tokens, heads, idle_heads, rewrite
+from rewriter.interpret import rank
+from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import Best, triangles
+from rewriter.interpret.sublayers import NeuronHeads
+from tests.committed import FILES, FOLDER, VOCABULARY
+from tests.conftest import slow
+from tests.textmodels import SILU, text_model
+
+Array = NDArray[Any]
+
+ALL = 10**6
+
+
+def explicit(index: HeadIndex) -> dict[str, dict[str, Array]]:
+    """Head to its W_OV, W_QK and W_QK^T, [d_model, d_model] each, by the definitions."""
+    found: dict[str, dict[str, Array]] = {}
+    for named in index.sublayers:
+        own = {part: index[f"{named.name}.{part}"] for part in ("W_Q", "W_K", "W_V", "W_O")}
+        count = named.sublayer.heads
+        for place in range(count if isinstance(named.sublayer, Attention) else named.sublayer.neurons):
+            if isinstance(named.sublayer, Attention):
+                ov, qk = own["W_V"][place] @ own["W_O"][place], own["W_Q"][place] @ own["W_K"][place].T
+                found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk, "K": qk.T}
+                continue
+            # The heads of a neuron, of which some have constant values or keys.
+            group = range(place, count, named.sublayer.neurons)
+            ov = next(own["W_V"][head] @ own["W_O"][head] for head in group if own["W_V"][head].any())
+            keys = {
+                head: np.vstack([index[f"{named.name}.b_K"][head], index[f"{named.name}.bias_K"][head]])
+                for head in group
+            }
+            qk = next(
+                each for each in (own["W_Q"][h] @ np.nan_to_num(keys[h], neginf=0.0).T for h in group) if each.any()
+            )
+            found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk}
+            moved = next((own["W_K"][head] for head in group if own["W_K"][head].any()), None)
+            if moved is not None:
+                found[f"{named.name}.{place}"]["K"] = moved
+    return found
+
+
+def score(writer: Array, reader: Array) -> float:
+    return float(np.linalg.norm(writer @ reader) / (np.linalg.norm(writer) * np.linalg.norm(reader)))
+
+
+FAST = ({"silu-decoder": True}, {"gated-decoder": False})
+CASES = [
+    pytest.param(path, fold, id=f"{path.stem}-{fold}", marks=[] if {path.stem: fold} in FAST else slow)
+    for path in FILES
+    for fold in (False, True)
+]
+
+
+@pytest.mark.parametrize(("path", "fold_ln"), CASES)
+def test_scores_are_those_of_explicit_products(path: Path, fold_ln: bool) -> None:
+    index = heads(path, wide=True, fold_ln=fold_ln)
+    wanted, order = explicit(index), [each.name for each in index.sublayers]
+    assert any(each.ndim == 2 and each.shape == (32, 32) for each in wanted["blocks.0.attn.1"].values())
+    found = compositions(index, top=ALL)
+    assert found.folded is (fold_ln and path.stem != "gelu-encoder")
+    assert found.baseline == 32**-0.5
+    rng = np.random.default_rng(0)
+    for reader in [*rng.choice(list(wanted), 12, replace=False), "blocks.1.attn.0", "blocks.1.attn.3"]:
+        place = order.index(reader.rpartition(".")[0])
+        writers = [each for each in wanted if order.index(each.rpartition(".")[0]) < place]
+        for kind in "QKV":
+            reads, _ = found.of(reader, kind)
+            if kind not in wanted[reader]:
+                assert reads == []
+                continue
+            assert [each.score for each in reads] == sorted((each.score for each in reads), reverse=True)
+            assert {each.writer for each in reads} == set(writers)
+            for each in reads:
+                assert abs(each.score - score(wanted[each.writer]["O"], wanted[reader][kind])) <= 1e-10
+
+
+def test_both_directions_and_the_strongest_agree() -> None:
+    found = compositions(FOLDER / "silu-decoder.onnx", top=5)
+    everything = compositions(FOLDER / "silu-decoder.onnx", top=ALL)
+    names = everything.heads
+    assert len(names) == 264
+    scores = {
+        (each.kind, each.reader, each.writer): each.score
+        for name in names
+        for kind in "QKV"
+        for each in everything.of(name, kind)[0]
+    }
+    assert len(scores) == everything.compared + 128 * 4 + 128 * 136  # Q of neurons is V of neurons
+    by_writer: dict[tuple[str, str], list[float]] = {}
+    for (kind, _, writer), value in scores.items():
+        by_writer.setdefault((kind, writer), []).append(value)
+    for name in names:
+        for kind in "QKV":
+            read_by = [each.score for each in found.of(name, kind)[1]]
+            wanted = sorted(by_writer.get((kind, name), []), reverse=True)[:5]
+            assert np.allclose(read_by, wanted, rtol=0.0, atol=1e-6)
+            assert len(read_by) == len(wanted)
+    top = found.strongest(5)
+    distinct = {(reader, writer, value) for (_, reader, writer), value in scores.items()}
+    largest = sorted((value for *_, value in distinct), reverse=True)[:5]
+    assert [each.score for each in top] == pytest.approx(largest, abs=1e-6)
+    assert {each.kind for each in top} == {"QV"}
+    assert all(abs(scores[kind, each.reader, each.writer] - each.score) <= 1e-6 for each in top for kind in each.kind)
+
+
+SUBLAYER = (
+    "f{0} = MatMul({1}, W1) y{0} = Add(f{0}, b1) s{0} = Sigmoid(y{0}) h{0} = Mul(y{0}, s{0}) o{0} = MatMul(h{0}, W2)"
+)
+
+
+def test_only_what_is_in_the_sum_is_read() -> None:
+    """Parallel sublayers do not read each other; a linear map ends the stream; a normalisation does not."""
+    parallel = [SUBLAYER.format("a", "x"), SUBLAYER.format("b", "x"), "r = Add(oa, ob)", "m = Add(x, r)"]
+    norm = ["n = LayerNormalization(m, w, w)", SUBLAYER.format("c", "n"), "t = Add(m, oc)"]
+    apart = ["p = MatMul(t, U)", SUBLAYER.format("d", "p"), "out = Add(p, od)"]
+    ones, map_between = np.ones(4), np.eye(4) * 2.0
+    model = text_model(" ".join([*parallel, *norm, *apart]), constants={"w": ones, "U": map_between})
+    index = heads(model)
+    assert len(index.sublayers) == 4
+    a, b, c, d = (each.name for each in index.sublayers)
+    read = {(reader.named.name, writer.named.name) for reader, writers in rank.pairs(index) for writer in writers}
+    assert read == {(c, a), (c, b)}
+    assert compositions(index).of(f"{d}.0", "V") == ([], [])
+
+
+@pytest.mark.parametrize("form", ["local", *(pytest.param(form, marks=slow) for form in ("compact", "masked"))])
+def test_a_rewritten_file_has_the_scores_of_its_original(form: str, tmp_path: Path) -> None:
+    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
+    rewrite(source, out, form=form, validate=False)
+    wanted, found = (compositions(path, top=4).to_json() for path in (source, out))
+    assert found == wanted
+    assert wanted["kinds"]["K"]["reads"]["blocks.1.attn.0"]
+
+
+def test_heads_without_weights_have_no_scores() -> None:
+    first, second, third = (SUBLAYER.format(*each) for each in ("ax", "bm", "ct"))
+    second = second.replace("W2", "Z2")
+    body = f"{first} m = Add(x, oa) {second} t = Add(m, ob) {third} out = Add(t, oc)"
+    rows = np.ones((8, 4))
+    rows[3] = 0.0
+    found = compositions(text_model(body, constants={"Z2": rows}), top=ALL)
+    names = list(dict.fromkeys(head.rpartition(".")[0] for head in found.heads))
+    assert found.of(f"{names[1]}.3", "V")[1] == []
+    assert len(found.of(f"{names[1]}.2", "V")[1]) == 8
+    assert len(found.of(f"{names[2]}.2", "V")[0]) == 15
+
+
+def test_weights_that_have_no_scores() -> None:
+    path = FOLDER / "silu-decoder.onnx"
+    with pytest.raises(UsageError, match="take 1 or more"):
+        compositions(path, top=0)
+    broken = text_model(
+        f"{SUBLAYER.format('a', 'x').replace('W2', 'N2')} m = Add(x, oa) {SUBLAYER.format('b', 'm')} out = Add(m, ob)",
+        constants={"N2": np.full((8, 4), np.nan)},
+    )
+    with pytest.raises(ModelError, match="are not finite"):
+        compositions(broken)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 8), (8, 8)])
+def test_unrelated_weights_score_one_over_the_root_of_the_width(ranks: tuple[int, int]) -> None:
+    rng, width = np.random.default_rng(0), 48
+    writers, readers = (rng.normal(size=(60, rank, width)) for rank in ranks)
+    units = [each / np.linalg.norm(each, axis=(1, 2))[:, None, None] for each in (readers, writers)]
+    found = rank.block_scores(*units)
+    assert np.sqrt((found**2).mean()) == pytest.approx(width**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 8), (2, 33, 5), (1, 7, 9), (2, 700, 3)])
+def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
+    tall = np.random.default_rng(0).normal(size=shape)
+    found = triangles(tall)
+    assert found.shape[-2] <= shape[-1]
+    assert np.abs(np.swapaxes(found, -1, -2) @ found - np.swapaxes(tall, -1, -2) @ tall).max() <= 1e-12 * shape[1]
+
+
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
+        Best(40_000, 1_000, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("k", [1, 4, 60])
+def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
+    rng = np.random.default_rng(k)
+    whole = rng.normal(size=(20, 50)) + np.linspace(0.0, 3.0, 50)  # later columns are larger
+    best = Best(20, k, np.dtype(np.float64), floor=-np.inf)
+    for columns in np.array_split(rng.permutation(50), 7):
+        for rows in np.array_split(rng.permutation(20), 3):
+            best.add(rows, whole[np.ix_(rows, columns)], columns)
+    wanted = -np.sort(-whole, axis=1)[:, :k]
+    assert (best.scores[:, :50] == wanted).all()
+    assert (np.take_along_axis(whole, best.places[:, :50], axis=1) == wanted).all() if k <= 50 else True
+    assert (best.places[:, 50:] == -1).all()
+
+
+def test_blocks_of_any_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = heads(FOLDER / "gated-decoder.onnx", wide=True)
+    whole = compositions(index, top=3).to_json()["kinds"]["V"]["reads"]
+    monkeypatch.setattr(rank, "_ENTRIES", 5000)
+    parts = compositions(index, top=3).to_json()["kinds"]["V"]["reads"]
+    assert {*whole} == {*parts}
+    for name, row in whole.items():
+        assert [other for other, _ in row] == [other for other, _ in parts[name]]
+        assert [score for _, score in row] == pytest.approx([score for _, score in parts[name]], abs=1e-12)
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+TABLES = {
+    "silu-decoder": ("model.transformer.wte.weight", "onnx::MatMul_569"),
+    "relu-decoder": ("model.lm_head.weight", "val_210"),
+}
+"""Embeddings and unembedding, read off the files."""
+
+
+def weights(stem: str) -> dict[str, Array]:
+    tensors = onnx.load(FOLDER / f"{stem}.onnx").graph.initializer
+    return {each.name: onnx.numpy_helper.to_array(each).astype(np.float64) for each in tensors}
+
+
+def tables(stem: str) -> tuple[Array, Array]:
+    """(embeddings [tokens, d_model], unembedding [d_model, tokens])."""
+    own = weights(stem)
+    return own[TABLES[stem][0]], own[TABLES[stem][1]]
+
+
+def unit(vector: Array) -> Array:
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+def directions(index: HeadIndex, name: str, place: int) -> dict[str, Array]:
+    """By the definitions: columns and rows of neurons, singular vectors of explicit products of original heads."""
+    own = {part: index[f"{name}.{part}"] for part in ("W_Q", "W_K", "W_V", "W_O")}
+    if "mlp" in name:
+        count = len(own["W_V"])
+        group = next(
+            head for head in range(place, count, index["blocks.0.mlp_heads.W_V"].shape[0]) if own["W_V"][head].any()
+        )
+        return {"Q": own["W_Q"][place][:, 0], "V": own["W_V"][group][:, 0], "O": own["W_O"][group][0]}
+    u, _, v = np.linalg.svd(own["W_V"][place] @ own["W_O"][place])
+    q, _, k = np.linalg.svd(own["W_Q"][place] @ own["W_K"][place].T)
+    return {"V": u[:, 0], "O": v[0], "Q": q[:, 0], "K": k[0]}
+
+
+@pytest.mark.parametrize("stem", ["silu-decoder", "relu-decoder"])
+def test_scores_are_products_with_the_tables(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "_ENTRIES", 50)
+    index, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
+    found = head_tokens(
+        index, top=VOCABULARY, names=["blocks.0.mlp_heads.7", "blocks.1.mlp_heads.100", "blocks.?.attn.2"]
+    )
+    assert len(found.rows) == 2 * 2 + 2 * 4
+    rows = {(row.head, side): row for row in found.rows for side in row.side}
+    assert found.missing == {}
+    for head in {head for head, _ in rows}:
+        sublayer, _, place = head.rpartition(".")
+        wanted = directions(index, sublayer, int(place))
+        turned: dict[str, float] = {}
+        for side, direction in wanted.items():
+            row = rows[head, side]
+            scores = out.T @ unit(direction) if side == "O" else table @ unit(direction)
+            got = np.zeros(VOCABULARY)
+            for token, score in row.top:
+                got[token] = score
+            turned[side] = np.sign(got @ scores)
+            assert np.abs(got * turned[side] - scores).max() <= 1e-10
+            assert [token for token, _ in row.top] == np.argsort(-got, kind="stable").tolist()
+            assert row.bottom == tuple(reversed(row.top))
+            assert row.selectivity == pytest.approx(np.abs(scores).max() / np.sqrt((scores**2).mean()))
+        # Signs belong together: those of neurons are the weights' own, original heads may turn both sides.
+        assert turned["V"] == turned["O"]
+        if "attn" in sublayer:
+            assert turned["Q"] == turned["K"]
+            own = np.linalg.svd(index[f"{sublayer}.W_V"][int(place)] @ index[f"{sublayer}.W_O"][int(place)])[1]
+            assert rows[head, "V"].share == pytest.approx(own[0] ** 2 / (own**2).sum(), abs=1e-10)
+        else:
+            assert set(turned.values()) == {1.0}
+
+
+def test_scales_of_normalisations_are_folded_on_both_sides() -> None:
+    stem, head = "silu-decoder", "blocks.1.mlp_heads.5"
+    plain, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
+    (last,) = [array for name, array in weights(stem).items() if name.endswith("ln_f.weight")]
+    rows = {
+        r.side: r for r in head_tokens(heads(FOLDER / f"{stem}.onnx", wide=True, fold_ln=True), names=head, top=3).rows
+    }
+    rows = {side: row for sides, row in rows.items() for side in sides}
+    read = table @ unit(plain["blocks.1.ln2.w"] * plain["blocks.1.mlp_heads.W_V"][5, :, 0])
+    write = (last[:, None] * out).T @ unit(plain["blocks.1.mlp_heads.W_O"][5, 0])
+    assert [score for _, score in rows["V"].top] == pytest.approx(np.sort(read)[:-4:-1], abs=1e-10)
+    assert [score for _, score in rows["O"].top] == pytest.approx(np.sort(write)[:-4:-1], abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("stem", "sides", "missing"),
+    [
+        ("gelu-vision", {"O"}, {"reads": "no table of embeddings is read at token ids"}),
+        ("gelu-encoder", {"Q", "K", "V"}, {"writes": "there is no unembedding"}),
+        ("conformer-encoder", set(), {"reads": "no table", "writes": "is not on the stream"}),
+    ],
+)
+def test_what_is_missing_is_said(stem: str, sides: set[str], missing: dict[str, str]) -> None:
+    found = head_tokens(FOLDER / f"{stem}.onnx", names="*.attn.0", top=2)
+    assert {row.side for row in found.rows} == sides
+    assert set(found.missing) == set(missing)
+    assert all(words in found.missing[what] for what, words in missing.items())
+
+
+def tokenizer(path: Path) -> Path:
+    words = {f"word{number}": number for number in range(VOCABULARY - 1)} | {"\x1b[31m<b>\n": VOCABULARY - 1}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "word0"}
+    parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    data: dict[str, Any] = {"version": "1.0", **dict.fromkeys(parts), "added_tokens": [], "model": model}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_tokens_as_text(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    found = head_tokens(
+        FOLDER / "silu-decoder.onnx", names="blocks.0.attn.0", top=2, tokenizer=tokenizer(tmp_path / "tokenizer.json")
+    )
+    row = found.to_json()["rows"][0]
+    assert all(text == f"'word{token}'" for token, text, _ in row["top"])
+    assert found.told(VOCABULARY - 1) == "'\N{REPLACEMENT CHARACTER}[31m<b>\\n'"
+    assert found.told(4000) == "4000"
+
+
+def test_refusals_of_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    bad = tmp_path / "bad.json"
+    bad.write_text("{", encoding="utf-8")
+    path = FOLDER / "silu-decoder.onnx"
+    for options, message in (
+        ({"tokenizer": bad}, "is not a tokenizer.json"),
+        ({"tokenizer": tmp_path / "none.json"}, "no such file"),
+        ({"top": 0}, "take 1 or more"),
+        ({"names": "x.*"}, "no head matches"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            head_tokens(path, **options)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
+        head_tokens(FOLDER / "silu-decoder.onnx", tokenizer="tokenizer.json")
+
+
+# -- idle heads and duplicates ---------------------------------------------------------------------------------------
+
+
+def broken() -> onnx.ModelProto:
+    """Neuron 0 writes nothing, neuron 1 has a constant pattern, 2 and 5 are duplicates with a factor, 3 never fires."""
+    rng = np.random.default_rng(0)
+    first, second, bias = rng.normal(size=(4, 8)), rng.normal(size=(8, 4)), rng.normal(size=8)
+    second[0], first[:, 1] = 0.0, 0.0
+    first[:, 5], second[5] = -2.0 * first[:, 2], 3.0 * second[2]
+    bias[3] = -1000.0
+    body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) out = Add(x, second)"
+    return text_model(body, constants={"W1": first, "W2": second, "b1": bias})
+
+
+def test_heads_that_are_idle_by_their_weights() -> None:
+    found = idle_heads(broken())
+    (name,) = [each.name for each in heads(broken()).sublayers]
+    assert [(head, reason.partition(":")[0]) for head, reason in found.idle.items()] == [
+        (f"{name}.0", "writes nothing"),
+        (f"{name}.1", "its values are constant"),
+    ]
+    ((first, second, reads, writes),) = [
+        (each.first, each.second, each.reads, each.writes) for each in found.duplicates
+    ]
+    assert (first, second) == (f"{name}.2", f"{name}.5")
+    assert (reads, writes) == pytest.approx((-1.0, 1.0), abs=1e-6)
+    with pytest.raises(UsageError, match="not between 0 and 1"):
+        idle_heads(broken(), similarity=0.0)
+
+
+def test_duplicates_of_gates_read_the_same_twice() -> None:
+    """Neurons 2 and 5 share gate and value, 1 and 6 only the gate."""
+    rng = np.random.default_rng(0)
+    gate, value = rng.normal(size=(2, 4, 8))
+    gate[:, 5], value[:, 5] = 2.0 * gate[:, 2], -1.0 * value[:, 2]
+    gate[:, 6] = gate[:, 1]
+    body = "y = MatMul(x, W1) u = MatMul(x, V1) s = Sigmoid(y) a = Mul(y, s) h = Mul(a, u)"
+    model = text_model(f"{body} second = MatMul(h, W2) out = Add(x, second)", constants={"W1": gate, "V1": value})
+    (pair,) = idle_heads(model).duplicates
+    assert [each.rpartition(".")[2] for each in (pair.first, pair.second)] == ["2", "5"]
+    assert abs(pair.reads) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_duplicates_of_original_heads(tmp_path: Path) -> None:
+    """Head 3 of the last sublayer gets the weights of head 1, with factors that change no direction."""
+    model = onnx.load(FOLDER / "silu-decoder.onnx")
+    index = heads(model)
+    own = next(each.sublayer for each in index.sublayers if each.name == "blocks.1.attn")
+    assert not isinstance(own, NeuronHeads)
+    weights = {each.name: each for each in model.graph.initializer}
+    for heads_of, factor in ((own.query, 2.0), (own.key, -1.0), (own.value, 0.5)):
+        tensor = weights[heads_of.operator.weight]
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        array[:, heads_of.columns[3]] = factor * array[:, heads_of.columns[1]]
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    tensor = weights[own.output.weight]
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    array[own.channels[3]] = array[own.channels[1]]
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    found = idle_heads(model)
+    assert [(each.first, each.second) for each in found.duplicates] == [("blocks.1.attn.1", "blocks.1.attn.3")]
+    assert (found.duplicates[0].reads, found.duplicates[0].writes) == pytest.approx((-1.0, 1.0), abs=1e-6)
+    assert idle_heads(FOLDER / "silu-decoder.onnx").duplicates == ()
