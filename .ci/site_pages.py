@@ -92,7 +92,6 @@ def _gallery() -> str:
         "error-powers": ("GELU in powers of one exponential", "programs.md"),
         "error-line": ("A line as attention", "programs.md"),
         "error-propagation": ("Errors through 48 layers", "programs.md"),
-        "error-omega": ("Masks as weights", "forms.md"),
         "performance": ("Time against length", "performance.md"),
     }
     for name, (title, page) in others.items():

@@ -43,7 +43,6 @@ class Conversion:
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
-        hidden: hidden columns of that stream, for three sublayers per block.
         merged: whether the block reads the tokens of all sequences as one axis, [batch * tokens, channels].
         written: the program with the coefficients that the form writes, if it adds some of them up first.
         longest: the longest sequence that the form can process, None for any.
@@ -60,7 +59,6 @@ class Conversion:
     by_reference: str = ""
     carried: int = 0
     stream: str = ""
-    hidden: int = 0
     merged: bool = False
     written: Program | None = None
     longest: int | None = None

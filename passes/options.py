@@ -34,18 +34,12 @@ GATES = ("heads", "product")
 PRECISIONS = ("model", "double")
 """The arithmetic of gates in form `local`: that of the model, or float64 with fewer heads and keys."""
 
-SUBLAYERS = ("1", "3")
-"""Attention sublayers per block in form `whole`."""
-
 SPELLINGS = ("fused", "softmax")
 """How form `local` writes softmax: fused with what follows, or as an operator Softmax over stacked scores."""
 
 
 EXPOSED = ("q", "scores", "pattern", "z")
 """Tensors of a sublayer that can be outputs of the model."""
-
-BIAS_TOKENS = ("sublayer", "network")
-"""Where bias tokens live: each sublayer appends its own, or they are carried through the whole network (Theorem 6)."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +76,10 @@ class FormOptions:
 
     Attributes:
         max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
-        attention_op: use `ai.onnx.Attention` nodes (form `masked`; needs opset 23).
         max_tokens: longest sequence of the forms with one-hot position columns.
-        omega: amount by which positions lower the logits of forbidden pairs; None: from program and type.
-        bias_token: a member of `BIAS_TOKENS`.
         expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
             blocks.
         spelling: a member of `SPELLINGS`, for form `local`.
-        sublayers: a member of `SUBLAYERS`, for form `whole`.
         head_dimension: d_head of the linear sublayers of form `staged`, whose heads split the rank of a weight; None
             until a plan has looked at the model's own attention.
     """
@@ -101,7 +91,6 @@ class FormOptions:
         above=0.0,
         rare=True,
     )
-    attention_op: bool = option(False, "Use ai.onnx.Attention nodes (form masked, opset 23 or newer).", rare=True)
     max_tokens: int = option(
         DEFAULT_MAX_TOKENS,
         "Longest sequence of the forms with one-hot positions (maskless, staged, whole); compact takes it for open "
@@ -109,32 +98,11 @@ class FormOptions:
         metavar="N",
         least=1,
     )
-    omega: float | None = option(
-        None,
-        "Amount by which positions lower forbidden logits. Default: enough to make their weights exactly 0.",
-        above=0.0,
-        rare=True,
-    )
-    bias_token: str = option(
-        "sublayer",
-        "Each sublayer appends its own bias tokens, or they are carried through the whole network (form masked).",
-        choices=BIAS_TOKENS,
-        see="decisions/0013-bias-token-through-the-network.md",
-        rare=True,
-    )
     spelling: str = option(
         "fused",
         "Form local: evaluate softmax fused with what follows, or write an operator Softmax over stacked scores.",
         choices=SPELLINGS,
         see="forms.md#softmax-in-form-local",
-        rare=True,
-    )
-    sublayers: str = option(
-        "1",
-        "Form whole: each block as one attention sublayer, or as the three of the post (linear, activation, linear) on "
-        "hidden columns of the stream.",
-        choices=SUBLAYERS,
-        see="forms.md#three-sublayers-on-one-stream",
         rare=True,
     )
     expose: tuple[str, ...] = option(
@@ -167,12 +135,8 @@ class FormOptions:
 
 
 APPLIES: dict[str, tuple[str, ...]] = {
-    "attention_op": ("masked",),
-    "omega": ("maskless", "staged", WHOLE),
-    "bias_token": ("masked", WHOLE),
     "spelling": ("local",),
-    "sublayers": (WHOLE,),
-    "head_dim": ("staged", WHOLE),
+    "head_dim": ("staged",),
 }
 """The forms in which an option changes something. Limits (max_pattern_mb, max_tokens) hold in every form, though
 some do not come near them, and `expose` has rules of its own."""

@@ -47,7 +47,7 @@ class CarryBiasTokens:
     name = "carry-bias-tokens"
     requires = (Lower.name,)
     prepares = False
-    runs = "with --option bias_token=network or --form whole"
+    runs = "with --form whole"
 
     def run(self, unit: Unit) -> Unit:
         """Leave `CarriedPlan`; without a route in the plan, the model stays as it is."""
@@ -94,6 +94,6 @@ PASSES = (Lower, CarryBiasTokens, MlpToAttention)
 def pipeline(options: Options) -> tuple[Pass, ...]:
     """The passes that the options ask for, in order."""
     passes: list[Pass] = [Lower(options)]
-    if options.form == WHOLE or options.forms.bias_token == "network":
+    if options.form == WHOLE:
         passes.append(CarryBiasTokens())
     return (*passes, MlpToAttention())

@@ -19,16 +19,14 @@ from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.match.operands import Read
-from passes.network.planning import Carried, asides_of, carry_out, route_for, unfit
-from passes.network.route import Route
-from passes.network.sizes import BATCH, TOKENS
 from passes.options import WHOLE, Options
 from passes.own_attention import own_attention
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
+from passes.sizes import BATCH, TOKENS
 from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
-from passes.whole.planning import carry_whole, left_over, notes_of, whole_for
+from passes.whole.planning import carry_whole, left_over, notes_of, unfit, whole_for
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -49,8 +47,7 @@ class Plan:
         conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
         notes: remarks on the model as a whole, such as an option that could not be followed.
-        route: the route of the bias tokens, if they are carried through the network.
-        whole: what form `whole` does on that route.
+        whole: what form `whole` does, which carries the bias tokens through the network.
         recognised: the heads of earlier runs.
         options: what the user chose.
     """
@@ -60,7 +57,6 @@ class Plan:
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
-    route: Route | None = None
     whole: Whole | None = None
     recognised: Recognised = field(default_factory=Recognised)
     options: Options = field(default_factory=Options)
@@ -86,12 +82,12 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor, to check what
     the plan of an earlier run says of the file.
     """
-    network = _through(options)
+    network = options.form == WHOLE
     recognised = recognise(model, read)
     lowered = lower(model, network=network, whole=recognised.functions)
     plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
-    unused = lowered.fused - _used(plan) - (lowered.between if plan.route is not None else frozenset())
+    unused = lowered.fused - _used(plan) - (lowered.between if plan.whole is not None else frozenset())
     if unused:
         left = plan.left
         lowered = lower(model, keep=unused, network=network, whole=recognised.functions)
@@ -101,11 +97,6 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     return plan
 
 
-def _through(options: Options) -> bool:
-    """Whether bias tokens are carried through the network."""
-    return options.form == WHOLE or options.forms.bias_token == "network"
-
-
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the plan is carried out; `plan.model` stays as it is."""
     return emit(carried(plan))
@@ -113,60 +104,36 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 def sublayers_only(plan: Plan) -> Plan:
     """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
-    conversions = tuple(replace(each, merged=_merged(plan.route, each)) for each in plan.conversions)
-    return replace(plan, conversions=conversions, route=None, whole=None)
+    conversions = tuple(replace(each, merged=_merged(plan.whole, each)) for each in plan.conversions)
+    return replace(plan, conversions=conversions, whole=None)
 
 
-def _merged(route: Route | None, conversion: Conversion) -> bool:
+def _merged(whole: Whole | None, conversion: Conversion) -> bool:
     """Whether the block's input has the tokens of all sequences in its first axis, as the route knows."""
-    sizes = () if route is None else route.sizes.get(conversion.inputs[0], ())
+    sizes = () if whole is None else whole.route.sizes.get(conversion.inputs[0], ())
     return bool(sizes) and sizes[0] == BATCH * TOKENS
 
 
 def carried(plan: Plan) -> Plan:
     """The plan for the graph that carries the bias tokens; the same plan if it has no route for them."""
-    if plan.route is None:
+    if plan.whole is None:
         return plan
-    longer = _carried(plan, plan.route)
-    plan = sublayers_only(plan)
-    return replace(plan, model=longer.model, views=longer.views, conversions=longer.conversions)
+    model, views, conversions = carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
+    return replace(plan, model=model, views=views, conversions=conversions, whole=None)
 
 
-def _carried(plan: Plan, route: Route) -> Carried:
-    if plan.whole is not None:
-        return carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
-    return carry_out(plan.model, plan.views[0], route, plan.conversions)
-
-
-def _through_network(plan: Plan, options: Options) -> Plan:
-    """The plan with bias tokens that the network carries; blocks that cannot use those are left."""
-    whole: Whole | Miss | None = None
-    instead = "form masked" if options.form == WHOLE else "--option bias_token=sublayer"
-    misses = {id(conversion): unfit(conversion, instead) for conversion in plan.conversions}
+def _through_network(plan: Plan) -> Plan:
+    """The plan of form `whole`, for the network as a whole or not at all."""
+    misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
-    route = route_for(plan.views[0], fit, instead) if fit else None
-    if isinstance(route, Route) and options.form == WHOLE:
-        # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
-        others = [entry.name for entry in plan.left if entry.block is not None]
-        others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
-        whole = Miss(left_over(others[0]), "") if others else whole_for(plan.views[0], route, fit)
-    failed = next((each for each in (route, whole) if isinstance(each, Miss)), None)
-    if failed is not None or not isinstance(route, Route) or isinstance(whole, Miss):
-        misses.update({id(conversion): failed for conversion in fit})
-        fit, route, whole = [], None, None
-    left = [
-        _left(conversion.block, miss) for conversion in plan.conversions if (miss := misses[id(conversion)]) is not None
-    ]
-    notes = plan.notes
-    if route is not None:
-        note = (
-            f"the bias tokens are appended to '{route.entry}' and carried through the network; blocks are proved one "
-            "by one with bias tokens of their own, the file end to end"
-        )
-        notes = (*notes, note, *asides_of(route))
+    # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
+    others = [entry.name for entry in plan.left if entry.block is not None]
+    others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
+    whole = Miss(left_over(others[0]), "") if others else whole_for(plan.views[0], fit)
     if isinstance(whole, Whole):
-        notes = (*notes, *notes_of(whole))
-    return replace(plan, conversions=tuple(fit), left=(*left, *plan.left), route=route, whole=whole, notes=notes)
+        return replace(plan, whole=whole, notes=(*plan.notes, *notes_of(whole)))
+    left = [_left(each.block, misses[id(each)] or whole) for each in plan.conversions]
+    return replace(plan, conversions=(), left=(*left, *plan.left))
 
 
 def emit(plan: Plan) -> onnx.ModelProto:
@@ -227,7 +194,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
-    return _through_network(plan, options) if conversions and _through(options) else plan
+    return _through_network(plan) if conversions and options.form == WHOLE else plan
 
 
 def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recognised: Recognised) -> Options:
@@ -239,8 +206,7 @@ def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recogni
 
 def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
     """Choose the program, then let the form accept or refuse it."""
-    # The blocks of form whole are proved one by one in form maskless or staged.
-    form = ("staged" if options.forms.sublayers == "3" else "maskless") if options.form == WHOLE else options.form
+    form = "maskless" if options.form == WHOLE else options.form  # its blocks are proved one by one
     quick, spelling = options.precision == "model", options.forms.spelling
     decision = choose(view, block, form, options.accuracy, inline=inline, quick=quick, spelling=spelling)
     if isinstance(decision, Miss):

@@ -18,11 +18,11 @@ import onnx
 from passes.heads_only import not_heads
 from passes.match.operands import Read
 from passes.match.projections import Projection
-from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from passes.values import UNFIT, LostError, Values
+from passes.whole.names import ROWS
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
@@ -204,7 +204,7 @@ class _Check:
             if self.view.type_of(name).elem_type not in (0, *FLOATS):
                 raise UntrueError(f"'{name}' is not of a floating-point type")
         stream = self.block.stream
-        further = set() if stream is None else {COUNT, ROWS, IS_TOKEN, INDICATORS, stream.tensor}
+        further = set() if stream is None else {ROWS, stream.tensor}
         part = upstream(self.view, frozenset((*starts, *further)), [end])
         stray = next((name for name in part.inputs if name not in starts and name not in further), None)
         if stray is not None:
@@ -212,7 +212,7 @@ class _Check:
         missing = next((name for name in starts if name not in part.inputs), None)
         if missing is not None:
             raise UntrueError(f"'{end}' does not depend on '{missing}'")
-        if stream is not None and (stream.tensor or ROWS) not in part.inputs:
+        if stream is not None and stream.tensor not in part.inputs:
             raise UntrueError(f"'{end}' reads no stream of the network's")
         return part
 

@@ -18,8 +18,8 @@ from onnx.reference.ops.op_expand import Expand as _Expand
 from onnx.reference.ops.op_loop import Loop as _Loop
 from onnx.reference.ops.op_range import Range as _Range
 
-from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.record import Stream
+from passes.whole.names import ROWS
 from rewriter.graph.types import TensorType
 
 Array = NDArray[Any]
@@ -246,27 +246,18 @@ def block_error(
 
 
 def _feeds(x: Array, data: str, stream: Stream | None, part: Part) -> dict[str, Array]:
-    """The block's input, and what heads read of the network's stream: rows of bias tokens, columns of form whole."""
+    """The block's input; in form `whole` also what heads read of the network's stream: rows and columns."""
     if stream is None:
         return {data: x}
     m, count = stream.bias_tokens, x.shape[-2]
     rows = np.concatenate([x, np.zeros((*x.shape[:-2], m, x.shape[-1]), x.dtype)], axis=-2)
-    is_token = np.arange(count + m)[:, None] < count
-    feeds = {
-        data: rows,
-        COUNT: np.array([count], np.int64),
-        ROWS: np.array([count + m], np.int64),
-        IS_TOKEN: is_token,
-        INDICATORS: np.concatenate([is_token, np.eye(count + m, m, -count, dtype=bool)], axis=1),
-    }
-    if stream.tensor:
-        slots = m + stream.max_tokens
-        positions = np.concatenate([np.eye(count, slots, m), np.eye(m, slots)])
-        columns = np.concatenate([is_token, positions, np.zeros((count + m, stream.hidden))], axis=1)
-        wide = rows.reshape(-1, count + m, rows.shape[-1])
-        further = np.broadcast_to(columns, (len(wide), *columns.shape))
-        feeds[stream.tensor] = np.concatenate([wide, further], axis=2).astype(part.dtype(stream.tensor))
-    return feeds
+    slots = m + stream.max_tokens
+    positions = np.concatenate([np.eye(count, slots, m), np.eye(m, slots)])
+    columns = np.concatenate([np.arange(count + m)[:, None] < count, positions], axis=1)
+    wide = rows.reshape(-1, count + m, rows.shape[-1])
+    further = np.broadcast_to(columns, (len(wide), *columns.shape))
+    whole = np.concatenate([wide, further], axis=2).astype(part.dtype(stream.tensor))
+    return {data: rows, ROWS: np.array([count + m], np.int64), stream.tensor: whole}
 
 
 def _worst(got: Array, want: Array, unit: Array) -> float:

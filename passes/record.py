@@ -21,7 +21,7 @@ whoever uses it checks it against the graph first (`passes.recognise`), or treat
         "tensors": {"y": ..., "value": ..., "output": ...,       of the original's activation: f(y), or f(y) * value
                     "input": ..., "result": ..., "z": ...},      of a block that was replaced with its linear operators
         "weights": {"first": ..., "gate": ..., "second": ...},   of the same, as below
-        "stream": {"bias_tokens": 1, "tensor": ..., "max_tokens": 512, "hidden": 0}    where the network's own stream
+        "stream": {"bias_tokens": 1, "tensor": ..., "max_tokens": 512}    where the network's own stream
                                          carries bias tokens for the block; usually null
       }, ...]
     }
@@ -30,8 +30,8 @@ All real numbers are hexadecimal floats, exact as the tool had them. `value` is 
 product stayed in the graph. `input`, `result`, `z` and `weights` are null where only the activation was replaced: its
 linear operators are in the graph as they were. `y`, `value` and `output` do not exist in the file where they are given.
 `z` is the tensor of the heads' outputs, null where the form has none. A stream of form `whole` is a `tensor` with
-columns for an indicator, `bias_tokens` plus `max_tokens` positions and `hidden` columns behind those of the model;
-elsewhere it is null, and `max_tokens` and `hidden` are 0. Bias tokens are its last rows.
+columns for an indicator and `bias_tokens` plus `max_tokens` positions behind those of the model. Bias tokens are its
+last rows.
 
 With `gate` null, a replaced block computes `f(x W1 + b1) W2 + b2`, W1 and b1 being `first`, W2 and b2 `second`;
 otherwise `f(x Wg + bg) (x W1 + b1) W2 + b2`, where Wg and bg are `gate`. Neuron n has column n of W1 and Wg, and row n
@@ -105,15 +105,13 @@ class Stream:
 
     Attributes:
         bias_tokens: how many: the last rows.
-        tensor: the stream of form `whole`; empty in other forms.
+        tensor: the stream of form `whole`.
         max_tokens: columns for positions of tokens in form `whole`.
-        hidden: hidden columns in form `whole`.
     """
 
     bias_tokens: int
     tensor: str = ""
     max_tokens: int = 0
-    hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,8 +233,7 @@ def _record_of(conversion: Conversion, made: set[str]) -> BlockRecord:
 def _stream_of(conversion: Conversion) -> Stream | None:
     if not conversion.carried:
         return None
-    longest = conversion.options.max_tokens if conversion.stream else 0
-    return Stream(conversion.carried, conversion.stream, longest, conversion.hidden)
+    return Stream(conversion.carried, conversion.stream, conversion.options.max_tokens)
 
 
 def _plain(program: Program) -> tuple[Head, ...]:
@@ -271,8 +268,7 @@ def _as_json(block: BlockRecord) -> dict[str, Any]:
 
 
 def _stream_as_json(stream: Stream) -> dict[str, Any]:
-    sizes = {"max_tokens": stream.max_tokens, "hidden": stream.hidden}
-    return {"bias_tokens": stream.bias_tokens, "tensor": stream.tensor or None, **sizes}
+    return {"bias_tokens": stream.bias_tokens, "tensor": stream.tensor, "max_tokens": stream.max_tokens}
 
 
 def _head_as_json(head: Head) -> dict[str, Any]:
@@ -405,9 +401,8 @@ def _stream(value: Any, where: str) -> Stream:
     given = _Object(value, where)
     return Stream(
         bias_tokens=given.get("bias_tokens", _integer),
-        tensor=given.get("tensor", _optional(_name, "")),
+        tensor=given.get("tensor", _name),
         max_tokens=given.get("max_tokens", _integer),
-        hidden=given.get("hidden", _integer),
     )
 
 

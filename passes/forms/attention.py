@@ -11,12 +11,11 @@ would have batch * d_ff * tokens^2 entries, so a Loop takes as many heads (or, w
 of its queries) as keep the chunk's pattern within `pattern_size` entries. The sizes are computed from the runtime
 shapes. Softmax acts on one query's row, so chunking does not change the result.
 
-Operators are those of opset 11, except `ai.onnx.Attention`, which needs opset 23.
+Operators are those of opset 11.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import onnx
@@ -26,37 +25,6 @@ from passes.match.marks import DOMAIN
 
 SMALLEST_OPSET = 11
 """Range, and Slice and Pad with computed bounds, came with opset 10 and 11."""
-
-ATTENTION_OPSET = 23
-"""The opset that introduced the operator Attention."""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A variant of the attention function.
-
-    Attributes:
-        mask: whether forbidden pairs are masked (Theorems 3, 6), or have very negative scores (Theorem 9).
-        operator: whether a chunk is one `ai.onnx.Attention` node instead of MatMul, Where, Softmax, MatMul.
-    """
-
-    mask: bool = True
-    operator: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        return ("MaskedAttention" if self.mask else "MasklessAttention") + ("Operator" if self.operator else "")
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        shared = ("query", "key", "value", "pattern_size")
-        if not self.mask:
-            return (*shared, "position_scores")
-        names = (*shared, "tokens", "bias_tokens")
-        # The score of a forbidden pair is an input, since one function serves float32 and float64.
-        return names if self.operator else (*names, "forbidden")
 
 
 _DOC = (
@@ -212,21 +180,6 @@ _MASKLESS = """
     chunk_output = MatMul(pattern, value_chunk)
 """
 
-# Projections that all heads share are expanded to the heads of the chunk. The scale is 1, since the logits of head
-# programs are not divided by sqrt(d_head).
-_OPERATOR = (
-    _MASK
-    + """
-    chunk_shape = Shape(query_chunk)
-    chunk_heads = Gather(chunk_shape, index_1)
-    each_head = Concat<axis = 0>(one, chunk_heads, one, one)
-    key_heads_chunk = Expand(key_chunk, each_head)
-    value_heads_chunk = Expand(value_chunk, each_head)
-    chunk_output = Attention<scale = 1.0>(query_chunk, key_heads_chunk, value_heads_chunk, mask)
-"""
-)
-
-
 # The steps of a chunk for all heads and queries at once; in the text `@` stands for the suffix of names.
 _WHOLE = """
 <opset_import: ["" : {opset}], domain: "{domain}">
@@ -262,19 +215,28 @@ def whole_of(opset: int, suffix: str) -> onnx.FunctionProto:
     return parsed(_WHOLE.replace("@", suffix).format(opset=opset, domain=DOMAIN))
 
 
+def inputs_of(*, mask: bool) -> tuple[str, ...]:
+    """Formal inputs of the function; a forbidden score is one, since one function serves float32 and float64."""
+    last = ("tokens", "bias_tokens", "forbidden") if mask else ("position_scores",)
+    return ("query", "key", "value", "pattern_size", *last)
+
+
 @cache
-def function_of(pattern: Pattern, opset: int) -> onnx.FunctionProto:
-    """The function of domain `attnonly`; it is cached, so callers must not change it."""
+def function_of(opset: int, *, mask: bool) -> onnx.FunctionProto:
+    """The function of domain `attnonly`; it is cached, so callers must not change it.
+
+    With `mask`, forbidden pairs are masked (Theorems 3, 6); without, they have very negative scores (Theorem 9).
+    """
     text = _TEXT.format(
         opset=opset,
         domain=DOMAIN,
-        name=pattern.name,
-        inputs=", ".join(pattern.inputs),
-        outside=_MASK_OUTSIDE if pattern.mask else "",
-        chunk=_OPERATOR if pattern.operator else _MASKED if pattern.mask else _MASKLESS,
+        name="MaskedAttention" if mask else "MasklessAttention",
+        inputs=", ".join(inputs_of(mask=mask)),
+        outside=_MASK_OUTSIDE if mask else "",
+        chunk=_MASKED if mask else _MASKLESS,
     )
     function = parsed(text)
-    more, theorem = (_DOC_MASK, 3) if pattern.mask else (_DOC_MASKLESS, 9)
+    more, theorem = (_DOC_MASK, 3) if mask else (_DOC_MASKLESS, 9)
     function.doc_string = _DOC.format(more=more, theorem=theorem)
     return function
 

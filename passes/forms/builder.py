@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.forms.attention import Pattern, function_of
+from passes.forms.attention import function_of, inputs_of
 from passes.forms.spelling import bounded
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY
 from passes.match.projections import Projections
@@ -174,12 +174,12 @@ class Builder:
         self.functions.append(function)
         return self.node(function.name, inputs, name, domain=DOMAIN)
 
-    def attend(self, pattern: Pattern, inputs: dict[str, Tensor], name: str) -> Variable:
+    def attend(self, inputs: dict[str, Tensor], name: str, *, mask: bool) -> Variable:
         """Attention in chunks: a call of the model-local function, or its nodes."""
         given = {"pattern_size": self.pattern_size(), **inputs}
-        if pattern.mask and not pattern.operator:
+        if mask:
             given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
-        return self.call(function_of(pattern, self._opset), [given[formal] for formal in pattern.inputs], name)
+        return self.call(function_of(self._opset, mask=mask), [given[each] for each in inputs_of(mask=mask)], name)
 
 
 def chunk_size_of(block: str) -> str:

@@ -13,14 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from passes.conversion import Conversion
-from passes.forms.attention import ATTENTION_OPSET, SMALLEST_OPSET, Pattern, whole_of
+from passes.forms.attention import SMALLEST_OPSET, whole_of
 from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
 from passes.forms.sublayer import as_batches, as_before, attend_block, write_output
 from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections, projections_of
-from passes.network.names import COUNT, INDICATORS, IS_TOKEN, ROWS
 from passes.programs.groups import Group, as_written, groups_of, spread_error
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -34,12 +33,6 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss
         return Miss(
             f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a "
             "newer opset first, or use form local",
-            output,
-        )
-    if conversion.options.attention_op and opset < ATTENTION_OPSET:
-        return Miss(
-            f"the operator Attention needs opset {ATTENTION_OPSET}, and the model has {opset}; convert the model to a "
-            "newer opset first, or omit --option attention_op",
             output,
         )
     program = conversion.program
@@ -63,13 +56,13 @@ def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
 def attend_masked(b: Builder, count: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
     """Attention of one group under its mask: the diagonal, and the columns of its bias tokens. `count` is N."""
     given = {**inputs, "tokens": count, "bias_tokens": b.integers(group.bias_tokens)}
-    if b.exposes and not b.options.attention_op:
+    if b.exposes:
         given["forbidden"] = b.numbers(f"z{suffix}_forbidden", -np.inf)
         nodes = whole_of(b.opset, suffix)
         for kind in ("scores", "pattern"):
             b.expose(kind, b.fragment.tensor(b.fragment.qualified(f"{kind}{suffix}")), (None, None, None, None))
         return b.fragment.inlined(nodes, [given[name] for name in nodes.input], "")
-    return b.attend(Pattern(operator=b.options.attention_op), given, f"z{suffix}")
+    return b.attend(given, f"z{suffix}", mask=True)
 
 
 def _sublayer(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
@@ -77,19 +70,10 @@ def _sublayer(b: Builder, conversion: Conversion, projections: Projections) -> R
     groups = groups_of(conversion.program)
     layout = Layout(projections.query.in_features, max(group.bias_tokens for group in groups))
     data = b.read(projections.query.data, elem_type, "input")
-    if conversion.carried:
-        layout = replace(layout, bias_tokens=conversion.carried)
-        stream, count = carried_stream(b, conversion, data, layout)
-    else:
-        stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
+    stream, count = with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
     weights = Weights(b, layout, projections.query.out_features, elem_type)
     attended = attend_block(b, weights, stream, projections, groups, lambda *given: attend_masked(b, count, *given))
     written = write_output(b, weights, attended, projections)
-    if conversion.carried:
-        two_axes = 2 in (projections.rank, projections.result_rank)
-        shaped: Tensor = b.reshape(written, (-1, projections.output.out_features), "flat") if two_axes else written
-        b.write(shaped, projections.result, elem_type)
-        return replacement(b, conversion, projections.result)
     dropped = b.rows(written, b.integers(0), count, 1, "tokens_only")
     b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
@@ -111,18 +95,3 @@ def with_indicators(b: Builder, tokens: Tensor, layout: Layout, sizes: tuple[Ten
     shape = b.concat([*sizes, b.integers(1 + layout.bias_tokens)], 0, "indicators_shape")
     indicators = b.node("Expand", [b.numbers("token_indicator", one), shape], "indicators")
     return b.concat([tokens, indicators], 2, name)
-
-
-def carried_stream(b: Builder, conversion: Conversion, data: Tensor, layout: Layout) -> tuple[Variable, Variable]:
-    """The same stream where the network carries the bias tokens (Theorem 6).
-
-    Their rows hold whatever the sublayers before have written there, so only their indicators are used.
-    """
-    count, rows, is_token, known = (b.fragment.tensor(name) for name in (COUNT, ROWS, IS_TOKEN, INDICATORS))
-    shape = b.concat([b.integers(-1), rows, b.integers(layout.model)], 0, "carried_shape")
-    carried = b.reshape(data, shape, "carried")
-    own = b.node("Where", [is_token, carried, b.numbers("no_data", 0.0)], "tokens")
-    indicators = b.node("Cast", [known], "indicator_columns", to=int(conversion.compute_type))
-    batch = b.sizes(carried, 0, 1, "batch")
-    shape = b.concat([batch, rows, b.integers(1 + layout.bias_tokens)], 0, "indicators_shape")
-    return b.concat([own, b.node("Expand", [indicators, shape], "indicators")], 2, "stream"), count

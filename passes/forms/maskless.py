@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from passes.conversion import Conversion
-from passes.forms.attention import Pattern
 from passes.forms.builder import Builder, replacement
 from passes.forms.by_reference import emit_by_reference
 from passes.forms.masked import prepare_masked
@@ -42,10 +41,6 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
             "masked",
             block.output,
         )
-    if options.attention_op:
-        return Miss(
-            "--option attention_op needs form masked: the operator cannot add the scores of positions", block.output
-        )
     slots = options.max_tokens + max(group.bias_tokens for group in groups)
     size = slots * slots * np.dtype(conversion.dtype).itemsize / _MEGABYTE
     if size > options.max_pattern_mb:
@@ -54,7 +49,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
             f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens or raise that limit",
             block.output,
         )
-    prepared = prepare_masked(view, replace(conversion, options=replace(options, attention_op=False)))
+    prepared = prepare_masked(view, conversion)
     if isinstance(prepared, Miss):
         return prepared
     return _too_long(view, prepared) or replace(prepared, longest=options.max_tokens)
@@ -77,7 +72,7 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b = Builder.of(view, conversion)
     groups = groups_of(conversion.program)
-    omega = conversion.options.omega or default_omega(groups, conversion.compute_type)
+    omega = default_omega(groups, conversion.compute_type)
     positions = Positions(b, max(group.bias_tokens for group in groups), conversion.options.max_tokens, omega)
     if conversion.projections is not None:
         return _sublayer(b, conversion, conversion.projections, groups, positions, omega)
@@ -91,7 +86,7 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
 def attend_maskless(b: Builder, scores: Tensor, group: Group, inputs: dict[str, Tensor], suffix: str) -> Variable:
     """Attention of one group; `scores` [1, 1, rows, rows] are those of the positions."""
     del group  # the keys of bias tokens that it does not use give the self logit less omega
-    return b.attend(Pattern(mask=False), {**inputs, "position_scores": scores}, f"z{suffix}")
+    return b.attend({**inputs, "position_scores": scores}, f"z{suffix}", mask=False)
 
 
 def _scores(b: Builder, positions: Positions, count: Tensor) -> Variable:

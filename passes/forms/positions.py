@@ -12,8 +12,7 @@ times the largest. In floating point the weight is exactly 0
     and if self - omega does not round back to something near self: omega is at least the largest |self|.
 
 `default_omega` is a power of two above both for every finite pre-activation (queries are clipped to 2^60, in float64
-2^500). A large omega costs no accuracy, since it is added to forbidden scores only. The option `omega` sets a smaller
-one, to show the effect of the sources' constant.
+2^500). A large omega costs no accuracy, since it is added to forbidden scores only.
 """
 
 from __future__ import annotations

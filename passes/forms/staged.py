@@ -104,7 +104,7 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
     made = neurons * len(first)
     hidden = made if direct else made + neurons
     m = max([1, *(group.bias_tokens for group in groups)])
-    omega = options.omega or default_omega(groups, conversion.compute_type)
+    omega = default_omega(groups, conversion.compute_type)
     positions = Positions(b, m, options.max_tokens, omega)
     data = b.read(projections.query.data, elem_type, "input")
     stream = open_stream(b, sequences_of(b, data, conversion, projections), model, hidden, positions)

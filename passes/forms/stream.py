@@ -15,7 +15,6 @@ from math import ceil
 
 import numpy as np
 
-from passes.forms.attention import Pattern
 from passes.forms.builder import Builder
 from passes.forms.positions import Positions
 from passes.forms.sublayer import add_groups
@@ -122,7 +121,7 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
     ]
     query, key = b.node("Expand", [zero, sizes[0]], f"{name}_q"), b.node("Expand", [zero, sizes[-1]], f"{name}_k")
     inputs: dict[str, Tensor] = {"query": query, "key": key, "value": by_head, "position_scores": scores}
-    written = b.attend(Pattern(mask=False), inputs, f"{name}_z")
+    written = b.attend(inputs, f"{name}_z", mask=False)
     joined = b.reshape(b.transpose(written, (0, 2, 1, 3), f"{name}_by_token"), (0, 0, heads * d_head), f"{name}_heads")
     return b.rows(joined, b.integers(0), b.integers(width), 2, name) if missing else joined
 
@@ -165,7 +164,7 @@ def attend_with_activation(
             fixed = b.unsqueeze(b.node("MatMul", [ones, weight], f"v{suffix}_all"), 1, f"v{suffix}_constants")
             value = fixed if head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
         inputs = {"query": query, "key": key, "value": value, "position_scores": scores}
-        terms.append(b.attend(Pattern(mask=False), inputs, f"z{suffix}"))
+        terms.append(b.attend(inputs, f"z{suffix}", mask=False))
     total = b.transpose(add_groups(b, terms, groups), (0, 2, 1, 3), "z_by_token")
     return b.reshape(total, b.node("Shape", [queries], "z_shape"), "z_written")
 

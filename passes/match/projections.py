@@ -14,7 +14,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
-from passes.network.sizes import ShapeReader
+from passes.sizes import ShapeReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.layout import REARRANGED, SAME_ENTRIES
 from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, label

@@ -16,14 +16,12 @@ import numpy as np
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
 from passes.forms.maskless import prepare_maskless
-from passes.forms.staged import prepare_staged
 from passes.forms.sublayer import add_groups
 from passes.forms.weights import Layout, Weights
 from passes.match.linear import Miss
 from passes.match.projections import Projections
-from passes.network.names import ROWS, neuron_scores
 from passes.programs.groups import Group, groups_of
-from passes.whole.three import emit_three
+from passes.whole.names import ROWS, neuron_scores
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -33,8 +31,7 @@ _MEGABYTE = 2**20
 
 def prepare_whole(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """As for form `maskless`, for blocks that are plain matrices and whose patterns fit into memory at once."""
-    staged = conversion.options.sublayers == "3"
-    prepared = (prepare_staged if staged else prepare_maskless)(view, conversion)
+    prepared = prepare_maskless(view, conversion)
     if isinstance(prepared, Miss):
         return prepared
     if prepared.projections is None:
@@ -62,8 +59,6 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     m, slots = conversion.carried, conversion.carried + conversion.options.max_tokens
     layout = Layout(model, m)
-    if conversion.hidden:
-        return emit_three(conversion, projections, _rows(b, projections, model), b)
     stream = _stream(b, conversion, projections, layout)
     read = b.rows(stream, b.integers(0), b.integers(layout.width), 2, "stream_columns")
     ones = b.rows(stream, b.integers(model), b.integers(model + 1), 2, "indicator")

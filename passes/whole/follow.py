@@ -13,16 +13,16 @@ follows this operator by operator, and refuses what would break it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 
 from passes.conversion import Conversion
 from passes.match.linear import Miss
-from passes.network.route import Route, symbols_of
-from passes.network.sizes import TOKENS, ShapeReader, Size, Sizes
+from passes.programs.groups import groups_of
+from passes.sizes import TOKENS, ShapeReader, Size, Sizes
 from passes.whole.masks import MaskReader, Scores
-from passes.whole.three import groups_in, hidden_columns
+from passes.whole.route import Route, symbols_of
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import cut
 from rewriter.graph.view import GraphView, label
@@ -48,23 +48,6 @@ _BATCHES = 3
 
 
 @dataclass(frozen=True)
-class Three:
-    """A block that is three sublayers.
-
-    Attributes:
-        block: its name.
-        data: what it reads.
-        stream: the stream that it adds to, by its first columns.
-        sum: index of the residual addition.
-    """
-
-    block: str
-    data: str
-    stream: str
-    sum: int
-
-
-@dataclass(frozen=True)
 class Whole:
     """Form `whole` on a route.
 
@@ -79,8 +62,6 @@ class Whole:
         biases: index of a node to the operand that is a bias.
         scores: index of a product of queries and keys to its way to the softmax.
         neurons: the numbers of bias tokens that heads of neurons attend to.
-        hidden: hidden columns, if blocks are three sublayers; otherwise 0.
-        three: result of a block to how its three sublayers stand on the stream.
     """
 
     route: Route
@@ -93,8 +74,6 @@ class Whole:
     biases: Mapping[int, int]
     scores: Mapping[int, Scores]
     neurons: tuple[int, ...]
-    hidden: int = 0
-    three: Mapping[str, Three] = field(default_factory=dict)
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -104,17 +83,11 @@ class Whole:
 
 def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion], omega: float) -> Whole | Miss:
     """What form `whole` does on `route`, or the operator that prevents it, and why."""
-    if route.asides:
-        return Miss(route.asides[0].reason, route.asides[0].node)
     found = _Finder(view, route, conversions).run()
     if isinstance(found, Miss):
         return found
-    groups = [group for conversion in conversions for group in groups_in(conversion)]
+    groups = [group for conversion in conversions for group in groups_of(conversion.program)]
     values = any(token.value for group in groups for token in group.head.bias_tokens)
-    hidden = max(hidden_columns(conversion) for conversion in conversions)
-    three = found.three(conversions) if hidden else {}
-    if isinstance(three, Miss):
-        return three
     return Whole(
         route,
         max([1, *(group.bias_tokens for group in groups)]) + values,
@@ -125,9 +98,7 @@ def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion],
         found.stream,
         found.biases,
         found.scores,
-        tuple(sorted({*(group.bias_tokens for group in groups), *((0,) if hidden else ())})),
-        hidden,
-        three,
+        tuple(sorted({group.bias_tokens for group in groups})),
     )
 
 
@@ -177,26 +148,11 @@ class _Finder:
                 return miss
         return self
 
-    def three(self, conversions: Sequence[Conversion]) -> dict[str, Three] | Miss:
-        """How the three sublayers of each block stand on the stream; a Miss where its result is not simply added."""
-        found: dict[str, Three] = {}
-        for conversion in conversions:
-            data, result = conversion.inputs[0], conversion.outputs[0]
-            for index, (skip, written) in self.sums.items():
-                same = self._roots[written] == self._roots[result]
-                if same and self.stream[data] in (skip, self.renewed.get(skip)):
-                    found[result] = Three(conversion.block.name, data, skip, index)
-            if result not in found:
-                what = "is not added to the stream that the block reads, as three sublayers would; "
-                what += "use --option sublayers=1"
-                return Miss(f"'{result}' {what}", result)
-        return found
-
     def _read_scores(self) -> frozenset[int] | Miss:
         """The nodes from products of queries and keys to their softmaxes."""
         found: set[int] = set()
         for index, step in self._route.steps.items():
-            if not step.floor:
+            if not step.softmax:
                 continue
             scores = self._masks.scores(self._view.nodes[index])
             if isinstance(scores, Miss):

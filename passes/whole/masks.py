@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from passes.match.linear import Miss
-from passes.network.sizes import BATCH, KEYS, TOKENS, ShapeReader, Size
+from passes.sizes import BATCH, TOKENS, ShapeReader, Size
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import ancestors, reads
 from rewriter.graph.view import GraphView, label
@@ -90,9 +90,6 @@ class MaskReader:
     def scores(self, softmax: onnx.NodeProto) -> Scores | Miss:
         """What stands in front of a softmax, back to the product of queries and keys."""
         carried = self._shapes.carried
-        if carried[softmax.input[0]][-1] == KEYS:
-            what = "its keys begin with those of a cache, which have no column for their positions"
-            return Miss(f"{label(softmax)}: {what}", label(softmax))
         tensor, scales, masks = softmax.input[0], list[int](), list[tuple[int, Mask]]()
         while True:
             index = self._view.producer[tensor]

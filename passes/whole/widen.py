@@ -13,25 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from passes.network.carry import Carrier
-from passes.network.names import (
-    BIAS_ROWS,
-    COUNT,
-    POSITION_ROWS,
-    PREFIX,
-    ROWS,
-    activated_stream,
-    cleared_columns,
-)
-from passes.network.step import Pad, Step
+from passes.sizes import TOKENS
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
-from rewriter.graph.edit import drop_dead_constants
+from passes.whole.names import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM
+from passes.whole.route import Route
+from passes.whole.rules import Pad, Step, Target, token_axes
+from rewriter.graph.edit import drop_dead_constants, forget_types
 from rewriter.graph.view import GraphView, attributes
 
 _HALF = 0.5
+_LAST = 2**62
+_INT64 = int(onnx.TensorProto.INT64)
 
 
 def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelProto:
@@ -53,12 +48,17 @@ def wide_name(whole: Whole, stream: str) -> str:
     return f"{PREFIX}/wide" if stream == whole.route.entry else f"{PREFIX}/{stream}/wide"
 
 
-class _Widener(Carrier):
+class _Widener:
     """Emits the nodes; `left` are the tensors that the new nodes no longer read."""
 
     def __init__(self, view: GraphView, whole: Whole) -> None:
-        super().__init__(view, whole.route, whole.bias_tokens)
+        self._view = view
         self._whole = whole
+        self._route = whole.route
+        self._m = whole.bias_tokens
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._made: dict[tuple[object, ...], str] = {}
         self._dtype = helper.tensor_dtype_to_np_dtype(whole.route.elem_type)
         self._alias: dict[str, str] = {}
         self._skipped: dict[int, Mask | None] = {}
@@ -67,29 +67,43 @@ class _Widener(Carrier):
             self._skipped.update(dict.fromkeys(scores.scales))
             self._skipped.update(scores.masks)
 
-    def run(self) -> list[onnx.NodeProto]:
-        """All nodes of the new graph, in topological order."""
-        return _sorted(super().run())
+    def copy(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A copy of the model with the new graph."""
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        nodes = _sorted(self._run())
+        del result.graph.node[:]
+        result.graph.node.extend(nodes)
+        result.graph.initializer.extend(self._constants.values())
+        # Declared shapes of carried tensors say N where there are now N + R rows.
+        forget_types(result.graph, self._route.sizes)
+        return result
+
+    def _run(self) -> list[onnx.NodeProto]:
+        entry = self._route.entry
+        if entry not in self._view.producer:
+            self._get_on()
+        for index, node in enumerate(self._view.nodes):
+            step = self._route.steps.get(index)
+            if step is None:  # off the route: it reads the tokens only
+                self._copy(node, [self._cut(name) if name in self._route.sizes else name for name in node.input])
+            else:
+                self._on_route(index, node, step)
+            if entry in node.output:
+                self._get_on()
+            # A carried graph output keeps its name for the tokens alone; the wide tensor gets another one.
+            for name in node.output:
+                if name in self._view.outputs and name in self._route.sizes and name != entry:
+                    self._nodes[-1].output[list(node.output).index(name)] = _wide(name)
+                    self._cut(name, output=name)
+        return self._nodes
 
     # -- nodes of the graph ----------------------------------------------------------------------------------
 
     def _name(self, tensor: str) -> str:
-        return self._alias.get(tensor) or super()._name(tensor)
+        return self._alias.get(tensor) or carried_name(self._view, self._route, tensor)
 
-    def _on_route(self, node: onnx.NodeProto, step: Step) -> None:
-        self._carried(node, step)
-        for name in node.output:
-            self._place_for(name)
-
-    def _place_for(self, data: str) -> None:
-        """A place for the stream behind the second sublayer of a block that reads `data`."""
-        for three in self._whole.three.values():
-            if three.data == data:
-                name = activated_stream(three.block)
-                self._node("Identity", [self._wide(three.stream)], name.removeprefix(f"{PREFIX}/"), name)
-
-    def _carried(self, node: onnx.NodeProto, step: Step) -> None:
-        index = self._view.producer[str(node.output[0])]
+    def _on_route(self, index: int, node: onnx.NodeProto, step: Step) -> None:
         whole = self._whole
         if index in whole.sums:
             self._sum(node, *whole.sums[index])
@@ -100,8 +114,26 @@ class _Widener(Carrier):
         elif index in whole.biases:
             self._biased(node, whole.biases[index])
         else:
-            # A softmax needs no mask of its own: the bias tokens are kept apart by W_QK.
-            super()._on_route(node, Step(step.outputs, step.pads, step.target, correct=step.correct))
+            self._edited(node, step)
+
+    def _edited(self, node: onnx.NodeProto, step: Step) -> None:
+        """Copy a node with the edits of its step; a softmax needs none, since W_QK keeps the bias tokens apart."""
+        inputs = [self._name(name) for name in node.input]
+        for pad in step.pads:
+            inputs = [self._pad(pad) if name == pad.tensor else name for name in inputs]
+        if step.target is not None:
+            inputs[1] = self._retarget(node.output[0], inputs[1], step.target)
+        copy = self._copy(node, inputs)
+        if any(step.correct):
+            self._corrected(copy, step.correct)
+
+    def _copy(self, node: onnx.NodeProto, inputs: Sequence[str]) -> onnx.NodeProto:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        del copy.input[:]
+        copy.input.extend(inputs)
+        self._nodes.append(copy)
+        return copy
 
     # -- the stream ------------------------------------------------------------------------------------------
 
@@ -122,21 +154,15 @@ class _Widener(Carrier):
         more = self._node("Expand", [rows, each], "bias_tokens")
         stream = self._node("Concat", [wide, more], "stream_rows", wide_name(self._whole, entry), axis=1)
         self._node("Slice", [stream, self._integers(0), self._integers(width), self._integers(2)], "stream")
-        self._place_for(entry)
         for count in self._whole.neurons:
             self._constant(f"W_QK_neurons_{count}", neuron_mask(self._whole, count).astype(self._dtype))
 
     def _sum(self, node: onnx.NodeProto, stream: str, written: str) -> None:
         """A residual addition to all columns; what the sublayer writes has zeros in the further ones."""
         width, out = self._route.width, str(node.output[0])
-        index = self._view.producer[out]
-        block = next((each.block for each in self._whole.three.values() if each.sum == index), "")
-        before = activated_stream(block) if block else self._wide(stream)
-        three = self._in_batches(self._name(written), written, out)
+        before, three = self._wide(stream), self._in_batches(self._name(written), written, out)
         pads = self._integers(0, 0, 0, 0, 0, self._further)
         padded = self._node("Pad", [three, pads], f"{out}/written_wide")
-        if block:
-            before = self._cleared(before, block, out)
         wide = self._node("Add", [before, padded], f"{out}/wide", wide_name(self._whole, out))
         columns = [wide, self._integers(0), self._integers(width), self._integers(2)]
         if self._flat(out):
@@ -144,15 +170,6 @@ class _Widener(Carrier):
             self._node("Reshape", [model, self._integers(-1, width)], f"{out}/flat", out)
         else:
             self._node("Slice", columns, f"{out}/model_columns", out)
-
-    def _cleared(self, stream: str, block: str, out: str) -> str:
-        """The stream and what the third sublayer of a block writes to the hidden columns."""
-        start = self._route.width + self._further - self._whole.hidden
-        name = cleared_columns(block)
-        columns = [stream, self._integers(start), self._integers(start + self._whole.hidden), self._integers(2)]
-        self._node("Slice", columns, name.removeprefix(f"{PREFIX}/"), name)
-        padded = self._node("Pad", [name, self._integers(0, 0, start, 0, 0, 0)], f"{out}/cleared_wide")
-        return self._node("Add", [stream, padded], f"{out}/cleared")
 
     def _wide(self, stream: str) -> str:
         """The wide stream with the columns of `stream`; a renewed one is joined where it is first needed."""
@@ -230,9 +247,7 @@ class _Widener(Carrier):
             query = f"{PREFIX}/{scale.output[0]}/of_queries"
             self._copy(scale, inputs).output[0] = query
         masks = [mask for _, mask in scores.masks]
-        first = self._route.width + 1
-        stop = first + self._m + self._whole.max_tokens if self._whole.hidden else None
-        positions = self._columns(stream_of(self._whole, str(node.input[0])), first, stop)
+        positions = self._columns(stream_of(self._whole, str(node.input[0])), self._route.width + 1, None)
         turned, weighed = self._turned(positions), self._weighed(positions, self._pseudo_mask(masks))
         rank = len(self._route.sizes[str(node.input[0])])
         query = self._joined(query, weighed, rank, -1, f"{out}/query")
@@ -311,6 +326,100 @@ class _Widener(Carrier):
             self._made[key] = self._pad(Pad(data, (-2, -1), mask.rank))
         return self._made[key]
 
+    # -- off the route ---------------------------------------------------------------------------------------
+
+    def _cut(self, tensor: str, output: str | None = None) -> str:
+        """The rows of a carried tensor that belong to tokens."""
+        if tensor == self._route.entry:
+            return tensor  # under its own name the entry has no bias tokens; with them it is `STREAM`
+        if tensor in self._view.outputs and output is None:
+            return tensor
+        key = ("cut", tensor)
+        if key not in self._made:
+            self._made[key] = self._cut_axes(tensor, output)
+        return self._made[key]
+
+    def _cut_axes(self, tensor: str, output: str | None) -> str:
+        sizes, name = self._route.sizes[tensor], self._name(tensor)
+        label, zero = f"{tensor}/tokens", self._integers(0)
+        axes = token_axes(sizes)
+        if all(sizes[axis] == TOKENS for axis in axes):
+            for number, axis in enumerate(axes):
+                last = number == len(axes) - 1
+                bounds = zero, COUNT, self._integers(axis)
+                name = self._node("Slice", [name, *bounds], f"{label}_{axis}", output if last else None)
+            return name
+        # Batch and tokens are merged into the first axis, so the bias tokens are not at its end but after every
+        # sequence: split it as [batch, N + m], cut, and merge again.
+        shape = self._node("Shape", [name], f"{label}_shape")
+        rest = self._node("Slice", [shape, self._integers(1), self._integers(_LAST), zero], f"{label}_rest")
+        apart = self._node("Concat", [self._integers(-1), ROWS, rest], f"{label}_apart_shape", axis=0)
+        split = self._node("Reshape", [name, apart], f"{label}_apart")
+        kept = self._node("Slice", [split, zero, COUNT, self._integers(1)], f"{label}_kept")
+        flat = self._node("Concat", [self._integers(-1), rest], f"{label}_flat_shape", axis=0)
+        return self._node("Reshape", [kept, flat], f"{label}_flat", output)
+
+    # -- edits -----------------------------------------------------------------------------------------------
+
+    def _pad(self, pad: Pad) -> str:
+        """Append m rows along the axes where the operand does not broadcast; their values do not affect any token."""
+        # Whether an axis has size 1 and broadcasts may depend on the input, so it is decided at run time.
+        key = ("pad", pad.tensor, pad.axes)
+        if key not in self._made:
+            name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
+            more = np.zeros(pad.rank, np.int64)
+            more[list(pad.axes)] = self._m
+            shape = self._node("Shape", [pad.tensor], f"{name}_shape")
+            one = self._node("Equal", [shape, self._integers(1)], f"{name}_broadcasts")
+            long = self._node("Cast", [self._node("Not", [one], f"{name}_long")], f"{name}_is_long", to=_INT64)
+            zeros = self._constant(f"zeros_{pad.rank}", np.zeros(pad.rank, np.int64))
+            grown = self._node("Mul", [long, self._constant(f"{name}_more", more)], f"{name}_rows")
+            pads = self._node("Concat", [zeros, grown], f"{name}_pads", axis=0)
+            self._made[key] = self._node("Pad", [pad.tensor, pads], name)
+        return self._made[key]
+
+    def _retarget(self, output: str, shape: str, target: Target) -> str:
+        """The shape operand of a Reshape or Expand, with N + m for N."""
+        # Shapes themselves are not carried and still say N, so it is replaced at the positions known to hold tokens.
+        keep, rows, fixed = np.ones(target.length, np.int64), *np.zeros((2, target.length), np.int64)
+        keep[list(target.rows)], rows[list(target.rows)] = 0, 1
+        for place, number in target.fixed:
+            keep[place], fixed[place] = 0, number
+        if not target.rows and not target.fixed:
+            return shape
+        kept = self._node("Mul", [shape, self._constant(f"{output}/keep", keep)], f"{output}/kept")
+        more = self._constant(f"{output}/fixed", fixed)
+        if target.rows:
+            counted = self._node("Mul", [ROWS, self._constant(f"{output}/is_rows", rows)], f"{output}/rows_there")
+            more = self._node("Add", [counted, more], f"{output}/known")
+        return self._node("Add", [kept, more], f"{output}/shape")
+
+    def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
+        """Subtract m from a shape, so that everything computed from shapes keeps its value."""
+        shape = node.output[0]
+        node.output[0] = raw_shape(shape)
+        more = self._constant(f"{shape}/more", self._m * np.asarray(places, np.int64))
+        self._node("Sub", [node.output[0], more], f"{shape}/less", shape)
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def _node(
+        self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int | list[int]
+    ) -> str:
+        made = output or f"{PREFIX}/{name}"
+        node = helper.make_node(operator, list(inputs), [made], f"{PREFIX}/{name}")
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
+        self._nodes.append(node)
+        return made
+
+    def _integers(self, *values: int) -> str:
+        return self._constant("integers_" + "_".join(map(str, values)), np.asarray(values, np.int64))
+
+    def _constant(self, name: str, values: NDArray[np.generic]) -> str:
+        full = f"{PREFIX}/{name}"
+        self._constants.setdefault(full, numpy_helper.from_array(values, full))
+        return full
+
 
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes in topological order: a scale of scores, now one of queries, comes before its constants otherwise."""
@@ -332,8 +441,8 @@ def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def further_columns(whole: Whole) -> int:
-    """1 + R + T, and the hidden columns."""
-    return 1 + whole.bias_tokens + whole.max_tokens + whole.hidden
+    """1 + R + T."""
+    return 1 + whole.bias_tokens + whole.max_tokens
 
 
 def token_columns(whole: Whole) -> NDArray[np.float64]:
@@ -363,3 +472,19 @@ def neuron_mask(whole: Whole, bias_tokens: int) -> NDArray[np.float64]:
     weight[m:, :bias_tokens] = 0.0
     weight[:m, :m] = rests(whole, -whole.omega)
     return weight
+
+
+def raw_shape(tensor: str) -> str:
+    """The name of a shape before R is subtracted from it."""
+    return f"{PREFIX}/{tensor}/rows"
+
+
+def carried_name(view: GraphView, route: Route, tensor: str) -> str:
+    """The name of a tensor with its bias tokens; tensors off the route keep theirs."""
+    if tensor == route.entry:
+        return STREAM
+    return _wide(tensor) if tensor in route.sizes and tensor in view.outputs else tensor
+
+
+def _wide(tensor: str) -> str:
+    return f"{PREFIX}/{tensor}"

@@ -29,12 +29,8 @@ class RewriteKeywords(TypedDict, total=False):
     accuracy: float | None
     domain: float | None
     max_pattern_mb: float
-    attention_op: bool
     max_tokens: int
-    omega: float | None
-    bias_token: str
     spelling: str
-    sublayers: str
     expose: str | Sequence[str]
     head_dim: int | None
     providers: str | Sequence[str] | None

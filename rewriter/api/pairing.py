@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from passes.match.blocks import Block
-from passes.network.names import COUNT, ROWS
 from passes.options import Options
 from passes.plan import make_plan
 from passes.record import BlockRecord, Record, UnreadableError, read_record
+from passes.whole.names import COUNT, ROWS
 from rewriter.api.rows import claims_of
 from rewriter.api.run import Run, silent
 from rewriter.compare.depth import (
@@ -112,7 +112,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
     # Blocks whose bias tokens the network carries cannot be cut out of B.
     accuracy = options.accuracy.error
-    claims = claims_of(replace(plan, conversions=conversions), accuracy) if plan.route is None else ()
+    claims = claims_of(replace(plan, conversions=conversions), accuracy) if plan.whole is None else ()
     fitted = (block for block in plan.undetermined if block.name in named and named[block.name].form == "local")
     claims += tuple(_fitted_claim(block, named[block.name], accuracy) for block in fitted)
     model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a

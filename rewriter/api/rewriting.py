@@ -163,7 +163,7 @@ def _check_arithmetic(plan: Plan, providers: Sequence[str]) -> None:
 
 def _alone(unit: Unit) -> onnx.ModelProto | None:
     """A model whose heads can be cut out block by block; None if those of the result can."""
-    if unit.fact(Plan).route is not None:
+    if unit.fact(Plan).whole is not None:
         # Bias tokens that the network carries do not belong to a single block.
         plan = sublayers_only(unit.fact(Plan))
         return made(unit.having(plan, model=apply(plan)))

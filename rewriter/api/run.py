@@ -89,10 +89,6 @@ def _check_exposed(options: Options) -> None:
             f"only the forms compact and masked, and local with --option spelling=softmax, can expose tensors, not "
             f"{options.form}"
         )
-    if options.forms.bias_token == "network":
-        raise UsageError("tensors of sublayers whose bias tokens the network carries cannot be exposed")
-    if options.forms.attention_op and {"scores", "pattern"} & {n for t in options.forms.expose for n in t.split(",")}:
-        raise UsageError("the operator Attention has no pattern to expose; omit --option attention_op")
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:

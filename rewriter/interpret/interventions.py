@@ -21,8 +21,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import read_external
-from rewriter.files.load import LoadedModel, Source, like, load_model
-from rewriter.files.modelfile import MAX_FILE
+from rewriter.files.load import MAX_FILE, LoadedModel, Source, like, load_model
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.interpret.index import HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.original import Attention

@@ -28,8 +28,8 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, known_output, parts_of, unflattened
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.tensors import AffineMap
+from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import Role, input_specs
-from rewriter.proof.inputs.text import open_tokenizer, spelling
 
 Places = NDArray[np.int64]
 TokenText = Callable[[int], str]

@@ -34,8 +34,7 @@ from rewriter.interpret.tensors import AffineMap, with_biases
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.npz import load_cases
-from rewriter.proof.inputs.text import Tokens, tokenized
+from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 Values = Mapping[str, Array]
@@ -104,7 +103,7 @@ def run_with_cache(
 def cases_of(index: HeadIndex, inputs: InputsOrText) -> tuple[Sequence[Case], Tokens | None]:
     """The cases of given inputs, and the tokens where they are text. Raises UsageError if they do not fit the model."""
     if isinstance(inputs, Text):
-        tokens = tokenized(inputs, index.proto, index.view)
+        tokens = tokenized(inputs, index.proto)
         return tokens.cases, tokens
     return load_cases(as_given(inputs), index.proto), None
 

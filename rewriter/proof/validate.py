@@ -22,8 +22,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared

@@ -29,13 +29,6 @@ def test_float16(name: str, export: Export, tmp_path: Path) -> None:
     check(export(name, "torchscript", "fp16"), tmp_path / "out.onnx", "masked", 1.5)
 
 
-def test_bias_tokens_through_bloom(export: Export) -> None:
-    """Its pattern is reshaped between softmax and product."""
-    report: Any = rewrite(export("bloom", "torchscript"), form="masked", bias_token="network")
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
-    assert len(report.converted) == 2
-
-
 def check(model: Path, out: Path, form: str, allowed: float) -> None:
     report: Any = rewrite(model, out, form=form)
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures

@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from passes.forms import FORMS
-from passes.network.names import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
+from passes.whole.names import PREFIX
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds, in_float64
 from tests.conftest import slow
@@ -25,9 +25,7 @@ DIFFERENCES = 9e-9
 RATIO = 1.4
 """The largest error ratio in float32."""
 
-NETWORK = "network"
-"""Form `masked` with the bias tokens carried through the network."""
-ALL_FORMS = (*FORMS, NETWORK, "whole")
+ALL_FORMS = (*FORMS, "whole")
 
 PAIRS = [(name, form) for name in ARCHITECTURES for form in ALL_FORMS]
 QUICK = {("gated-decoder", "compact")}
@@ -42,8 +40,7 @@ def load(name: str) -> onnx.ModelProto:
 
 
 def planned(model: onnx.ModelProto, form: str) -> Plan:
-    options = FormOptions(max_tokens=LONGEST, bias_token="network" if form == NETWORK else "sublayer")
-    plan = make_plan(model, Options(form="masked" if form == NETWORK else form, forms=options))
+    plan = make_plan(model, Options(form=form, forms=FormOptions(max_tokens=LONGEST)))
     assert len(plan.conversions) == 2
     return plan
 
@@ -53,8 +50,7 @@ def largest_difference(model: onnx.ModelProto, architecture: str, form: str) -> 
     plan = planned(model, form)
     whole = planned(model, "whole")
     assert whole.whole is not None
-    assert whole.route is not None
-    entry, last = whole.route.entry, str(whole.views[0].nodes[max(whole.whole.sums)].output[0])
+    entry, last = whole.whole.route.entry, str(whole.views[0].nodes[max(whole.whole.sums)].output[0])
     fed = feeds(model, 0, 2, 9)
     made, embedded = tensors(apply(plan), fed), tensors(model, fed)[entry]
     batch, count, width = embedded.shape

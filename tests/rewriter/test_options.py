@@ -145,10 +145,7 @@ def test_choices_are_the_keys_of_the_forms() -> None:
 @pytest.mark.parametrize(
     ("form", "given", "words"),
     [
-        ("local", {"attention_op": True}, "attention op is for form masked and changes nothing in form local"),
-        ("masked", {"omega": 9.0}, "omega is for form maskless or staged or whole"),
         ("maskless", {"head_dim": 8}, "head dim is for form staged"),
-        ("staged", {"bias_token": "network"}, "bias token is for form masked or whole"),
         ("compact", {"spelling": "softmax"}, "spelling is for form local"),
     ],
 )

@@ -55,7 +55,7 @@ def unit_of(model: onnx.ModelProto) -> Unit:
     ("options", "expected"),
     [
         ({}, ["lower", "mlp-to-attention"]),
-        ({"form": "masked", "bias_token": "network"}, ["lower", "carry-bias-tokens", "mlp-to-attention"]),
+        ({"form": "whole", "max_tokens": 64}, ["lower", "carry-bias-tokens", "mlp-to-attention"]),
     ],
 )
 def test_the_passes_that_follow_the_options(options: dict[str, object], expected: list[str]) -> None:
@@ -157,7 +157,7 @@ def test_a_wrong_pass_of_ones_own_fails_the_proof(first: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("prepares", [True, False])
-@pytest.mark.parametrize("options", [{}, {"form": "masked", "bias_token": "network"}])
+@pytest.mark.parametrize("options", [{}, {"form": "whole", "max_tokens": 64}])
 def test_a_model_that_changes_after_its_plan_is_refused(options: Any, prepares: bool) -> None:
     own = Change(drop_identities, prepares=prepares)
     with pytest.raises(UsageError, match="the model was changed between its plan and"):

@@ -43,7 +43,7 @@ def applied(*edits: Edit, only_carried: bool = False) -> Patch:
         def wrong(unit: Unit) -> onnx.ModelProto:
             made, plan = right(unit), unit.fact(Plan)
             assert isinstance(made, onnx.ModelProto)
-            if not only_carried or plan.route is not None:
+            if not only_carried or plan.whole is not None:
                 _carry_out(edits, made, plan)
             return made
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
+from passes.whole.names import BIAS_ROWS, POSITION_ROWS, PREFIX
 from tests.sabotage.edits import Array, Edit, anywhere, applied, inner
 from tests.sabotage.mixing import BATCH_LEAK, FIRST_SEQUENCE, NEXT_SEQUENCE
 from tests.sabotage.pieces import Change, becomes, constant, maker, scaled, weight
@@ -195,15 +195,6 @@ FITTED: tuple[tuple[str, Edit], ...] = (
 )
 """Of GELU, whose bias tokens have values."""
 
-THREE: tuple[tuple[str, Edit], ...] = (
-    ("hidden columns are not cleared", anywhere(f"{PREFIX}/model*/cleared", _NOTHING)),
-    ("a linear head sees a neighbour", weight(neuron_scores(0), allowed(3, 4))),
-    ("the first sublayer drops b1", inner("*/heads/W_V_linear_1*_on_tokens", _NOTHING)),
-    ("the second sublayer off by 1e-3", inner("*/heads/z_written", "out = Mul(own, $1.001)")),
-    ("heads of the third sublayer rolled by one", inner("*/heads/linear_2_v", rolled(1))),
-)
-"""Of three sublayers per block."""
-
 MERGED: tuple[tuple[str, Edit], ...] = (
     ("neurons read the next sequence", inner("*/heads/in_batches", NEXT_SEQUENCE)),
     ("neurons read a thousandth of the first sequence", inner("*/heads/in_batches", BATCH_LEAK)),
@@ -218,7 +209,6 @@ MERGED: tuple[tuple[str, Edit], ...] = (
 
 _TEXTS, _FITTED = network("silu-decoder", "relu-decoder"), network("gelu-vision", "gelu-encoder")
 _MIXED = network("silu-decoder", "gelu-vision")
-_THREE = tuple(Subject(each.model, {**each.options, "sublayers": "3"}) for each in _MIXED)
 _FURTHER = tuple(
     Subject(model, {"form": "whole", "max_tokens": longest}) for model, longest in (("gated-decoder", 80), ("silu", 90))
 )
@@ -237,10 +227,6 @@ NETWORKS = (
             (MERGED, network("relu-decoder")),
         )
         for what, edit in edits
-    ),
-    *(
-        Sabotage(f"{what}, form whole, three sublayers", applied(edit, only_carried=True), _THREE, Expect.MODEL)
-        for what, edit in THREE
     ),
     Sabotage(
         "the rows of bias tokens are not dropped, form whole",

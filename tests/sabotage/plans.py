@@ -11,7 +11,7 @@ import onnx
 from passes.match.lower import Lowered
 from passes.plan import Plan, apply
 from rewriter.pipeline import Unit
-from tests.sabotage.edits import anywhere, applied, heads, inner, places
+from tests.sabotage.edits import applied, heads, inner, places
 from tests.sabotage.harness import Part, Patch
 from tests.sabotage.lengths import length
 from tests.sabotage.mixing import FIRST_SEQUENCE, FIRST_TOKEN
@@ -96,47 +96,6 @@ LOWERINGS: tuple[tuple[str, Patch, tuple[str, ...]], ...] = (
     ("a fused product off by 1e-3", lowered("Gemm", attribute("alpha", 1.001)), ("fused-leaky",)),
 )
 
-# -- the network's bias token ----------------------------------------------------------------------------------------
-
-
-def open_floor(model: onnx.ModelProto, _: Plan) -> None:
-    """Tokens see the bias tokens in the model's own softmax."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    for node in nodes_of(model, "Softmax"):
-        if node.input[0].endswith("scores_apart"):
-            node.input[0] = makers[node.input[0]].input[1]
-
-
-_LEAK = (
-    "l = Gather<axis = 1>(own, #-1) f = Slice(own, #0, #1, #1) k = Add(l, f) s = Mul(k, k) c = Mul(s, $0.01) "
-    "g = Add(f, c) r = Slice(own, #1, #end, #1) out = Concat<axis = 1>(g, r)"
-)
-_LAST_DROPPED = "a = Slice(own, #1, #end, #0) b = Slice(own, #-1, #end, #0) out = Concat<axis = 0>(a, b)"
-_NETWORK = (
-    *on("silu-decoder", form="masked", bias_token="network", dims={"batch": 1, "sequence": 5}),
-    *on("gelu-vision", form="masked", bias_token="network", dims={"batch": 1}),
-)
-
-CARRIED = (
-    ("tokens see the network's bias tokens", open_floor),
-    ("heads negated, with the network's bias token", heads("out = Neg(own)")),
-    ("heads off by 1e-4, with the network's bias token", heads("out = Mul(own, $1.0001)")),
-    ("the network's bias token leaks into the first token", anywhere("bias_token/stream", _LEAK)),
-    ("the last token is taken for a bias token", anywhere("bias_token/is_token", _LAST_DROPPED)),
-)
-"""What is wrong where the network carries the bias token, which the blocks' own proofs do not see."""
-
-NETWORKS = (
-    *(Sabotage(what, applied(edit, only_carried=True), _NETWORK, Expect.MODEL) for what, edit in CARRIED),
-    Sabotage(
-        "the network's bias tokens are not zero",
-        applied(anywhere("bias_token/bias_tokens", "out = Add(own, $0.5)"), only_carried=True),
-        _NETWORK,
-        Expect.HARMLESS,
-        below=2e-6,
-    ),
-)
-
 # -- models that no right rewriter can prove -------------------------------------------------------------------------
 
 NONE: Patch = {}
@@ -199,7 +158,6 @@ HIDDEN = (
 PLANS = (
     *CONVERSIONS,
     *(Sabotage(what, patch, on(*models), Expect.MODEL) for what, patch, models in LOWERINGS),
-    *NETWORKS,
     *HONEST,
     *HIDDEN,
 )

@@ -8,9 +8,9 @@ from typing import Any
 from tests.sabotage.edits import Edit, applied, heads, inner
 from tests.sabotage.lengths import length
 from tests.sabotage.mixing import FIRST_SEQUENCE, LEAK
-from tests.sabotage.pieces import attribute, constant, maker, operand, scaled
+from tests.sabotage.pieces import constant, operand, scaled
 from tests.sabotage.sabotages import Expect, Sabotage
-from tests.sabotage.subjects import on, square
+from tests.sabotage.subjects import on
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "in segments": {"proof": "blocks"},
@@ -42,12 +42,6 @@ GATES: tuple[tuple[str, Edit], ...] = (
 )
 """What is wrong with gates in float64."""
 
-OPERATOR: tuple[tuple[str, Edit], ...] = (
-    ("the Attention operator with another scale", maker("chunk_output", attribute("scale", 1.001))),
-    ("the Attention operator without its mask", maker("chunk_output", lambda node: node.input.pop())),
-    ("the Attention operator with a diagonal off by one", inner("own", "out = Add(own, #1)")),
-)
-
 WAYS = (
     *(
         Sabotage(f"{what}, {how}", applied(edit), on("silu-decoder", "silu", **options), expect)
@@ -56,7 +50,6 @@ WAYS = (
     ),
     *(Sabotage(what, applied(edit), on(*models)) for what, edit, models in TYPES),
     *(Sabotage(what, applied(edit), on("gated-decoder", "swiglu", precision="double")) for what, edit in GATES),
-    *(Sabotage(what, applied(edit), square("masked", "opset-23", attention_op=True)) for what, edit in OPERATOR),
     Sabotage(
         "an activation that is no MLP's negated",
         applied(heads("out = Neg(own)", 2)),

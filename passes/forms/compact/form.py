@@ -47,11 +47,6 @@ _LARGEST_VALUE = 2.0**20
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """As for form `masked`; bias-token values that the graph stores in float32 are rounded to it."""
-    if conversion.options.attention_op:
-        return Miss(
-            "--option attention_op needs form masked: the operator takes the same keys for all tokens",
-            conversion.block.output,
-        )
     prepared = prepare_masked(view, conversion)
     if isinstance(prepared, Miss) or not _wide(prepared):
         return prepared

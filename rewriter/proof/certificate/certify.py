@@ -20,21 +20,11 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import Path, attributes, key_of, label, operator_of, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
+from rewriter.proof.certificate.constants import WIDTHS, Axes, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
-from rewriter.proof.certificate.layers import (
-    WIDTHS,
-    Front,
-    Layer,
-    dims,
-    front,
-    in_order,
-    leading_and,
-    read_layer,
-    shaped,
-    width,
-)
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
+from rewriter.proof.certificate.rows import Layer, front, in_order, read_layer, width
 
 TOPS: Mapping[int, fmpq] = {
     onnx.TensorProto.FLOAT: fmpq(2) ** 128,
@@ -211,10 +201,10 @@ class _Matching:
     """
 
     def __init__(self, claims: Mapping[str, Claimed], limit: float) -> None:
-        self.regions: dict[tuple[tuple[int, str], tuple[int, str]], CertifiedRegion] = {}
+        self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
         self._claims = claims
         self._limit = limit
-        self._known: dict[tuple[tuple[int, str], tuple[int, str], bool], bool] = {}
+        self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
@@ -241,7 +231,7 @@ class _Matching:
 
     def _same_tensors(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
         """Whether two tensors are the same; with `rows`, whether they have the same entries in the same order."""
-        key = a.key, b.key, rows
+        key = a, b, rows
         if key not in self._known:
             self._known[key] = False  # what depends on itself is nowhere proved
             self._known[key] = yield (self._decided_rows(a, b) if rows else self._decided(a, b))
@@ -270,7 +260,7 @@ class _Matching:
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> Reading:
         count = len(self._why)
-        plain = [in_order(each, WIDTHS.get(a.elem_type, 0)) for each in (a, b)]
+        plain = [in_order(each) for each in (a, b)]
         found = yield self._same_tensors(*plain)
         if not found:
             ours, theirs = map(self._region_in_order, self._readers, (a, b))
@@ -283,7 +273,7 @@ class _Matching:
 
     def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
         """The region that has the entries of a tensor in order, and its own tensor."""
-        for each in (tensor, in_order(tensor, WIDTHS.get(tensor.elem_type, 0))):
+        for each in (tensor, in_order(tensor)):
             region = reader.region(each)
             if region is not None:
                 return each, region
@@ -293,8 +283,8 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        count, width = len(self._why), WIDTHS.get(a.elem_type, 0)
-        ours, theirs = (read_layer(in_order(each, width)) for each in (a, b))
+        count = len(self._why)
+        ours, theirs = (read_layer(in_order(each)) for each in (a, b))
         if ours is None or theirs is None:
             return False
         if a.elem_type != b.elem_type and not rows:
@@ -319,32 +309,33 @@ class _Matching:
         found = []
         for tensor in (a, b):
             axes = front(tensor)
-            if axes is not None and axes.axes is not None:
+            if axes.stop != -1:
                 axes = yield self._all_but_last(a.scope, axes)
-            if axes is None or axes.axes is not None:
+            if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
         return (yield self._same_tensors(*found))
 
-    def _all_but_last(self, original: Scope, axes: Front) -> Reading:
+    def _all_but_last(self, original: Scope, axes: Axes) -> Reading:
         """Axes by their numbers as those of another tensor, if the tensor has one more."""
-        tensor, name = axes.tensor, axes.tensor.name
+        tensor = known = axes.tensor
         if not tensor.scope.model.original:
             # What the rewritten model says about its own ranks is not believed.
-            if name not in original.made or not (yield self._same_tensors(original.find(name), tensor)):
+            known = original.find(tensor.name) if tensor.name in original.made else tensor
+            if known is tensor or not (yield self._same_tensors(known, tensor)):
                 return None
-            original_rank = original.types[original.find(name).name].rank
-        else:
-            original_rank = tensor.scope.types[name].rank
-        return front(tensor) if axes.axes is not None and original_rank == axes.axes + 1 else None
+        return front(tensor) if known.type.rank == (axes.stop or 0) + 1 else None
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> Reading:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""
-        measured, written = shaped(a), leading_and(b)
-        if measured is None or written is None or width(measured) != written[1]:
+        measured, written = whole_shape(a), sizes(b)
+        last = width(measured) if measured is not None else None
+        if measured is None or written is None or last is None or len(written) != 2 or written[1] != last:
+            return False
+        if not isinstance(written[0], Axes) or written[0][1:] != (0, -1):
             return False
         count = len(self._why)
-        found = yield self._same_front(measured, written[0])
+        found = yield self._same_front(measured, written[0].tensor)
         if found:
             del self._why[count:]
         return found
@@ -400,7 +391,7 @@ class _Matching:
         ):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
             if found[0] is not None and found[1] is not None:
-                key = tuple(frozenset(each.key for each in region.leaves.values()) for region in found if region)
+                key = tuple(frozenset(each for each in region.leaves.values()) for region in found if region)
                 if key not in seen:
                     seen.add(key)
                     yield found[0], found[1]
@@ -430,7 +421,7 @@ class _Matching:
             return self._refused(
                 a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=proved.at_least > proved.limit
             )
-        self.regions[a.key, b.key] = CertifiedRegion(
+        self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
             path=a.scope.path,
@@ -484,8 +475,8 @@ def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
     node = tensor.node
     if node is None or node.domain or node.op_type != "Reshape":
         return node is not None and not node.domain and node.op_type == "Gemm"
-    sizes = dims(tensor.scope.find(node.input[1]))
-    return sizes is not None and len(sizes) == 2 and sizes[1] == len(layer.bias)
+    shape = sizes(tensor.scope.find(node.input[1]))
+    return rank(shape) == 2 and shape is not None and shape[-1] == len(layer.bias)
 
 
 def _elem_type(region: Region) -> int:
@@ -498,7 +489,7 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
         if tensor.elem_type not in FLOATS:
             kind = elem_name(tensor.elem_type) if tensor.elem_type else "of unknown type"
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
-        if (ours.vectors or theirs.vectors) and tensor.scope.types[tensor.name].rank in (0, None):
+        if (ours.vectors or theirs.vectors) and tensor.type.rank in (0, None):
             return f"{tensor.name} may be a single number, whose shape constants with an axis change"
     if (ours.together or theirs.together) and not _alike(tuple(ours.leaves.values())):
         return "puts entries of two tensors side by side whose shapes are not known to be the same"
@@ -511,11 +502,10 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
 
 def _alike(tensors: tuple[Tensor, ...]) -> bool:
     """Whether tensors of the original have the same shape."""
-    first, *shapes = (tensor.scope.types[tensor.name].shape for tensor in tensors)
+    first, *shapes = (tensor.type.shape for tensor in tensors)
     if first is not None and None not in first and all(shape == first for shape in shapes):
         return True
-    found = {(front(tensor), width(tensor)) for tensor in tensors}
-    return len(found) == 1 and all(axes is not None and size is not None for axes, size in found)
+    return len({(front(tensor), width(tensor)) for tensor in tensors}) == 1 and width(tensors[0]) is not None
 
 
 def _narrowest(region: Region) -> int:

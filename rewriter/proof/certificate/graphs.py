@@ -46,7 +46,7 @@ class NotCertifiable(RewriteError):  # noqa: N818 - says what the model is
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Where a tensor comes from, past Identity nodes and through outer scopes.
+    """Where a tensor comes from, past Identity nodes and through outer scopes; one object for each.
 
     Attributes:
         scope: the graph that makes it.
@@ -65,11 +65,6 @@ class Tensor:
     constant: onnx.TensorProto | None = None
 
     @property
-    def key(self) -> tuple[int, str]:
-        """What tells it from other tensors of both models."""
-        return id(self.scope), self.name
-
-    @property
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
@@ -79,7 +74,12 @@ class Tensor:
         """Its element type; 0 where that is unknown."""
         if self.constant is not None:
             return self.constant.data_type
-        return self.scope.types.get(self.name, TensorType.UNKNOWN).elem_type
+        return self.type.elem_type
+
+    @property
+    def type(self) -> TensorType:
+        """What is declared or inferred about it."""
+        return self.scope.types.get(self.name, TensorType.UNKNOWN)
 
     @property
     def label(self) -> str:
@@ -161,7 +161,7 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        fronts: what `rewriter.proof.certificate.layers.front` found so far.
+        fronts: what `rewriter.proof.certificate.rows.front` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
     """
 
@@ -191,7 +191,8 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.fronts: dict[str, Any] = {}
+        self.fronts: dict[Tensor, Any] = {}
+        self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
                 self.bodies[id(node), name] = Scope(
@@ -210,19 +211,31 @@ class Scope:
         while scope is not None:
             if name in scope.made:
                 node, place = scope.made[name]
-                key = key_of(node)
-                if (key == ("", "Identity") and node.input[0]) or (place == 0 and self._inactive(node)):
+                if (key_of(node) == ("", "Identity") and node.input[0]) or (place == 0 and self._inactive(node)):
                     name = node.input[0]
                     continue
-                if key == ("", "Constant"):
-                    return Tensor(scope, name, "constant", constant=_constant(node))
-                return Tensor(scope, name, "node", node, place)
-            if name in scope.initializers and name not in scope.overridable:
-                return Tensor(scope, name, "constant", constant=scope.initializers[name])
-            if name in scope.inputs:
-                return Tensor(scope, name, "input", place=scope.inputs[name])
+            found = scope.own(name)
+            if found is not None:
+                return found
             scope = scope.outer
         raise NotCertifiable(f"tensor {quoted(name)} is not defined")
+
+    def own(self, name: str) -> Tensor | None:
+        """A tensor of this graph; None where it has none of this name."""
+        if name not in self._tensors:
+            if name in self.made:
+                node, place = self.made[name]
+                constant = _constant(node) if key_of(node) == ("", "Constant") else None
+                kind: Kind = "node" if constant is None else "constant"
+                found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
+            elif name in self.initializers and name not in self.overridable:
+                found = Tensor(self, name, "constant", constant=self.initializers[name])
+            elif name in self.inputs:
+                found = Tensor(self, name, "input", place=self.inputs[name])
+            else:
+                return None
+            self._tensors[name] = found
+        return self._tensors[name]
 
     def _inactive(self, node: onnx.NodeProto) -> bool:
         """Whether a node is a Dropout that drops nothing: since opset 7 it does so only where training is asked for."""

@@ -2,7 +2,7 @@
 
 From a tensor upwards, elementwise operators with scalar constants are read as one `Expression` of at most two *leaves*,
 tensors that are not read any further. Attention over a static axis of keys, which computes one number per entry, is
-read as the sum that it is (`rewriter.proof.certificate.keys`). Everything is read from the nodes: nobody's word about
+read as the sum that it is (`rewriter.proof.certificate.rows`). Everything is read from the nodes: nobody's word about
 what a block computes is taken.
 """
 
@@ -35,33 +35,17 @@ from rewriter.proof.certificate.expressions import (
     where,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
-from rewriter.proof.certificate.keys import read_keys
+from rewriter.proof.certificate.rows import clip_ends, read_keys
 
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
 _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 _FURTHER = (
-    "Where",
-    "Clip",
-    "Cast",
-    "Reshape",
-    "Log",
-    "Not",
-    "And",
-    "Or",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Equal",
-    "Unsqueeze",
-    "Softmax",
-    "MatMul",
-    "Concat",
-    "Split",
-    "ReduceSum",
+    *("Where", "Clip", "Cast", "Reshape", "Log", "Not", "And", "Or", *_COMPARISONS),
+    *("Unsqueeze", "Softmax", "MatMul", "Concat", "Split", "ReduceSum"),
 )
 """What a region may have beside `OPERATORS`."""
 
@@ -134,7 +118,7 @@ class Reader:
 
     def __init__(self, stops: Collection[str] = ()) -> None:
         self._stops = stops
-        self._known: dict[tuple[int, str], _Read | None] = {}
+        self._known: dict[Tensor, _Read | None] = {}
         self._leaves: dict[tuple[int, str], Expression] = {}
         self._tensors: dict[Expression, Tensor] = {}
         self._inside: dict[Expression, list[Tensor]] = {}
@@ -204,17 +188,17 @@ class Reader:
 
     def _expression(self, tensor: Tensor) -> Reading:
         """What an elementwise operator makes; None for anything else."""
-        if tensor.key not in self._known:
+        if tensor not in self._known:
             found = None
             if tensor.node is not None and tensor.place == 0:
                 try:
                     found = yield self._operator(tensor.scope, tensor.node)
                 except NotAFunction:
                     found = None
-            self._known[tensor.key] = found
+            self._known[tensor] = found
             if found is not None:
                 self._inside.setdefault(found.expression, []).append(tensor)
-        return self._known[tensor.key]
+        return self._known[tensor]
 
     def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         key = key_of(node)
@@ -254,21 +238,8 @@ class Reader:
         return (yield self._operand(scope, node.input[0], integer=True))
 
     def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
-        value = yield self._operand(scope, node.input[0])
-        ends: list[Expression | None] = []
-        for place, name in enumerate(("min", "max"), 1):
-            given = node.input[place] if len(node.input) > place else ""
-            if given:
-                numbers = scope.find(given).values
-                if numbers is None or numbers.size != 1 or np.isnan(numbers.astype(np.float64)).any():
-                    return None
-                end = float(numbers.astype(np.float64).ravel()[0])
-            else:
-                end = float(attributes(node).get(name, -np.inf if name == "min" else np.inf))
-            if end == (np.inf if name == "min" else -np.inf):
-                return None
-            ends.append(None if np.isinf(end) else constant(end))
-        return None if value is None else _read(clip(value.expression, *ends), value)
+        value, ends = (yield self._operand(scope, node.input[0])), clip_ends(scope, node)
+        return None if value is None or ends is None else _read(clip(value.expression, *ends), value)
 
     def _where(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         branches = yield self._operands(scope, node.input[1:])
@@ -315,9 +286,6 @@ def _log(operand: _Read | None) -> _Read | None:
     one, two = operand.expression.operands
     power = two if one is ONE else one if two is ONE else None
     return None if power is None or power.operator != "exp" else _read(apply("softplus", power.operands[0]), operand)
-
-
-_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
 
 def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Expression) -> Expression:

@@ -126,12 +126,6 @@ def test_opset_11_without_functions(form: str) -> None:
     assert not result.functions
 
 
-def test_attention_operator() -> None:
-    model = mlp(SILU, opset=23, ir=10)
-    result = accurate(model, planned(model, "masked", attention_op=True))
-    assert [function.name for function in result.functions] == ["MaskedAttentionOperator"]
-
-
 # -- tokens, sequences, heads, chunks -------------------------------------------------------------------------------
 
 
@@ -461,12 +455,6 @@ def test_old_opsets_are_refused(form: str) -> None:
     assert f"form {form} needs opset 11, and the model has 10; convert the model to a newer opset first" in reason
 
 
-def test_attention_operator_needs_its_opset() -> None:
-    reason = refusal(mlp(SILU), "masked", attention_op=True)
-    assert "needs opset 23, and the model has 17" in reason
-    assert "omit --option attention_op" in reason
-
-
 @pytest.mark.parametrize("form", ["maskless", "staged"])
 def test_position_forms_state_their_memory(form: str) -> None:
     reason = refusal(mlp(SILU), form, max_tokens=8192)
@@ -513,14 +501,6 @@ def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
     other = x.copy()
     other[:, 1:] = tokens(1, 11, seed=1) * 3
     np.testing.assert_array_equal(run(result, x)[:, 0], run(result, other)[:, 0])
-
-
-def test_a_small_omega_lets_tokens_see_each_other() -> None:
-    x = tokens(1, 20)
-    expected = run(mlp(SILU), x)
-    results = [run(apply(planned(mlp(SILU), "maskless", omega=omega)), x) for omega in (2.0, 8.0, 14.0, 1000.0)]
-    errors = [float(np.max(np.abs(result - expected))) for result in results]
-    assert errors[0] > 1.0 > errors[1] > 1e-2 > errors[2] > 1e-4 > 1e-5 > errors[3]
 
 
 def test_the_body_of_a_loop_and_other_blocks_are_kept() -> None:

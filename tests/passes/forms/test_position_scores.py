@@ -21,7 +21,7 @@ def test_shared_scores_equal_the_literal_product(text: str) -> None:
     Their product on the stream is compared with what the graph adds up, and its softmax with what the heads write.
     """
     model = mlp(text, elem="double")
-    plan = make_plan(model, Options(form="maskless", forms=FormOptions(max_tokens=TOKENS, omega=1000.0)))
+    plan = make_plan(model, Options(form="maskless", forms=FormOptions(max_tokens=TOKENS)))
     result = apply(plan)
     names = ["stream", "W_Q", "W_K", "finite_q", "k", "position_scores", "position_scores_W_QK", "z"]
     result.graph.output.extend(onnx.ValueInfoProto(name=f"mlp/heads/{name}") for name in names)

@@ -10,13 +10,12 @@ import onnx
 import pytest
 from onnx import shape_inference
 
-from passes.network.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan, sublayers_only
 from passes.whole import planning
+from passes.whole.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.whole.widen import widen
 from rewriter import ExitStatus, rewrite
-from rewriter.errors import UsageError
 from rewriter.graph.extract import ancestors
 from rewriter.graph.view import view_model
 from rewriter.ort.sessions import open_session
@@ -70,8 +69,8 @@ def check_against_the_theorems(model: onnx.ModelProto, architecture: str) -> Non
         name: np.ones_like(value) if name == "attention_mask" else value
         for name, value in feeds(model, 0, 2, 11).items()
     }
-    assert plan.route is not None
-    made, embedded = tensors(result, fed), tensors(model, fed)[plan.route.entry]
+    assert plan.whole is not None
+    made, embedded = tensors(result, fed), tensors(model, fed)[plan.whole.route.entry]
     wide = made[f"{PREFIX}/{last_stream(plan)}/wide"]
     count, width = embedded.shape[1:]
     for batch, tokens in enumerate(embedded):
@@ -106,10 +105,10 @@ FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 def nodes_of_network(model: onnx.ModelProto, plan: Plan) -> list[onnx.NodeProto]:
     """The nodes between the embeddings and the last stream whose results are numbers, not shapes or truth values."""
-    assert plan.route is not None
+    assert plan.whole is not None
     inferred = shape_inference.infer_shapes(model)
     view = view_model(inferred)
-    above = ancestors(view, frozenset([plan.route.entry]), [f"{PREFIX}/{last_stream(plan)}/wide"])
+    above = ancestors(view, frozenset([plan.whole.route.entry]), [f"{PREFIX}/{last_stream(plan)}/wide"])
     return [
         view.nodes[index] for index in sorted(above) if view.type_of(view.nodes[index].output[0]).elem_type in FLOATS
     ]
@@ -357,10 +356,3 @@ def test_scores_and_convolutions_of_tokens_alone_are_refused() -> None:
     reasons = [left.miss.reason for left in plan.left]
     assert sum("MatMul '/model/layers.0/self_attn/MatMul': its second factor" in reason for reason in reasons) == 4
     assert sum("cannot be attention only" in reason and reason.endswith("use form masked") for reason in reasons) == 4
-
-
-def test_bias_token_network_is_implied() -> None:
-    report = rewrite(load("relu-decoder"), form="whole", bias_token="network", max_tokens=LONGEST, dry_run=True)
-    assert len(report.converted) == 2
-    with pytest.raises(UsageError, match="bias token is for form masked or whole"):
-        rewrite(load("relu-decoder"), bias_token="network")

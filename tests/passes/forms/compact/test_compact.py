@@ -132,11 +132,6 @@ def test_chunks_stay_below_the_limit(shape: tuple[int, int], rows: int) -> None:
     assert made["out"].shape == (*shape, 4)
 
 
-def test_the_attention_operator_is_refused() -> None:
-    plan = make_plan(mlp(SILU, opset=23, ir=10), Options(form="compact", forms=FormOptions(attention_op=True)))
-    assert "--option attention_op needs form masked" in plan.left[0].miss.reason
-
-
 @pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])
 def test_values_beyond_float32_are_float64(options: dict[str, Any]) -> None:
     """The values of exp reach e^160; as float32 numbers they would be infinite."""

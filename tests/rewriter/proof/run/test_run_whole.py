@@ -12,8 +12,7 @@ import pytest
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.run.segmented import run_model
 from rewriter.proof.run.whole import Wanted, Way, run_whole
 from tests.committed import FOLDER

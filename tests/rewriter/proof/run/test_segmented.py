@@ -16,8 +16,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.distance import gap, largest
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.run.segmented import run_in_segments
 from rewriter.proof.run.whole import ModelRuns, Results, Wanted, Way, run_whole
 from rewriter.proof.settings import LARGE, Settings

@@ -157,12 +157,3 @@ def test_what_the_pass_writes_is_explained(name: str, form: str, inline: bool) -
     assert len(plan.conversions) == 1
     assert found_in(plan, apply(plan)) == []
     assert found_in(plan, plan.model) != []
-
-
-@pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
-def test_the_operator_attention(inline: bool) -> None:
-    plan = make_plan(
-        mlp(SILU, opset=23, ir=11), Options(form="masked", inline=inline, forms=FormOptions(attention_op=True))
-    )
-    assert len(plan.conversions) == 1
-    assert found_in(plan, apply(plan)) == []

@@ -1,1 +1,0 @@
-"""The bias token carried through the whole network (Theorem 6)."""

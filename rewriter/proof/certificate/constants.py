@@ -1,0 +1,202 @@
+"""Constants that are only laid out in another way, and shapes that are put together from the axes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+
+from rewriter.graph.view import integer_of, integers_of, key_of
+from rewriter.proof.certificate.graphs import Scope, Tensor
+
+DEEPEST = 100
+"""How many operators are followed upwards."""
+_MOST_ENTRIES = 2**31
+"""A constant that is expanded further is not read."""
+WIDTHS: dict[int, int] = {
+    onnx.TensorProto.FLOAT16: 1,
+    onnx.TensorProto.BFLOAT16: 1,
+    onnx.TensorProto.FLOAT: 2,
+    onnx.TensorProto.DOUBLE: 3,
+}
+"""Floating-point types from the narrowest to the widest."""
+
+
+def widens(source: int, node: onnx.NodeProto) -> bool:
+    """Whether a Cast gives a floating-point type that holds all numbers of the type `source`."""
+    return 0 < WIDTHS.get(source, 0) <= WIDTHS.get(integer_of(node, "to", 0), 0)
+
+
+def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
+    """The values of a constant, or of constants that are only laid out in another way; None for anything else."""
+    if tensor.constant is not None:
+        return tensor.scope.model.read(tensor.constant)
+    node = tensor.node
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _FOLDS:
+        return None
+    values = []
+    for name in node.input:
+        value = folded(tensor.scope.find(name), depth + 1) if name else None
+        if value is None:
+            return None
+        values.append(value)
+    try:
+        return _FOLDS[node.op_type](node, values, tensor.place)
+    except (ValueError, IndexError, TypeError, StopIteration):
+        return None
+
+
+def _axes(node: onnx.NodeProto, values: list[np.ndarray]) -> tuple[int, ...]:
+    given = values[1].ravel().tolist() if len(values) > 1 else integers_of(node, "axes") or []
+    return tuple(int(axis) for axis in given)
+
+
+def _reshaped(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    value, shape = values[0], [int(size) for size in values[1]]
+    if integer_of(node, "allowzero", False):
+        return None
+    return value.reshape([value.shape[axis] if size == 0 else size for axis, size in enumerate(shape)])
+
+
+def _expanded(_node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    shape = np.broadcast_shapes(values[0].shape, tuple(int(size) for size in values[1]))
+    return np.broadcast_to(values[0], shape) if np.prod(shape, dtype=float) <= _MOST_ENTRIES else None
+
+
+def _cast(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    if not widens(onnx.helper.np_dtype_to_tensor_dtype(values[0].dtype), node):
+        return None
+    return values[0].astype(onnx.helper.tensor_dtype_to_np_dtype(integer_of(node, "to", 0)))
+
+
+def _sliced(_node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    starts, stops, *rest = (each.ravel().tolist() for each in values[1:])
+    axes = rest[0] if rest else list(range(len(starts)))
+    if rest[1:] not in ([], [[1] * len(starts)]) or min([*starts, *stops, 0]) < -1:
+        return None
+    cuts = [slice(None)] * values[0].ndim
+    for start, stop, axis in zip(starts, stops, axes, strict=True):
+        cuts[axis] = slice(start, None if stop >= values[0].shape[axis] else stop)
+    return values[0][tuple(cuts)]
+
+
+def _split(node: onnx.NodeProto, values: list[np.ndarray], place: int) -> np.ndarray:
+    sizes = values[1].ravel().tolist() if len(values) > 1 else integers_of(node, "split")
+    return np.split(values[0], np.cumsum(sizes)[:-1] if sizes else len(node.output), integer_of(node, "axis", 0))[place]
+
+
+def _arithmetic(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
+    """A product or sum in the type of its operands, as a runtime rounds it."""
+    if any(value.dtype not in (np.float32, np.float64) for value in values):
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray({"Add": np.add, "Mul": np.multiply}[node.op_type](*values))
+
+
+_FOLDS: dict[str, Callable[[onnx.NodeProto, list[np.ndarray], int], np.ndarray | None]] = {
+    "Add": _arithmetic,
+    "Cast": _cast,
+    "Concat": lambda node, values, _: np.concatenate(values, integer_of(node, "axis", 0)),
+    "Expand": _expanded,
+    "Mul": _arithmetic,
+    "Reshape": _reshaped,
+    "Slice": _sliced,
+    "Split": _split,
+    "Squeeze": lambda node, values, _: values[0].squeeze(_axes(node, values) or None),
+    "Transpose": lambda node, values, _: values[0].transpose(integers_of(node, "perm") or None),
+    "Unsqueeze": lambda node, values, _: np.expand_dims(values[0], _axes(node, values)),
+}
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+
+
+class Axes(NamedTuple):
+    """The sizes of consecutive axes of a tensor, shape[start:stop]; its rank may be unknown."""
+
+    tensor: Tensor
+    start: int = 0
+    stop: int | None = None
+
+
+Sizes = list[int | Axes]
+"""A shape: numbers, and axes of tensors."""
+
+
+def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
+    """What a shape is put together from; None where that is anything else."""
+    if shape.values is not None:
+        return [int(size) for size in shape.values.ravel()]
+    node, scope = shape.node, shape.scope
+    if node is None or node.domain or depth > DEEPEST:
+        return None
+    if node.op_type == "Shape":
+        return None if node.attribute else [Axes(scope.find(node.input[0]))]
+    if node.op_type == "Concat":
+        return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
+    if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
+        return None
+    whole = sizes(scope.find(node.input[0]), depth + 1)
+    if node.op_type == "Unsqueeze":  # of the size of one axis
+        made = scope.find(node.input[0]).node
+        return whole if made is not None and key_of(made) == ("", "Gather") else None
+    if whole is None or len(whole) != 1 or not isinstance(whole[0], Axes) or whole[0][1:] != (0, None):
+        return None
+    if node.op_type == "Slice":
+        ends = slice_of(scope, node)
+        return None if ends is None else [whole[0]._replace(start=ends[0], stop=ends[1])]
+    index = scope.find(node.input[1]).values
+    plain = index is not None and index.size == 1 and not integer_of(node, "axis", False)
+    start = int(index.ravel()[0]) if plain and index is not None else -2
+    return [whole[0]._replace(start=start, stop=start + 1 or None)] if start >= -1 else None
+
+
+def _joined(parts: list[Sizes | None]) -> Sizes | None:
+    joined: Sizes = []
+    for part in parts:
+        if part is None:
+            return None
+        for each in part:
+            joined[-1:] = _beside(joined[-1], each) if joined else [each]
+    return joined
+
+
+def _beside(one: int | Axes, two: int | Axes) -> Sizes:
+    """Two parts of a shape: joined where the second begins at the axis at which the first ends, whatever the rank."""
+    if isinstance(one, int) or isinstance(two, int) or (one.tensor, one.stop) != (two.tensor, two.start):
+        return [one, two]
+    rising = one.start == 0 or 0 <= one.start <= two.start
+    return [one._replace(stop=two.stop)] if rising and (two.stop is None or 0 <= two.start <= two.stop) else [one, two]
+
+
+def rank(shape: Sizes | None) -> int | None:
+    """How many axes a shape has."""
+    total = 0
+    for each in shape or ():
+        start, stop = (0, 1) if isinstance(each, int) else (each.start, each.stop)
+        if start < 0 and stop is None:
+            stop = 0
+        if stop is None or (start < 0) != (stop <= 0) or start > stop:
+            return None
+        total += stop - start
+    return None if shape is None else total
+
+
+def whole_shape(shape: Tensor) -> Tensor | None:
+    """The tensor whose whole shape this is."""
+    found = sizes(shape)
+    known = found is not None and len(found) == 1 and isinstance(found[0], Axes) and found[0][1:] == (0, None)
+    return found[0].tensor if known and found and isinstance(found[0], Axes) else None
+
+
+def slice_of(scope: Scope, node: onnx.NodeProto) -> tuple[int, int | None] | None:
+    """Start and end of a Slice of a vector; None for an end beyond every vector."""
+    if len(node.input) not in (3, 4):
+        return None
+    ends = [scope.find(name).values for name in node.input[1:]]
+    if any(end is None or end.size != 1 for end in ends):
+        return None
+    start, stop, *axes = (int(end.ravel()[0]) for end in ends if end is not None)
+    return None if any(axes) else (start, None if stop > 2**30 else stop)

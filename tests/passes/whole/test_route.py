@@ -1,0 +1,216 @@
+"""The route of the bias tokens in form `whole`: small networks that they pass, and those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.options import FormOptions, Options
+from passes.plan import Plan, apply, make_plan
+from rewriter import ExitStatus, rewrite
+from rewriter.ort.sessions import open_session
+from tests.committed import FOLDER as MODELS
+from tests.committed import in_float64
+from tests.errors import apart
+from tests.oracle import tensors
+from tests.textmodels import text_model
+
+ENTRIES = {
+    "silu-decoder": "/model/transformer/Add_output_0",
+    "relu-decoder": "add_102",
+    "gelu-encoder": "layer_norm",
+    "gelu-vision": "/model/vit/embeddings/Add_output_0",
+    "gated-decoder": "embedding",
+}
+"""Models of class GPT-2, OPT, BERT, ViT and Llama, and where the bias tokens enter: in BERT behind the first norm."""
+
+
+def planned(model: onnx.ModelProto) -> Plan:
+    return make_plan(model, Options(form="whole", forms=FormOptions(max_tokens=24)))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_where_the_bias_tokens_enter(name: str) -> None:
+    plan = planned(onnx.load(MODELS / f"{name}.onnx"))
+    assert plan.whole is not None
+    assert plan.whole.route.entry == ENTRIES[name]
+    assert any(f"appended to '{ENTRIES[name]}'" in note for note in plan.notes)
+
+
+ATTENTION = """
+  kt = Transpose<perm = [0, 2, 1]>(t) scores = MatMul(t, kt) pattern = Softmax<axis = -1>(scores)
+  mixed = MatMul(pattern, t) x1 = Add(t, mixed)
+"""
+MLP = """
+  first = MatMul(x1, W1) y = Add(first, b1) s = Sigmoid(y) h = Mul(y, s) second = MatMul(h, W2) out = Add(second, x1)
+"""
+MERGED = """
+  kt = Transpose<perm = [0, 2, 1]>(t) scores = MatMul(t, kt) heads = Unsqueeze(scores, one)
+  pattern = Softmax<axis = -1>(heads) square = Shape(scores) merged = Reshape(pattern, square)
+  mixed = MatMul(merged, t) x1 = Add(t, mixed)
+"""
+"""A pattern reshaped between softmax and product, as in BLOOM, which merges batch and heads there."""
+
+REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (
+        ATTENTION.replace("x1 =", "x0 =")
+        + "axes = Constant<value_ints = [1]>() c = ReduceMean(x0, axes) x1 = Sub(x0, c)",
+        "it reduces over tokens",
+        {"opset": 18},
+    ),
+    (
+        ATTENTION.replace("mixed = MatMul(pattern", "gate = Sigmoid(pattern) mixed = MatMul(gate"),
+        "it mixes tokens outside a softmax",
+        {},
+    ),
+    (ATTENTION.replace("<axis = -1>(scores)", "<axis = 1>(scores)"), "its scores are not [tokens, tokens]", {}),
+    (ATTENTION.replace("x1 =", "x0 =") + "x1 = Concat<axis = 1>(x0, x0)", "it appends tokens", {}),
+    (ATTENTION.replace("x1 =", "x0 =") + "x1 = CumSum(x0, one)", "no rule says how it treats", {}),
+    (ATTENTION.replace("x1 =", "x0 =") + "x1 = Slice(x0, zero, one, one)", "it selects tokens before the last", {}),
+    (
+        ATTENTION.replace("kt = Transpose<perm = [0, 2, 1]>(t)", "kt = Transpose<perm = [0, 2, 1]>(z)"),
+        "its second factor is neither constant nor computed from the stream",
+        {},
+    ),
+    (
+        ATTENTION.replace("x1 =", "x0 =")
+        + "each = Unsqueeze(x0, two) own = MatMul(each, by_place) x2 = Squeeze(own, two) x1 = Add(x0, x2)",
+        "'by_place' has a matrix for each token",
+        {"tokens": "5"},
+    ),
+    (MERGED, "MatMul 'mixed': it mixes tokens outside a softmax", {}),
+    (ATTENTION, "opset 12 is older than 13", {"opset": 12}),
+    (ATTENTION.replace("Add(t, mixed)", "Add(z, mixed)"), "no tensor", {}),
+)
+"""Graphs from the embeddings `t` to the block, and why each cannot carry bias tokens."""
+
+
+def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
+    names = ("zero", "one", "two")
+    ints = {name: onnx.numpy_helper.from_array(np.asarray([i], np.int64), name) for i, name in enumerate(names)}
+    draw = np.random.default_rng(0).normal
+    return text_model(
+        f"t = Add(x, p) {way} {MLP}",
+        inputs=f"float[batch, {tokens}, 4] x, float[batch, {tokens}, 4] z",
+        outputs="float[batch, rows, 4] out",
+        opset=opset,
+        constants={
+            "p": np.zeros((1, 1, 4)),
+            **ints,
+            "by_place": draw(size=(5, 4, 4)),
+            "by_head": draw(size=(1, 2, 4, 3)),
+            "Wo": draw(size=(6, 4)),
+        },
+    )
+
+
+@pytest.mark.parametrize(("way", "reason", "options"), REFUSED, ids=[entry[1] for entry in REFUSED])
+def test_what_cannot_be_carried_is_refused_with_the_reason(way: str, reason: str, options: dict[str, Any]) -> None:
+    plan = planned(small(way, **options))
+    assert not plan.conversions
+    (left,) = plan.left
+    assert left.miss.reason.startswith("the network cannot be attention only: ")
+    assert reason in left.miss.reason
+    assert left.miss.reason.endswith("; use form masked")
+
+
+BY_HEAD = """
+  each = Unsqueeze(t, one) q = MatMul(each, by_head) turned = Transpose<perm = [0, 1, 3, 2]>(q)
+  scores = MatMul(q, turned) pattern = Softmax<axis = -1>(scores) z4 = MatMul(pattern, q)
+  z3 = Transpose<perm = [0, 2, 1, 3]>(z4) joined = Reshape(z3, join) mixed = MatMul(joined, Wo) x1 = Add(t, mixed)
+"""
+"""One constant [1, heads, 4, 3] for the projections of all heads."""
+
+
+@pytest.mark.parametrize("way", [ATTENTION, BY_HEAD], ids=["plain", "matrix of each head"])
+def test_small_networks_are_the_same_function(way: str) -> None:
+    """In float64; the pattern, an output as well, is cut to the tokens."""
+    model = small(way)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0, 6]), "join"))
+    plan = planned(in_float64(model))
+    assert len(plan.conversions) == 1, plan.left
+    feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)) for name in ("x", "z")}
+    before, after = tensors(plan.model, feeds), tensors(apply(plan), feeds)
+    for name in ("mixed", "out"):
+        np.testing.assert_allclose(after[name][:, :5], before[name], rtol=0.0, atol=1e-13)
+    assert not after["pattern"][..., :5, 5:].any(), "no token sees a bias token"
+
+
+def test_an_output_on_the_way_is_cut_to_the_tokens() -> None:
+    model = small(ATTENTION)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("mixed", onnx.TensorProto.FLOAT, ["b", "n", 4]))
+    result = apply(planned(model))
+    assert result.graph.output == model.graph.output
+    feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
+    before, after = (open_session(each, "cpu", optimise=False).run(feeds) for each in (model, result))
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=0.0, atol=1e-5)
+
+
+AROUND = "l = MatMul(x, K) r = Add(x, l)"
+"""A sum beside the MLP, from which no block is computed."""
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        # Behind the last block, the stream is added to what the block does not read: the tokens leave after b2.
+        (f"{AROUND} y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) b = Add(s, b2) out = Add(b, r)", ""),
+        # No residual addition at all, and the block's output is one of the model's as well.
+        ("y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) b = Add(s, b2) l = MatMul(b, K) out = Add(l, l)", "b"),
+        # As many neurons as channels: the pre-activation looks like a stream.
+        ("a = MatMul(x, K) y = Add(a, k) h = Relu(y) s = MatMul(h, K) out = Add(s, b2)", ""),
+    ],
+)
+def test_streams_that_end_elsewhere(body: str, outputs: str) -> None:
+    rng = np.random.default_rng(7)
+    constants = {"K": rng.normal(size=(4, 4)), "k": rng.normal(size=4)}
+    more = f", float[batch, tokens, 4] {outputs}" if outputs else ""
+    model = text_model(body, outputs=f"float[batch, tokens, 4] out{more}", constants=constants)
+    report = rewrite(model, form="whole")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert report.rewritten is not None
+    assert apart(model, report.rewritten, []).exact < 1e-6
+
+
+def test_a_branch_between_two_blocks_is_named() -> None:
+    """It reads the stream from around it, and a block reads what it makes."""
+    first = "y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) n = Softmax(s)"
+    branch = (
+        "k = Constant<value_ints = [1]>() c = Cast<to = 9>(k) m = If(c) <then_branch = t () => (float[b, t, 4] a)"
+        " { a = Neg(n) }, else_branch = e () => (float[b, t, 4] a) { a = Identity(n) }>"
+    )
+    second = "v = MatMul(m, V1) w = Relu(v) out = MatMul(w, W2)"
+    model = text_model(f"{first} {branch} {second}")
+    reason = "If 'm': a subgraph of control flow reads the residual stream"
+    assert [left.miss.reason.partition(";")[0] for left in planned(model).left] == 2 * [
+        f"the network cannot be attention only: {reason}"
+    ]
+
+
+DEEP = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, K) g = Relu(m) out = MatMul(g, W2)"
+"""Two hidden layers: the operator between them is the last of one block and the first of the next."""
+
+
+def test_an_mlp_of_three_layers() -> None:
+    model = text_model(DEEP, constants={"K": np.random.default_rng(0).normal(size=(8, 8))})
+    report = rewrite(model, form="masked")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert len(report.converted) == 2
+    reason = "a block reads 'h', which has other channels than the stream's 4; use form masked"
+    assert {left.miss.reason for left in planned(model).left} == {f"the network cannot be attention only: {reason}"}
+
+
+@pytest.mark.parametrize("form", ["masked", "compact"])
+def test_an_activation_behind_a_whole_block(form: str) -> None:
+    """It is proved from its pre-activation, since the block before no longer makes what its W1 reads."""
+    mlp = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, W2)"
+    body = f"{mlp} g = Mul(m, m) s = ReduceMean<axes = [-1]>(g) out = Div(m, s)"
+    report = rewrite(text_model(body), form=form, scope="all")
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
+    assert [row.activation for row in report.converted] == ["relu", "square"]
+    assert report.rewritten is not None
+    assert apart(text_model(body), report.rewritten, []).exact < 1e-5
