@@ -20,7 +20,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.run.segmented import open_part
+from rewriter.proof.run import open_part
 
 # Prime numbers of tokens, so that chunks hardly ever divide them evenly.
 _BATCH, _TOKENS, _MANY, _LONG = 2, 67, 6, 131
