@@ -30,7 +30,7 @@ from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.activity import Activity
-    from rewriter.interpret.rank import Compositions, HeadTokens, IdleHeads
+    from rewriter.interpret.rank import Compositions, HeadTokens
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -361,11 +361,11 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
 def rank(
     model: Path, *, tokens: bool, inputs: Path | None, report: Path | None, tokenizer: Path | None, top: int
 ) -> int:
-    """Rank the heads of MODEL, original heads and neurons alike: which work together, and which do nothing."""
+    """Rank the heads of MODEL, original heads and neurons alike: which work together, and on what."""
     check_report(report, (model, inputs))
     from rewriter.interpret.activity import head_activity
     from rewriter.interpret.index import heads as index_of
-    from rewriter.interpret.rank import compositions, head_tokens, idle_heads
+    from rewriter.interpret.rank import compositions, head_tokens
 
     if tokenizer is not None and not (tokens or inputs):
         raise UsageError("--tokenizer is for --tokens and --inputs")
@@ -376,8 +376,8 @@ def rank(
     found: dict[str, Any] = {}
     lines: list[str] = []
     if not tokens and inputs is None:
-        found["composition"], found["idle"] = compositions(index, top=top), idle_heads(index)
-        lines += ["", *_composition_rows(found["composition"], top), "", *_idle_rows(found["idle"], top)]
+        found["composition"] = compositions(index, top=top)
+        lines += ["", *_composition_rows(found["composition"], top)]
     if tokens:
         found["tokens"] = head_tokens(index, top=top, tokenizer=tokenizer)
         lines += ["", *_token_rows(found["tokens"], top)]
@@ -425,22 +425,9 @@ def _activity_rows(found: Activity, top: int) -> Iterator[str]:
         yield from _wrapped(told)
     if found.dead:
         yield f"dead on these inputs: {counted(len(found.dead), 'head')}"
-    yield from _first(found.dead, top, lambda row: f"{_name(row.head)} {row.dead}")
-
-
-def _idle_rows(found: IdleHeads, top: int) -> Iterator[str]:
-    yield f"idle by their weights: {counted(len(found.idle), 'head')}"
-    yield from _first(list(found.idle.items()), top, lambda each: f"{_name(each[0])} {each[1]}")
-    yield f"duplicates, of similarity {found.similarity:g} and more: {counted(len(found.duplicates), 'pair')}"
-    yield from _first(found.duplicates, top, lambda each: f"{_name(each.first)} {_name(each.second)} {each.reads:+.4f}")
-
-
-def _first(rows: Iterable[Any], top: int, told: Callable[[Any], str]) -> Iterator[str]:
-    """The first rows, and how many more there are."""
-    rows = list(rows)
-    yield from (f"  {told(row)}" for row in rows[:top])
-    if len(rows) > top:
-        yield f"  and {len(rows) - top:,} more"
+    yield from (f"  {_name(row.head)} {row.dead}" for row in found.dead[:top])
+    if len(found.dead) > top:
+        yield f"  and {len(found.dead) - top:,} more"
 
 
 def _wrapped(parts: Iterable[str]) -> list[str]:

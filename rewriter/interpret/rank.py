@@ -1,4 +1,4 @@
-"""Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary, `idle_heads`.
+"""Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
 What heads read and write are factors of low rank: no d_model by d_model matrix is made. With W_V = Q R, the norm of
 W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], stands for all that a head writes; likewise for what W_OV,
@@ -46,9 +46,6 @@ _MOST = 2**25
 
 _LONGEST = 40
 """Characters of a token."""
-
-_ROWS = 2048
-"""Neurons that are compared with all others at a time."""
 
 
 # -- what heads read and write -------------------------------------------------------------------------------------
@@ -589,119 +586,3 @@ def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
         return f"'{text}'" if text else str(token)
 
     return told
-
-
-# -- idle heads and duplicates -------------------------------------------------------------------------------------
-
-_REASONS = {
-    "O": "writes nothing: W_OV or W_O is zero",
-    "V": "its values are constant: W_V is zero",
-    "Q": "its pattern does not depend on the tokens: W_QK is zero",
-}
-
-
-@dataclass(frozen=True)
-class Duplicate:
-    """Two heads of a sublayer that do the same up to factors.
-
-    Attributes:
-        first: the one.
-        second: the other.
-        reads: cosine between what they read: of neurons that of smaller size of pre-activations and values; of
-            original heads between W_QK.
-        writes: cosine between what they write: rows of W2, or W_OV.
-    """
-
-    first: str
-    second: str
-    reads: float
-    writes: float
-
-
-@dataclass(frozen=True)
-class IdleHeads:
-    """What weights alone say.
-
-    Attributes:
-        idle: heads that do nothing, or always the same, with the reason.
-        duplicates: pairs of heads, the most similar first.
-        similarity: the smallest cosine that counts.
-    """
-
-    idle: Mapping[str, str]
-    duplicates: tuple[Duplicate, ...]
-    similarity: float
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return {
-            "similarity": self.similarity,
-            "idle": [{"head": head, "reason": reason} for head, reason in self.idle.items()],
-            "duplicates": [vars(each) for each in self.duplicates],
-        }
-
-
-def idle_heads(model: Source | HeadIndex, *, similarity: float = 0.999) -> IdleHeads:
-    """Heads whose weights say that they do nothing or always the same, and heads that do the same.
-
-    Two neurons of a sublayer that read the same direction up to a factor, and two original heads with the same W_QK and
-    W_OV up to factors, are duplicates. Similarities are cosines between directions, or between matrices as vectors,
-    which products of low-rank factors give.
-
-    Args:
-        model: as for `compositions`.
-        similarity: the smallest absolute cosine of duplicates, 0 to 1.
-
-    Raises:
-        UsageError: the similarity is out of range.
-        ModelError: the model is unreadable, malformed or unsafe, or its weights are not finite.
-    """
-    if not 0.0 < similarity <= 1.0:
-        raise UsageError(f"the similarity is {similarity:g}, which is not between 0 and 1")
-    index = indexed(model)
-    idle: dict[str, str] = {}
-    duplicates: list[Duplicate] = []
-    for named in index.sublayers:
-        sides = {"O": written(index, named).make()}
-        for side in read(index, named):
-            sides.update(dict.fromkeys(side.kinds, side.make()))
-        silent = {kind: np.logical_not(sides[kind].any(axis=(1, 2))) for kind in _REASONS if kind in sides}
-        for place in range(count_of(named)):
-            reason = next((_REASONS[kind] for kind, zero in silent.items() if zero[place]), "")
-            if reason:
-                idle[f"{named.name}.{place}"] = reason
-        if isinstance(named.sublayer, NeuronHeads):
-            blocks = _neuron_cosines(sides)
-        else:
-            own = {part: index[f"{named.name}.{part}"].astype(np.float64) for part in ("W_Q", "W_K", "W_V", "W_O")}
-            ov = _cosines(own["W_V"], np.swapaxes(own["W_O"], -1, -2))
-            qk = _cosines(own["W_Q"], own["W_K"])
-            blocks = iter([(0, np.where(np.abs(ov) >= similarity, qk, 0.0), ov)])
-        for start, reads, writes in blocks:
-            for a, b in np.argwhere(np.abs(reads) >= similarity).tolist():
-                if start + a < b:
-                    names = f"{named.name}.{start + a}", f"{named.name}.{b}"
-                    duplicates.append(Duplicate(*names, float(reads[a, b]), float(writes[a, b])))
-    duplicates.sort(key=lambda each: (-abs(each.reads), -abs(each.writes)))
-    return IdleHeads(idle, tuple(duplicates), similarity)
-
-
-def _neuron_cosines(sides: Mapping[str, Array]) -> Iterator[tuple[int, Array, Array]]:
-    """(first neuron, cosines between what some neurons and all others read, and between what they write)."""
-    reading = {id(sides[kind]): sides[kind][:, 0] for kind in "QV" if kind in sides}.values()
-    writing = sides["O"][:, 0]
-    for start in range(0, len(writing), _ROWS):
-        reads, *others = (rows[start : start + _ROWS] @ rows.T for rows in reading)
-        for other in others:
-            reads = np.where(np.abs(other) < np.abs(reads), other, reads)
-        yield start, reads, writing[start : start + _ROWS] @ writing.T
-
-
-def _cosines(left: Array, right: Array) -> Array:
-    """[heads, heads] between the matrices A B^T: <A B^T, C D^T> is the sum over entries of (A^T C) * (B^T D)."""
-    inner = np.empty((len(left), len(left)))
-    for place in range(len(left)):
-        a, b = np.swapaxes(left[place], 0, 1) @ left, np.swapaxes(right[place], 0, 1) @ right
-        inner[place] = (a * b).sum(axis=(1, 2))
-    norms = np.sqrt(np.maximum(np.diagonal(inner), 0.0))
-    return _divided(_divided(inner, norms[:, None]), norms)

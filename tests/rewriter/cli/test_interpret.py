@@ -377,7 +377,6 @@ def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split() for line in lines[2:5]] == [
         [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
     ]
-    assert "idle by their weights: 0 heads" in lines
     lines = told(capsys, "rank", "--tokens", *GIVEN, "--top", "3").splitlines()
     assert max(map(len, lines)) <= 80
     row = head_tokens(MODEL, top=3).selective(1)[0]
@@ -393,10 +392,9 @@ def test_rankings_as_json(room: Path, capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "264 heads in 4 sublayers"
     data = json.loads(captured.out)
-    assert {*data} == {"model", "composition", "idle"}
+    assert {*data} == {"model", "composition"}
     best = compositions(MODEL).of("blocks.1.attn.0", "Q")[0][0]
     assert data["composition"]["kinds"]["Q"]["reads"]["blocks.1.attn.0"][0] == [best.writer, best.score]
-    assert data["idle"] == {"similarity": 0.999, "idle": [], "duplicates": []}
     lines = told(capsys, "rank", "--tokens", *GIVEN, "--json", "rank.json").splitlines()
     assert lines[-1] == "264 heads in 4 sublayers"
     data = json.loads((room / "rank.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import ACTIVATIONS, FOLDER, feeds
 from tests.conftest import slow
 from tests.headmath import tapped
-from tests.rewriter.interpret.test_rank import broken
+from tests.textmodels import SILU, text_model
 
 Array = NDArray[Any]
 
@@ -70,6 +70,17 @@ def test_cases_of_a_file(tmp_path: Path) -> None:
     mine = [(place.sequence, place.position, place.value) for place in row.top if place.case == "b"]
     assert [each[:2] for each in mine] == [(place.sequence, place.position) for place in alone]
     assert found.to_json()["heads"][0]["top"][0]["case"] in both
+
+
+def broken() -> onnx.ModelProto:
+    """Neuron 0 writes nothing, neuron 1 has a constant pattern, 2 and 5 are duplicates with a factor, 3 never fires."""
+    rng = np.random.default_rng(0)
+    first, second, bias = rng.normal(size=(4, 8)), rng.normal(size=(8, 4)), rng.normal(size=8)
+    second[0], first[:, 1] = 0.0, 0.0
+    first[:, 5], second[5] = -2.0 * first[:, 2], 3.0 * second[2]
+    bias[3] = -1000.0
+    body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) out = Add(x, second)"
+    return text_model(body, constants={"W1": first, "W2": second, "b1": bias})
 
 
 def test_heads_that_are_dead_on_the_inputs() -> None:

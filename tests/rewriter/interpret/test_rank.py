@@ -11,15 +11,14 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import ModelError, UsageError, compositions, head_tokens, heads, idle_heads, rewrite
+from rewriter import ModelError, UsageError, compositions, head_tokens, heads, rewrite
 from rewriter.interpret import rank
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import Best, triangles
-from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import FILES, FOLDER, VOCABULARY
 from tests.conftest import slow
-from tests.textmodels import SILU, text_model
+from tests.textmodels import text_model
 
 Array = NDArray[Any]
 
@@ -360,68 +359,3 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
         head_tokens(FOLDER / "silu-decoder.onnx", tokenizer="tokenizer.json")
-
-
-# -- idle heads and duplicates ---------------------------------------------------------------------------------------
-
-
-def broken() -> onnx.ModelProto:
-    """Neuron 0 writes nothing, neuron 1 has a constant pattern, 2 and 5 are duplicates with a factor, 3 never fires."""
-    rng = np.random.default_rng(0)
-    first, second, bias = rng.normal(size=(4, 8)), rng.normal(size=(8, 4)), rng.normal(size=8)
-    second[0], first[:, 1] = 0.0, 0.0
-    first[:, 5], second[5] = -2.0 * first[:, 2], 3.0 * second[2]
-    bias[3] = -1000.0
-    body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) out = Add(x, second)"
-    return text_model(body, constants={"W1": first, "W2": second, "b1": bias})
-
-
-def test_heads_that_are_idle_by_their_weights() -> None:
-    found = idle_heads(broken())
-    (name,) = [each.name for each in heads(broken()).sublayers]
-    assert [(head, reason.partition(":")[0]) for head, reason in found.idle.items()] == [
-        (f"{name}.0", "writes nothing"),
-        (f"{name}.1", "its values are constant"),
-    ]
-    ((first, second, reads, writes),) = [
-        (each.first, each.second, each.reads, each.writes) for each in found.duplicates
-    ]
-    assert (first, second) == (f"{name}.2", f"{name}.5")
-    assert (reads, writes) == pytest.approx((-1.0, 1.0), abs=1e-6)
-    with pytest.raises(UsageError, match="not between 0 and 1"):
-        idle_heads(broken(), similarity=0.0)
-
-
-def test_duplicates_of_gates_read_the_same_twice() -> None:
-    """Neurons 2 and 5 share gate and value, 1 and 6 only the gate."""
-    rng = np.random.default_rng(0)
-    gate, value = rng.normal(size=(2, 4, 8))
-    gate[:, 5], value[:, 5] = 2.0 * gate[:, 2], -1.0 * value[:, 2]
-    gate[:, 6] = gate[:, 1]
-    body = "y = MatMul(x, W1) u = MatMul(x, V1) s = Sigmoid(y) a = Mul(y, s) h = Mul(a, u)"
-    model = text_model(f"{body} second = MatMul(h, W2) out = Add(x, second)", constants={"W1": gate, "V1": value})
-    (pair,) = idle_heads(model).duplicates
-    assert [each.rpartition(".")[2] for each in (pair.first, pair.second)] == ["2", "5"]
-    assert abs(pair.reads) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_duplicates_of_original_heads(tmp_path: Path) -> None:
-    """Head 3 of the last sublayer gets the weights of head 1, with factors that change no direction."""
-    model = onnx.load(FOLDER / "silu-decoder.onnx")
-    index = heads(model)
-    own = next(each.sublayer for each in index.sublayers if each.name == "blocks.1.attn")
-    assert not isinstance(own, NeuronHeads)
-    weights = {each.name: each for each in model.graph.initializer}
-    for heads_of, factor in ((own.query, 2.0), (own.key, -1.0), (own.value, 0.5)):
-        tensor = weights[heads_of.operator.weight]
-        array = onnx.numpy_helper.to_array(tensor).copy()
-        array[:, heads_of.columns[3]] = factor * array[:, heads_of.columns[1]]
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    tensor = weights[own.output.weight]
-    array = onnx.numpy_helper.to_array(tensor).copy()
-    array[own.channels[3]] = array[own.channels[1]]
-    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    found = idle_heads(model)
-    assert [(each.first, each.second) for each in found.duplicates] == [("blocks.1.attn.1", "blocks.1.attn.3")]
-    assert (found.duplicates[0].reads, found.duplicates[0].writes) == pytest.approx((-1.0, 1.0), abs=1e-6)
-    assert idle_heads(FOLDER / "silu-decoder.onnx").duplicates == ()
