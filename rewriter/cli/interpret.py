@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rewriter.cli.declared import declared_options
 from rewriter.cli.options import (
     MODEL,
     check_new,
     check_page,
     check_report,
     command,
+    declared_options,
     file_option,
     report_option,
     with_options,
@@ -74,7 +74,8 @@ def _inputs(told: str) -> Callable[[Command], Command]:
             return command(inputs=Text(text, tokenizer) if inputs is None else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
-        return declared(with_options(options)(called))  # type: ignore[return-value]
+        made: Command = declared(with_options(options)(called))
+        return made
 
     return decorated
 

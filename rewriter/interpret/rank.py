@@ -94,12 +94,11 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
         weight = AffineMap(projection, index.value_of, index.folded(projection.data)).weight()
         return _unit(weight.T[:, None], named)
 
-    # Keys are constants, except in heads whose logit is quadratic; values are constants in heads with c = 0.
-    logits = "Q" + "K" * any(group.head.alpha for group in own.groups)
+    # Keys are constants; so are values in heads with c = 0.
     values = "V" * any(group.head.c for group in own.groups)
     if own.value == own.query:
-        return [HeadSide(named, logits + values, own.data, lambda: columns(own.query))]
-    sides = [HeadSide(named, logits, own.data, lambda: columns(own.query))]
+        return [HeadSide(named, "Q" + values, own.data, lambda: columns(own.query))]
+    sides = [HeadSide(named, "Q", own.data, lambda: columns(own.query))]
     return sides + [HeadSide(named, each, own.data, lambda: columns(own.value)) for each in values]
 
 

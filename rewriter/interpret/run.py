@@ -290,7 +290,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
 
     def weights(head: Head, y: Array) -> Array:
         found = np.zeros((*y.shape, 1 + own.bias_tokens))
-        for place, weight in enumerate(head.keys.weights(y)):
+        for place, weight in enumerate(head.weights(y)):
             found[..., place] = weight
         return found
 

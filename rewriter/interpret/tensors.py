@@ -164,7 +164,7 @@ def neuron_tensors(
         return np.stack([first, np.full_like(first, second)][:width], axis=-1)
 
     def key(group: Group, bias: Array) -> Array:
-        return pair(bias * group.head.alpha + group.head.beta, group.head.gamma)
+        return pair(np.full_like(bias, group.head.beta), group.head.gamma)
 
     def bias_key(group: Group, of_all: Array) -> Array:
         keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
@@ -179,7 +179,7 @@ def neuron_tensors(
     count, rows, out = own.heads, own.query.in_features, own.output.out_features
     made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
         ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
-        ("W_K", (count, rows, width), lambda: by_group(lambda g, w: pair(w * g.head.alpha, 0.0), query.weight().T)),
+        ("W_K", (count, rows, width), lambda: np.zeros((count, rows, width), dtype)),
         ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
         ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
         ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
