@@ -22,7 +22,7 @@ from rewriter.ort.providers import (
     require_float64,
 )
 from rewriter.ort.sessions import Session, open_session
-from rewriter.report.terminal.tables import remarks, warnings
+from rewriter.report.terminal.rewriting import remarks, warnings
 from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
