@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, magnitude
 from rewriter.errors import ValidationError
 from rewriter.graph.extract import with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
