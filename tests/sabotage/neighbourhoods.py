@@ -23,6 +23,8 @@ ATTENTION: tuple[tuple[str, Edit], ...] = (
     ("W_Q without b1", inner("*/heads/W_Q*_on_tokens", _NOTHING)),
     ("W_O without b2", inner("*/heads/b_O_bias_0", _NOTHING)),
     ("rows of W_O rolled by one", inner("*/heads/W_O_flat", rolled(0))),
+    # No run sees it, and no certificate can read it.
+    ("z in steps of 2^-22", inner("*/heads/z", "a = Mul(own, $4194304.0) b = Round(a) out = Div(b, $4194304.0)")),
 )
 """What is wrong in blocks whose pattern is a tensor of the graph."""
 

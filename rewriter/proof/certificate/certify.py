@@ -93,6 +93,8 @@ class ReplacedBlock:
         outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
         entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
             Then only an activation that the certificate cannot read in the original is left to tests.
+        keyed: the activation, if heads compute every entry by a softmax over keys of its own: the same holds, unless
+            they do so in chunks.
     """
 
     name: str
@@ -100,6 +102,7 @@ class ReplacedBlock:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     entrywise: bool = False
+    keyed: str = ""
 
 
 @dataclass(frozen=True)
@@ -340,7 +343,8 @@ class _Matching:
         if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
             return found
         _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
-        if block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1)):
+        known = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
+        if known or self._reads_keys(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why.text if why else 'its heads cannot be read'}")
         del self._why[count:]
         return (yield self._left(a, b, block))
@@ -350,6 +354,14 @@ class _Matching:
         region, scope = self._readers[side].region(tensor), tensor.scope
         known = {scope.find(name) for name in block.inputs}
         return region is not None and set(region.leaves.values()) <= known
+
+    def _reads_keys(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> bool:
+        """Whether heads with keys of their own are of a kind that is read, for an activation that is read."""
+        if block.keyed not in a.scope.made or self._readers[0].region(a.scope.find(block.keyed)) is None:
+            return False
+        view = b.scope.model.views[block.path]
+        nodes = cut(view, block.inputs, [name for name in block.outputs if name in b.scope.made]).nodes
+        return all(next(subgraphs(view.nodes[index]), None) is None for index in nodes)
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
