@@ -44,7 +44,7 @@ def bench(
     """
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure
-    from rewriter.report.terminal.benchmark import show_benchmark
+    from rewriter.report.terminal.comparison import show_benchmark
     from rewriter.report.terminal.console import Console
 
     console = Console(error=report == STANDARD)

@@ -52,7 +52,7 @@ def certify(
     from rewriter import certify as prove
     from rewriter.proof.certificate.certify import UNCLAIMED
     from rewriter.report.certification import read_certificate
-    from rewriter.report.terminal.certification import show_certification, show_check
+    from rewriter.report.terminal.comparison import show_certification, show_check
     from rewriter.report.terminal.console import Console
 
     stated = None if check is None else read_certificate(check)

@@ -126,6 +126,7 @@ def convert(
         check_report(certificate, (model, output, report, html), suffix=".json", force=options["force"])
     from rewriter import rewrite
     from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal.rewriting import show
 
     if STANDARD in (output, report) and output == report:
         raise UsageError("-o - and --report - would mix in standard output; give one of them a file")
@@ -137,7 +138,6 @@ def convert(
             out,
             dry_run=dry_run,
             validate=not no_validate,
-            details=html is not None,
             progress=progress,
             **options,
         )
@@ -155,5 +155,5 @@ def convert(
         from rewriter.report.html import write_page
 
         write_page(result, html)
-    console.show(result, proved=not no_validate, planned_only=dry_run)
+    show(console, result, proved=not no_validate, planned_only=dry_run)
     return int(result.exit_status)

@@ -40,13 +40,14 @@ def convert_folder(
     check_report(report, (folder, output))
     from rewriter import rewrite_folder
     from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal.rewriting import show_model
 
     console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
     with console.progress() as progress:
         result = rewrite_folder(folder, output, progress=progress, **options)
     write_report(report, result.to_json)
     for name, each in result.models.items():
-        console.show_model(name, each)
+        show_model(console, name, each)
     colour = {ExitStatus.CONVERTED: "bold green", ExitStatus.VALIDATION_FAILED: "bold red"}
     for line in result.copied_lines():
         console.line(line)

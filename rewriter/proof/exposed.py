@@ -18,7 +18,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.run.segmented import open_part
+from rewriter.proof.run import open_part
 
 _SLACK = 1e-12
 """Allowance for the rounding of pre-activations in float64, relative; and of sums of weights, absolute."""

@@ -27,8 +27,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run.segmented import open_part
-from rewriter.proof.run.whole import Way
+from rewriter.proof.run import Way, open_part
 from rewriter.text import quoted
 
 SCALES = (1.0, 1e-6, 1e-2, 8.0, 1e3)

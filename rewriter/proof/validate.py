@@ -27,8 +27,7 @@ from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run.segmented import run_model
-from rewriter.proof.run.whole import ModelRuns, Progress, Ran, Wanted, Way
+from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
 from rewriter.proof.statistics import OutputStats, compare, merge, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block

@@ -343,11 +343,8 @@ class _Matching:
         if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
             return found
         _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
-        known = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
-        if known or self._reads_keys(a, b, block):
-            return self._refused(a, b, 0, f"cannot be certified: {why.text if why else 'its heads cannot be read'}")
         del self._why[count:]
-        return (yield self._left(a, b, block))
+        return (yield self._left(a, b, block, "its heads cannot be read" if why is None else why.text))
 
     def _reads_inputs(self, tensor: Tensor, block: ReplacedBlock, side: int) -> bool:
         """Whether a tensor is an expression of the inputs of a block."""
@@ -355,19 +352,17 @@ class _Matching:
         known = {scope.find(name) for name in block.inputs}
         return region is not None and set(region.leaves.values()) <= known
 
-    def _reads_keys(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> bool:
+    def _reads_keys(self, a: Tensor, heads: Sequence[onnx.NodeProto], block: ReplacedBlock) -> bool:
         """Whether heads with keys of their own are of a kind that is read, for an activation that is read."""
         if block.keyed not in a.scope.made or self._readers[0].region(a.scope.find(block.keyed)) is None:
             return False
-        view = b.scope.model.views[block.path]
-        nodes = cut(view, block.inputs, [name for name in block.outputs if name in b.scope.made]).nodes
-        return all(next(subgraphs(view.nodes[index]), None) is None for index in nodes)
+        return all(next(subgraphs(node), None) is None for node in heads)
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
-    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> Reading:
+    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock, why: str) -> Reading:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
         ends = [name for name in block.outputs if name in b.scope.made]
         view = b.scope.model.views[block.path]
@@ -377,6 +372,9 @@ class _Matching:
             known = {*a.scope.made, *a.scope.inputs}
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
+        known = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
+        if known or self._reads_keys(a, [view.nodes[index] for index in theirs.nodes], block):
+            return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
         for name in theirs.inputs:

@@ -442,7 +442,7 @@ BLOCKS: dict[str, Change] = {
 
 REASONS = {
     "the original's nodes": "mlp: reported as converted, but the original's activation is still there",
-    "a softmax of constants": "mlp: reported as converted, but there is no softmax between its ends",
+    "a softmax of constants": "mlp: cannot be certified: ",
     "another input": "its heads read 'z', which is not an input of its block",
     "another input by a new node": "its heads read 'z', which is not an input of its block",
 }

@@ -1,7 +1,8 @@
-"""Running models in segments gives what running them as a whole gives; the proof by blocks finds the same faults."""
+"""Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.run.segmented import run_in_segments
-from rewriter.proof.run.whole import ModelRuns, Results, Wanted, Way, run_whole
+from rewriter.proof.run import ModelRuns, Results, Wanted, Way, run_in_segments, run_model, run_whole
 from rewriter.proof.settings import LARGE, Settings
 from tests.committed import FOLDER as MODELS
 from tests.textmodels import SILU, mlp, text_model, values
@@ -85,6 +85,33 @@ def test_cases_that_may_not_be_refused() -> None:
         run_picky(picky([0, 1, 9], [1]), may_refuse=False)
 
 
+def test_a_default_that_a_case_replaces_is_fed() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n] x, float[1] b = {1}) => (float[n] y) { y = Add(x, b) }"""
+    )
+    side = Side.of(load_model(model))
+    case = Case("own", {"x": np.ones(2, np.float32), "b": np.asarray([2.0], np.float32)})
+    runs = run_model(side, [case], Wanted(WAYS, wide=True), quiet, by_blocks=False)
+    assert runs.truth is not None
+    np.testing.assert_array_equal(runs.truth[0]["y"], [3.0, 3.0])
+
+
+def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        assert all(reference() is None for reference in alive)
+        session = open_session(*arguments, **options)
+        alive.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr("rewriter.proof.run.open_session", watched)
+    side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
+    run_whole(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet)
+    assert len(alive) == len(WAYS)
+
+
 # -- the proof by blocks ---------------------------------------------------------------------------------------------
 
 
@@ -129,7 +156,7 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
         opened.append(len(model.graph.node))
         return loaded(model, *arguments, **options)
 
-    monkeypatch.setattr("rewriter.proof.run.segmented.open_session", watched)
+    monkeypatch.setattr("rewriter.proof.run.open_session", watched)
     blocks = rewrite(path, tmp_path / "out.onnx").validation
     assert whole is not None
     assert blocks is not None
