@@ -35,12 +35,6 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
     """As for form `masked`; a Miss where positions cannot replace the mask, or W_QK would be too large."""
     block, options = conversion.block, conversion.options
     groups = groups_of(conversion.program)
-    if any(group.head.alpha != 0.0 for group in groups):
-        return Miss(
-            f"its program {conversion.program.name} has a quadratic self logit, which positions cannot mask; use form "
-            "masked",
-            block.output,
-        )
     slots = options.max_tokens + max(group.bias_tokens for group in groups)
     size = slots * slots * np.dtype(conversion.dtype).itemsize / _MEGABYTE
     if size > options.max_pattern_mb:

@@ -94,8 +94,8 @@ def attend_block(
     terms: list[Variable] = []
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
-        key_weight = weights.key(y, group, dimension, f"W_K{suffix}", unused or 0.0)
-        key = weights.project(stream, key_weight, neurons if group.head.alpha else 1, dimension, f"k{suffix}")
+        key_weight = weights.key(group, dimension, f"W_K{suffix}", unused or 0.0)
+        key = weights.project(stream, key_weight, 1, dimension, f"k{suffix}")
         value_weight = weights.value(z, group, f"W_V{suffix}")
         if value_weight is y and dimension == 1:
             value = unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass

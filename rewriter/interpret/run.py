@@ -182,7 +182,7 @@ class _Neurons:
         for group in self.own.groups:
             head = group.head
             logits = np.full((*y.shape, 1 + self.own.bias_tokens), -np.inf)
-            logits[..., 0] = (head.alpha * y + head.beta) * y + head.gamma
+            logits[..., 0] = head.beta * y + head.gamma
             for place, token in enumerate(head.bias_tokens, start=1):
                 logits[..., place] = token.slope * y + token.offset
             yield group, logits

@@ -92,8 +92,8 @@ class BlockRow:
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block; None where the weights' shapes do not say.
         bias_tokens: number of bias tokens that a head attends to.
-        max_error: certified bound on the program's error over max(1, |f|), in exact arithmetic with coefficients
-            rounded to the type in which the heads compute.
+        max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
+            the type in which the heads compute; the certificate of `validation` proves it.
         measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
             model.
         domain: largest |pre-activation| up to which that holds; None where it holds for all.

@@ -80,7 +80,7 @@ def test_drawings(name: str) -> None:
     committed = (programs_page.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
     for text in (committed, figure(portraits()[name])):
         lines = [node for node in ET.fromstring(text).iter() if node.get("id", "").startswith("curve-")]  # noqa: S314
-        keys = {key for head in portraits()[name].program.heads for key in program_figures._keys(head)}
+        keys = {key for head in portraits()[name].program.heads for key in head.logits}
         assert len(lines) >= 2 + len(keys) + 2
         assert len(text) < 60_000
     words = [re.findall(r">([^<]+)</text>", text) for text in (committed, figure(portraits()[name]))]

@@ -144,6 +144,8 @@ class Model:
             copy.CopyFrom(proto)
             proto = copy
         for graph in all_graphs(proto.graph):
+            for node in graph.node:
+                node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
             _split_biases(graph)
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)

@@ -213,7 +213,7 @@ def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
         each = "" if len(group) == 1 else f"{len(group)} blocks, each "
         count = "heads" if heads is None else f"{counted(heads, 'head')} over {counted(tokens or 0, 'bias token')}"
         name = "" if program == activation else f" by {program}"
-        known = "measured to be within" if group[0].measured else "certified to"
+        known = "measured to be within" if group[0].measured else "claimed to be within"
         sure = "exact" if group[0].exact else f"{known} {written(error, 'error')}"
         yield f"{folded(row.name for row in group)}: {each}{activation}{name} as {count}, {sure}"
 

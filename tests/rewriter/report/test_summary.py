@@ -126,7 +126,7 @@ def test_no_blanks_at_line_ends_in_a_pipe(tmp_path: Path, capsys: pytest.Capture
 
 SOURCES = {
     "fitted": ("h = Softsign(y)", "measured to be within", "each activation within"),
-    "certified": (ERF_GELU, "certified to", "each activation within"),
+    "certified": (ERF_GELU, "claimed to be within", "each activation within"),
     "exact": (SILU, "exact", "each activation equal; all else identical"),
 }
 
