@@ -29,7 +29,7 @@ class RewriteKeywords(TypedDict, total=False):
     accuracy: float | None
     domain: float | None
     max_pattern_mb: float
-    max_tokens: int
+    max_tokens: int | None
     spelling: str
     expose: str | Sequence[str]
     head_dim: int | None
