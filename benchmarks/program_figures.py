@@ -22,7 +22,6 @@ from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import lines, power_programs
-from passes.programs.head import Head
 from passes.programs.line import Line
 from passes.programs.program import Program
 from rewriter.graph.view import view_model
@@ -206,12 +205,12 @@ def _weights(program: Program, y: Array) -> Iterator[Curve]:
     # A program with a line is drawn without it; one that is nothing else is the line.
     heads = program.heads or program.attention
     for head in heads:
-        keys = _keys(head)
+        keys = head.logits
         if tuple(sorted(keys)) in drawn:
             continue
         drawn.add(tuple(sorted(keys)))
         keys = keys if program.powers is None else sorted(keys)
-        logits = np.array([(alpha * y + beta) * y + gamma for alpha, beta, gamma in keys])
+        logits = np.array([slope * y + offset for slope, offset in keys])
         weights = np.exp(logits - logits.max(axis=0))
         weights /= weights.sum(axis=0)
         names = _names(len(keys), shared=len(heads) > 1)
@@ -279,11 +278,6 @@ def _names(keys: int, *, shared: bool) -> list[str]:
     if keys > _MOST_NAMES:
         return ["self", "bias tokens", *[""] * (keys - 2)]
     return ["self", *(f"token {place}" for place in range(1, keys))]
-
-
-def _keys(head: Head) -> list[tuple[float, float, float]]:
-    """Self, then the bias tokens, as coefficients of y^2, y and 1."""
-    return [(head.alpha, head.beta, head.gamma), *((0.0, token.slope, token.offset) for token in head.bias_tokens)]
 
 
 def _highest(y: Array, values: Array, name: str, group: int = 16) -> Curve:

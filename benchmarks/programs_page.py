@@ -33,37 +33,37 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def table() -> str:
     """Every entry: the cost of its program, and its error."""
     rows = [
-        "| activation | heads × keys | in other forms | certified error | how | measured, float64 | float32 |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| activation | heads × keys | in other forms | stated error | measured, float64 | float32 |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for entry in ACTIVATIONS:
         one = portraits().get(entry.name)
         if one is None:
-            rows.append(f"| {entry.name} | fitted while planning | | | | | |")
+            rows.append(f"| {entry.name} | fitted while planning | | | | |")
             continue
         name = f"[{entry.name}](#{entry.name})"
         cost = costs(one.program, one.fewest)
         measured = f"{_number(one.error)} | {_number(one.error32)}"
-        rows.append(f"| {name} | {cost} | {certified(one.program)} | {how(one.program)} | {measured} |")
+        rows.append(f"| {name} | {cost} | {certified(one.program)} | {measured} |")
     return "\n".join(rows) + "\n"
 
 
 def gates() -> str:
     """Every entry as the gate of h(g) u."""
     rows = [
-        "| gate | heads × keys | in other forms | certified error of the weight | how | up to \\|g\\| |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| gate | heads × keys | in other forms | stated error of the weight | up to \\|g\\| |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for entry in ACTIVATIONS:
         program = gate_program(entry)
         fewest = entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
         if program is None or fewest is None:
             other = "none yet" if entry.program is not None else "fitted while planning"
-            rows.append(f"| {entry.name} | {other} | | | | |")
+            rows.append(f"| {entry.name} | {other} | | | |")
             continue
         cost = costs(program, fewest)
         domain = "any" if math.isinf(program.domain) else f"{program.domain:.0f}"
-        rows.append(f"| {entry.name} | {cost} | {certified(program)} | {how(program)} | {domain} |")
+        rows.append(f"| {entry.name} | {cost} | {certified(program)} | {domain} |")
     return "\n".join(rows) + "\n"
 
 
@@ -104,13 +104,8 @@ def gallery() -> str:
 
 
 def certified(program: Program) -> str:
-    """The certified error as the page prints it: rounded up."""
+    """The stated error as the page prints it: rounded up."""
     return "exact" if program.exact else _number(program.max_error)
-
-
-def how(program: Program) -> str:
-    """How the error was certified."""
-    return program.certificate.replace("|", "\\|")
 
 
 def _domain(program: Program) -> str:
@@ -162,7 +157,7 @@ def _table(program: Program) -> list[str]:
     rows = ["| key | logit | value |", "| --- | --- | --- |"]
     for number, head in enumerate(program.heads, start=1):
         which = f"head {number}, " if len(program.heads) > 1 else ""
-        rows.append(f"| {which}self | {_affine(head.beta, head.gamma, head.alpha)} | {_affine(head.c, head.d)} |")
+        rows.append(f"| {which}self | {_affine(head.beta, head.gamma)} | {_affine(head.c, head.d)} |")
         for place, token in enumerate(head.bias_tokens, start=1):
             logit = _affine(token.slope, token.offset)
             rows.append(f"| {which}token {place} | {logit} | {_coefficient(token.value)} |")
@@ -170,8 +165,8 @@ def _table(program: Program) -> list[str]:
     return rows if rest == "0" else [*rows, "", f"Outside the heads: {rest}."]
 
 
-def _affine(slope: float, offset: float, square: float = 0.0) -> str:
-    terms = [(square, " y²"), (slope, " y"), (offset, "")]
+def _affine(slope: float, offset: float) -> str:
+    terms = [(slope, " y"), (offset, "")]
     text = ""
     for factor, unit in terms:
         if factor:

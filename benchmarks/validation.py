@@ -22,7 +22,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from rewriter.timing.measure import Ratio, ratio
 
 

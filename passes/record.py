@@ -12,7 +12,7 @@ whoever uses it checks it against the graph first (`passes.recognise`), or treat
         "path": [["output of If", "then_branch"], ...],   the way from the main graph to the block's; usually []
         "activation": "silu",            a name in the table of activations, or `f` for a function that it does not name
         "parameters": ["0x1.0p+0"],      the activation's, in the order of the table
-        "program": {"name": "silu", "heads": [{"beta": ..., "alpha": ..., "gamma": ..., "c": ..., "d": ...,
+        "program": {"name": "silu", "heads": [{"beta": ..., "gamma": ..., "c": ..., "d": ...,
                     "bias_tokens": [[slope, offset, value], ...]}]},      heads only where they were fitted
         "bound": "0x0.0p+0",             the claimed error over max(1, |f|): program, rounded coefficients, and naming
         "rounding": "0x1.0p-22",         what evaluating the program adds, in the same unit
@@ -272,7 +272,7 @@ def _stream_as_json(stream: Stream) -> dict[str, Any]:
 
 
 def _head_as_json(head: Head) -> dict[str, Any]:
-    numbers = {name: getattr(head, name).hex() for name in ("beta", "alpha", "gamma", "c", "d")}
+    numbers = {name: getattr(head, name).hex() for name in ("beta", "gamma", "c", "d")}
     tokens = [[each.hex() for each in (token.slope, token.offset, token.value)] for token in head.bias_tokens]
     return {**numbers, "bias_tokens": tokens}
 
@@ -442,7 +442,7 @@ def _vector(value: Any, where: str) -> Vector:
 
 def _head(value: Any, where: str) -> Head:
     given = _Object(value, where)
-    numbers = {name: given.get(name, _real) for name in ("beta", "alpha", "gamma", "c", "d")}
+    numbers = {name: given.get(name, _real) for name in ("beta", "gamma", "c", "d")}
     return Head(**numbers, bias_tokens=given.get("bias_tokens", _listed(_token)))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import onnx
 
 from rewriter.errors import ModelError, UsageError, ValidationError
-from rewriter.files.soundness.structure import check_structure
+from rewriter.files.soundness import check_structure
 from rewriter.files.walk import iter_nodes
 
 Fact = TypeVar("Fact")

@@ -29,10 +29,8 @@ class BiasNumbers(Protocol):
 
 
 class HeadNumbers(Protocol):
-    """Self logit `alpha y^2 + beta y + gamma`, self value `c z + d`, and the bias tokens."""
+    """Self logit `beta y + gamma`, self value `c z + d`, and the bias tokens."""
 
-    @property
-    def alpha(self) -> float: ...
     @property
     def beta(self) -> float: ...
     @property
@@ -114,7 +112,7 @@ def neurons(program: ProgramNumbers, y: Array, z: Array) -> Array:
     """The output of a program for every pre-activation y and value z: theorem 3 without the stream."""
     total = program.linear * z + program.constant
     for head in program.heads:
-        logits = [head.alpha * y * y + head.beta * y + head.gamma]
+        logits = [head.beta * y + head.gamma]
         logits += [token.slope * y + token.offset for token in head.bias_tokens]
         values = [head.c * z + head.d] + [np.full_like(z, token.value) for token in head.bias_tokens]
         weights = np.exp(np.stack(logits) - np.max(logits, axis=0))

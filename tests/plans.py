@@ -29,10 +29,6 @@ class Silu:
         with np.errstate(over="ignore"):
             return np.asarray((y if z is None else z) * self.factor / (1.0 + np.exp(-y)) + self.off)
 
-    def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
-        """The stated rounding, or a few units in the last place."""
-        return self.rounding + 2.0**-50 * (1.0 + np.abs(y if z is None else z)) * (1.0 + np.abs(y)) / (1.0 + np.abs(y))
-
 
 class Exp(Silu):
     """e^y, with a rounding in proportion."""
@@ -42,7 +38,3 @@ class Exp(Silu):
         assert z is None
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(y))
-
-    def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
-        """In proportion to the value."""
-        return 2.0**-40 * self.evaluate(y, z)

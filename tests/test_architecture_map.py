@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -39,13 +38,3 @@ def test_tables_named_beside_a_file_stand_in_it() -> None:
             if not re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE):
                 missing.append((name, path))
     assert missing == []
-
-
-def test_every_file_says_what_it_is_for() -> None:
-    silent = [
-        path.relative_to(ROOT).as_posix()
-        for folder in (*PACKAGES, "models", "benchmarks")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert silent == []

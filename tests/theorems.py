@@ -49,7 +49,7 @@ def _neuron_head(head: HeadNumbers, y: Array, z: Array, write: Array, slots: Slo
     # Softmax depends only on differences of logits. With beta and gamma subtracted from the bias tokens, the logits
     # between two tokens are 0, so a pseudo-mask need not outweigh them, however steep the program is.
     present = slots.bias.sum(axis=0)
-    keys = [head.alpha * y + slope - head.beta * present, offset - head.gamma * present]
+    keys = [slope - head.beta * present, offset - head.gamma * present]
     queries = [y, slots.one]
     # The queries of bias tokens are 0, because y and `one` are 0 there.
     used = 2 if np.any(keys[1]) else 1

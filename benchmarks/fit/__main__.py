@@ -7,7 +7,7 @@
     python -m benchmarks.fit gelu_tanh --powers 13 --step 1 --no-base --float32   # equally spaced: one exponential
     python -m benchmarks.fit line --keys 13 --domain -512 512 --step 0.125 --float32   # the line g as attention
 
-NAME is a curve of `passes.certificates.curves`, whose error is proved, or `module:function`, whose error is measured.
+NAME is an activation of the table, or `module:function`.
 `--keys` searches for one head (needs scipy); without it the fit is that of the runtime, up to `--tolerance`. `--powers`
 needs scipy, `line` needs mpmath; both print numbers, with an error that is measured.
 """
@@ -27,13 +27,12 @@ from benchmarks.fit import lines, powers, table
 from benchmarks.fit.minimax import from_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
-from passes.certificates.curves import CURVES
 from passes.fit import float32
 from passes.fit.model import Layout, to_program
 from passes.fit.runtime import fit_function
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
+from passes.programs.head import Array
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 Function = Callable[[Array], Array]
 
@@ -87,11 +86,9 @@ def main(
     else:
         program = _by_keys(name, f, Task(*_points(f, domain), keys, values, domain is None), starts, seed, single)
         program = replace(program, domain=math.inf if domain is None else max(abs(end) for end in domain))
-    if name not in CURVES:
+    if name not in table.FUNCTIONS:
         if write:
-            raise click.ClickException(
-                f"{name} has no curve in passes/certificates/curves.py, so nothing is proved: no entry"
-            )
+            raise click.ClickException(f"{name} is not an activation of the table: no entry")
         click.echo(f"{program.name}: largest error {program.max_error:.3g}, measured; {len(program.heads)} heads")
         return
     made = table.make(program, name, single=single, gate=values is not None)
@@ -120,14 +117,16 @@ def _in_powers(name: str, keys: int, single: bool, step: float | None, based: bo
 
 
 def _function(name: str) -> Function:
-    if name in CURVES:
-        return lambda y: CURVES[name].jet(y)[0]
+    if name in table.FUNCTIONS:
+        return table.FUNCTIONS[name]
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(CURVES)
-        raise click.ClickException(f"{name} is neither a curve ({known}) nor a module:function ({error})") from error
+        known = ", ".join(table.FUNCTIONS)
+        raise click.ClickException(
+            f"{name} is neither an activation ({known}) nor a module:function ({error})"
+        ) from error
 
 
 def _points(f: Function, domain: tuple[float, float] | None) -> tuple[Array, Array]:

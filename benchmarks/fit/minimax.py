@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from passes.fit.model import Layout, Mask, evaluate
+from passes.programs.head import Array
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 
 def from_program(program: Program) -> tuple[Layout, Array]:

@@ -15,8 +15,8 @@ import numpy as np
 from passes.fit import float32
 from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, Mask, evaluate, to_program
+from passes.programs.head import Array
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 
 @dataclass(frozen=True)

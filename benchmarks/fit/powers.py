@@ -10,14 +10,15 @@ Needs scipy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.certificates.curves import CURVES
+from benchmarks.fit.table import FUNCTIONS
+from passes.programs.head import Array
 from passes.programs.powers import Powers
-from passes.programs.softmax import Array
 
 _STARTS = 60
 _REWEIGHTED = 12
@@ -42,7 +43,7 @@ def fit(
     """Phi of `activation`, y Phi(y), over an odd number of keys, at least 5, and the largest error measured.
 
     Args:
-        activation: a name in `passes.certificates.curves.CURVES`.
+        activation: a name in `benchmarks.fit.table.FUNCTIONS`.
         keys: their number.
         single: whether the numbers are to be float32 numbers.
         step: the step c; None to search for the best.
@@ -50,7 +51,7 @@ def fit(
         rounds: the largest number of linear programs after each rounding.
     """
     y = points()
-    share = CURVES[activation].jet(y)[0] / y
+    share = FUNCTIONS[activation](y) / y
     levels = (keys - 3) // 2
     steps = np.geomspace(0.5, 2.5, _STARTS) if step is None else [step]
     starts = [_start(c, levels, y, share, based=based) for c in steps]
@@ -62,6 +63,16 @@ def fit(
     if single:
         x = search.on_grid(x, free.tolist(), rounds)
     return search.powers(x), search.largest(x)
+
+
+def _levels(powers: Powers, z: Array) -> Iterator[Array]:
+    """What the parts of the fractions are divided by at z."""
+    for fraction in powers.fractions:
+        below: Array = np.zeros(())
+        for part, shift in reversed(fraction):
+            level = np.asarray(z + shift + below)
+            yield level
+            below = part / level
 
 
 def _numbers(powers: Powers) -> Array:
@@ -95,7 +106,7 @@ class _Fit:
         """The largest error; infinite where something that is divided by is not positive."""
         powers = self.powers(x)
         z = 2.0 * np.cosh(powers.step * np.append(0.0, self.y))
-        if any(np.min(level) <= _LEAST for levels in powers.levels(z) for level in levels):
+        if any(np.min(level) <= _LEAST for level in _levels(powers, z)):
             return np.inf
         found = float(np.max(np.abs(self.errors(x))))
         return found if np.isfinite(found) else np.inf

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.fit.minimax import largest, sequential
 from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, Mask
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 
 _NEIGHBOURS = 0.7
 """Fraction of the starts that are derived from known parameters."""

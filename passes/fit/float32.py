@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs.head import Head
+from passes.programs.head import Array, Head
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 Single = NDArray[np.float32]
 

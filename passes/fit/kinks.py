@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 
 Function = Callable[[Array], Array]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from passes.fit.model import Layout, evaluate
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 
 _LAWSON = 3
 _RATIO = 0.5

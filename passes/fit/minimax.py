@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from passes.fit.model import Layout, Mask, evaluate
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 
 
 def gauss_newton(

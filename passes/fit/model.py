@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Array, BiasToken, Head
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 Mask = NDArray[np.bool_]
 

@@ -20,9 +20,8 @@ from passes.fit.kinks import Kink, find_kinks
 from passes.fit.mesh import Smooth, Spacing, linear_fit
 from passes.fit.minimax import gauss_newton
 from passes.fit.model import Layout, to_program
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Array, BiasToken, Head
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 Function = Callable[[Array], Array]
 
@@ -47,14 +46,12 @@ class Fitted:
         high: largest y of the fit.
         reached: whether `max_error` and float32's rounding are within the tolerance. If not, this is the best program
             found, within `WORTH_RETURNING` of the largest |f|, and the caller decides.
-        note: how the error was established, in one line.
     """
 
     program: Program
     low: float
     high: float
     reached: bool
-    note: str
 
 
 def fit_function(f: Function, domain: tuple[float, float], tolerance: float, name: str) -> Fitted | str:
@@ -317,6 +314,5 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
             f"largest value {size:.3g}; give a narrower --option domain=R"
         )
     total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
-    note = f"fitted on [{low:.6g}, {high:.6g}]; error measured at {y.size} points plus what curvature adds between them"
     stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)), measured=True)
-    return Fitted(stated, low, high, total <= tolerance * size, note)
+    return Fitted(stated, low, high, total <= tolerance * size)

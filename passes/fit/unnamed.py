@@ -6,7 +6,6 @@ The function is evaluated by the region's own nodes. It is fitted once for each 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 
 from passes.fit.runtime import fit_function
@@ -72,7 +71,7 @@ def fitted(
     found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
     if isinstance(found, str):
         return found
-    program = replace(found.program, certificate=found.note)
+    program = found.program
     if program.rounding > _SHARP * arithmetic.tolerance:
         program = program.in_double(gated=False)
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)

@@ -17,9 +17,8 @@ of its queries) as keep the chunk's pattern within `pattern_size` entries. `whol
     value [batch, tokens, heads or 1, 1], the token's own
     bias_value [m, 1], those of the bias tokens
 
-become the pattern [batch, tokens, heads, 1 + m] and z [batch, tokens, heads, 1]. Where the self logit is quadratic, own
-keys differ between heads: `own_key` [batch, tokens, heads, d_head], and `key` has those of the bias tokens alone. The
-Loop takes as many tokens at a time as keep the pattern within `pattern_size` entries.
+become the pattern [batch, tokens, heads, 1 + m] and z [batch, tokens, heads, 1]. The Loop takes as many tokens at a
+time as keep the pattern within `pattern_size` entries.
 
 Sizes are computed from the runtime shapes. Softmax acts on one query's row of one head, so chunks change nothing.
 Operators are those of opset 11.
@@ -274,27 +273,24 @@ class Neighbourhood:
     Attributes:
         bias_tokens: m.
         bias_values: whether some bias token has a value other than 0.
-        own_keys: whether each head has own keys, for a quadratic self logit.
         wide: whether scores are float64 and the pattern float32.
         double: whether the pattern is float64.
     """
 
     bias_tokens: int
     bias_values: bool = False
-    own_keys: bool = False
     wide: bool = False
     double: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Inputs of the attention."""
-        more = ("own_key",) if self.own_keys else ()
-        return ("query", "key", "value", *more, *(("bias_value",) if self.bias_values else ()))
+        return ("query", "key", "value", *(("bias_value",) if self.bias_values else ()))
 
     @property
     def name(self) -> str:
         """Name of the model-local function."""
-        flags = {"values": self.bias_values, "own": self.own_keys, "wide": self.wide, "double": self.double}
+        flags = {"values": self.bias_values, "wide": self.wide, "double": self.double}
         return "_".join([f"CompactAttention_{self.bias_tokens}", *(flag for flag, is_set in flags.items() if is_set)])
 
     def nodes(self, opset: int, suffix: str = "", part: str = "") -> str:
@@ -307,16 +303,7 @@ class Neighbourhood:
     def _scores(self, part: str) -> list[str]:
         name = "wide_scores" if self.wide else "scores"
         narrowed = [f"scores = Cast<to = {int(onnx.TensorProto.FLOAT)}>(wide_scores)"] if self.wide else []
-        if not self.own_keys:
-            return [f"{name} = MatMul(query{part}, key_transposed)", *narrowed]
-        return [
-            f"products = Mul(query{part}, own_key{part})",
-            f"ones = Constant<value = {'double' if self.double or self.wide else 'float'}[2, 1] {{1, 1}}>()",
-            "self_scores = MatMul(products, ones)",
-            f"bias_scores = MatMul(query{part}, key_transposed)",
-            f"{name} = Concat<axis = 3>(self_scores, bias_scores)",
-            *narrowed,
-        ]
+        return [f"{name} = MatMul(query{part}, key_transposed)", *narrowed]
 
     def _values(self, opset: int, part: str) -> list[str]:
         if self.bias_tokens == 0:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from passes.certificates.changes import largest_change
 from passes.conversion import Conversion
 from passes.forms.attention import SMALLEST_OPSET, Neighbourhood, chunked, nodes_of
 from passes.forms.builder import Builder, replacement
@@ -30,14 +29,13 @@ from passes.forms.sublayer import Layout, Weights, add_groups, as_batches, as_be
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.programs.groups import Group, as_written, groups_of
-from passes.programs.program import Program
+from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.view import GraphView
 
 _DOUBLE = onnx.TensorProto.DOUBLE
 _MEGABYTE = 2**20
-_ENOUGH = 1e-12
 _LARGEST_VALUE = 2.0**20
 """float32 rounds its logarithm by up to 4.8e-7."""
 
@@ -49,7 +47,7 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Mis
         return prepared
     program = _narrowed(prepared.program)
     written = as_written(program, np.float64)
-    change = largest_change(prepared.emitted, written, enough=_ENOUGH) if written != prepared.emitted else 0.0
+    change = largest_change(prepared.emitted, written) if written != prepared.emitted else 0.0
     program = replace(program, coefficient_error=program.coefficient_error + change)
     return replace(prepared, program=program, written=written)
 
@@ -91,11 +89,10 @@ def _wide(conversion: Conversion) -> bool:
 def _double(conversion: Conversion) -> bool:
     """Whether everything is float64, if the scores are."""
     block, program = conversion.block, conversion.program
-    squares = any(head.alpha != 0.0 for head in program.heads)
     # d of a self value z + d stands in W_V.
     shifted = program.double and any(head.d != 0.0 for head in program.heads)
     given = _DOUBLE in (block.elem_type, block.gate_type, block.value_type)
-    return given or squares or shifted or _beyond_float32(program)
+    return given or shifted or _beyond_float32(program)
 
 
 def _beyond_float32(program: Program) -> bool:
@@ -206,16 +203,15 @@ class _Heads:
         kind = Neighbourhood(
             bias_tokens=len(head.bias_tokens),
             bias_values=any(token.value for token in head.bias_tokens),
-            own_keys=head.alpha != 0.0,
             wide=self.wide,
             double=self.double,
         )
         given = {"query": query, "value": value if self.wide else self.scored(value, f"wide_v{suffix}")}
-        given |= {"own_key": own, "key": own}
+        given |= {"key": own}
         if head.bias_tokens:
             keys = np.asarray([(token.slope, token.offset) for token in head.bias_tokens])[:, : self.dimension]
             bias = self._everywhere(self.scoring.numbers(f"k_bias{suffix}", keys), each, keys.shape, suffix)
-            given["key"] = bias if kind.own_keys else self.b.concat([own, bias], 2, f"k{suffix}")
+            given["key"] = self.b.concat([own, bias], 2, f"k{suffix}")
         if kind.bias_values:
             values = np.asarray([token.value for token in head.bias_tokens])[:, None]
             given["bias_value"] = (self.scoring if self.double else self.b).numbers(f"v_bias{suffix}", values)
@@ -256,9 +252,9 @@ def _sublayer(heads: _Heads, conversion: Conversion, projections: Projections) -
     terms: list[Tensor] = []
     for number, group in enumerate(heads.groups):
         suffix, alone = heads.suffix(number), replace(group, head=replace(group.head, bias_tokens=()))
-        squares, constant = group.head.alpha != 0.0, group.head.c == 0.0
-        w_k = scoring.key(y, alone, heads.dimension, f"W_K{suffix}")
-        own = scoring.project(scored_stream, w_k, neurons if squares else 1, heads.dimension, f"k_self{suffix}")
+        constant = group.head.c == 0.0
+        w_k = scoring.key(alone, heads.dimension, f"W_K{suffix}")
+        own = scoring.project(scored_stream, w_k, 1, heads.dimension, f"k_self{suffix}")
         w_v = weights.value(z, alone, f"W_V{suffix}")
         value: Tensor = unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
         if w_v is not y:
@@ -287,12 +283,7 @@ def _by_reference(heads: _Heads, view: GraphView, conversion: Conversion) -> Rep
         head, suffix = group.head, heads.suffix(number)
         numbers = [head.beta, head.gamma][: heads.dimension]
         own: Tensor = heads.scoring.numbers(f"k_self{suffix}_constants", np.asarray(numbers))
-        if head.alpha == 0.0:
-            own = b.node("Expand", [own, shape], f"k_self{suffix}")
-        else:  # alpha y^2 + beta y + gamma = (y, 1) (alpha y + beta, gamma)
-            slopes = b.numbers(f"k_self{suffix}_squares", np.asarray([head.alpha, 0.0]))
-            first = b.bounded(unbounded, f"k_finite{suffix}")
-            own = b.node("Add", [b.node("Mul", [first, slopes], f"k_squares{suffix}"), own], f"k_self{suffix}")
+        own = b.node("Expand", [own, shape], f"k_self{suffix}")
         value: Tensor = value_all
         if head.c == 0.0:
             constant = b.concat([each, b.integers(1, 1)], 0, f"v{suffix}_shape")

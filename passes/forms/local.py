@@ -35,12 +35,11 @@ from passes.forms.spelling import (
 )
 from passes.match.linear import Miss
 from passes.match.marks import DOMAIN
-from passes.programs.head import Head, heads_over
+from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 from passes.programs.sharing import Group, Key, Progression, groups_of, progression_of
-from passes.programs.softmax import FACTORED
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -209,7 +208,7 @@ class _Emitter:
         zero_bias = plain.zero_bias
         steep = abs(plain.beta) > _STEEP if zero_bias else offsets
         # In float64 a self value may be too large for a clipped logit to take all its weight.
-        centred = offsets and not self._double and plain.alpha == plain.beta == 0.0 and _one_a_side(keys)
+        centred = offsets and not self._double and plain.beta == 0.0 and _one_a_side(keys)
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         ends = () if zero_bias else dict.fromkeys((0, len(keys) - 1))
         silent = tuple(j for j in ends if keys[j].part == 0.0)
@@ -224,7 +223,7 @@ class _Emitter:
             "value": self._scaled(value, plain.c, plain.d, f"{prefix}self_value"),
         }
         if not centred:
-            inputs["key"] = self._key(prefix, plain, query)
+            inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
         if not zero_bias:
             arrays = ("bias_key", "bias_weight", "bias_part", "bias_offset")
             inputs |= self._arrays(prefix, keys, arrays, spelling.inputs)
@@ -293,12 +292,6 @@ class _Emitter:
         self._b.functions.append(function_of(spelling, self._b.opset))
         ordered = [inputs[name] for name in spelling.inputs]
         return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
-
-    def _key(self, prefix: str, head: Head, query: Tensor) -> Tensor:
-        """The self key: a constant, or affine in y where the self logit is quadratic."""
-        if head.alpha == 0.0:
-            return self._b.numbers(f"{prefix}key", head.beta)
-        return self._scaled(query, head.alpha, head.beta, f"{prefix}key")
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""

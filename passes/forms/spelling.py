@@ -9,7 +9,7 @@
     `NeuronPowers_k`     the same for symmetric keys, from partial fractions.
     `NeuronLine_n`       the line g as attention over n keys, from which gates are made.
 
-A small offset of a logit (`passes.programs.softmax.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
+A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
 e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
 The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
 logit is 0 and each side has at most one bias token, which is steep, it is logits relative to self that are clipped
@@ -30,9 +30,9 @@ import onnx
 from numpy.typing import DTypeLike
 
 from passes.match.marks import DOMAIN
+from passes.programs.head import LARGEST_QUERY
 from passes.programs.line import HIGHEST, LOWEST
 from passes.programs.powers import REACH
-from passes.programs.softmax import LARGEST_QUERY
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
 LARGEST_SINGLE = 2.0**60

@@ -74,11 +74,6 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Mi
     if isinstance(prepared, Miss):
         return prepared
     groups = groups_of(prepared.program)
-    if any(group.head.alpha != 0.0 for group in groups):
-        name = prepared.program.name
-        return Miss(
-            f"its program {name} has a quadratic self logit, which positions cannot mask; use form masked", output
-        )
     data = prepared.block.gate if prepared.projections is None else prepared.projections.query.data
     shape = view.type_of(data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
@@ -292,21 +287,14 @@ def paired(b: Builder, query: Tensor, name: str) -> Variable:
 
 
 def _key(b: Builder, rows: Tensor, group: Group, m: int, dimension: int, unused: float, suffix: str) -> Variable:
-    """Keys [batch, 1, N + m, d_head], the same for all heads; [batch, heads, ...] where the self logit is quadratic."""
-    head, name = group.head, f"k{suffix}"
+    """Keys [batch, 1, N + m, d_head], the same for all heads."""
+    name = f"k{suffix}"
     one_head = b.rows(rows, b.integers(0), b.integers(1), 1, f"{name}_one_head")
     tokens_shape = b.node("Shape", [one_head], f"{name}_tokens_shape")
     parts: list[Tensor] = []
     for i, (own, on_bias) in enumerate(group.logits(m, unused)[:dimension]):
         column = b.node("Expand", [b.numbers(f"{name}_self_{i}", own), tokens_shape], f"{name}_tokens_{i}")
         parts.append(_appended(b, column, on_bias, f"{name}_{i}"))
-    if head.alpha != 0.0:
-        bounded = b.bounded(rows, f"{name}_finite")
-        square = b.node("Mul", [bounded, b.numbers(f"{name}_alpha", head.alpha)], f"{name}_square")
-        every = _appended(b, square, [0.0] * m, f"{name}_squares")
-        parts[0] = b.node("Add", [every, parts[0]], f"{name}_with_square")
-        shape = b.node("Shape", [every], f"{name}_each_shape")
-        parts[1] = b.node("Expand", [parts[1], shape], f"{name}_offsets")
     return b.concat(parts, 3, name)
 
 

@@ -111,21 +111,13 @@ class Weights:
         one = self._b.numbers("W_Q_one", self._layout.column(1.0, [on_bias] * self._layout.bias_tokens)[None, :, None])
         return self._with_column(functional, one, "W_Q")
 
-    def key(self, functional: Tensor, group: Group, dimension: int, name: str, unused: float = 0.0) -> Tensor:
-        """W_K [1, width, d_head], one for all heads; [neurons, ...] where the self logit is quadratic.
+    def key(self, group: Group, dimension: int, name: str, unused: float = 0.0) -> Tensor:
+        """W_K [1, width, d_head], one for all heads: logits have the same coefficients for every neuron.
 
         The logit of bias tokens of other groups is the self logit plus `unused`.
         """
-        head, made = group.head, group.logits(self._layout.bias_tokens, unused)
-        slopes, offsets = columns = [self._layout.column(*each) for each in made]
-        # Logits are affine in y with the same coefficients for every neuron, so all heads share one W_K.
-        if head.alpha == 0.0:
-            return self._b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
-        # alpha y^2 + beta y = y (alpha y + beta): the first entry of the key is itself a projection of the neuron.
-        square = self._b.node("Mul", [functional, self._b.numbers(f"{name}_alpha", head.alpha)], f"{name}_square")
-        linear = self._b.numbers(f"{name}_slopes", slopes[None, :, None])
-        first = self._b.node("Add", [square, linear], f"{name}_first")
-        return self._with_column(first, self._b.numbers(f"{name}_offsets", offsets[None, :, None]), name)
+        columns = [self._layout.column(*each) for each in group.logits(self._layout.bias_tokens, unused)]
+        return self._b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
         """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1], one for all heads, where z does not occur."""
@@ -341,8 +333,8 @@ def attend_block(
     terms: list[Variable] = []
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
-        key_weight = weights.key(y, group, dimension, f"W_K{suffix}", unused or 0.0)
-        key = weights.project(stream, key_weight, neurons if group.head.alpha else 1, dimension, f"k{suffix}")
+        key_weight = weights.key(group, dimension, f"W_K{suffix}", unused or 0.0)
+        key = weights.project(stream, key_weight, 1, dimension, f"k{suffix}")
         value_weight = weights.value(z, group, f"W_V{suffix}")
         if value_weight is y and dimension == 1:
             value = unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass

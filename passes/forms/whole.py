@@ -132,7 +132,7 @@ class _Heads:
     def attend(self, group: Group, suffix: str) -> Variable:
         """One group of heads, [batch, heads, rows, 1]: softmax([q, p W] [k, p]^T) v."""
         b, weights, stream, neurons = self._b, self._weights, self._stream, self._weights.neurons
-        key_weight = weights.key(self._y, group, self._dimension, f"W_K{suffix}")
+        key_weight = weights.key(group, self._dimension, f"W_K{suffix}")
         key = weights.project(stream, key_weight, 1, self._dimension, f"k{suffix}")
         heads = 1 if group.head.c == 0.0 else neurons
         value = weights.project(stream, weights.value(self._z, group, f"W_V{suffix}"), heads, 1, f"v{suffix}")

@@ -21,7 +21,7 @@ import onnx
 from passes.match.blocks import Block
 from passes.match.linear import MICROSOFT
 from passes.match.operands import AnyArray, NotPlainError, PreActivation, Read, constant_operand, read_preactivation
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, integer_of, integers_of, key_of
 

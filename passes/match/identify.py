@@ -15,7 +15,7 @@ import onnx
 
 from passes.match.dataflow import FIRST_INPUT_ONLY
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 from passes.programs.solve import Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants

@@ -19,8 +19,8 @@ from passes.programs import closed_forms, solve
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
 from passes.programs.gates import gate, line, needs_line, with_line
+from passes.programs.head import Array
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 from passes.programs.solve import Function, Parameters, Solve
 from rewriter.graph import elementwise
 

@@ -1,6 +1,6 @@
 """Head programs in closed form: exact ones, and limits whose error is below the arithmetic's rounding everywhere.
 
-The certified errors include the rounding of the coefficients to float64. There are two kinds of limits. *Steep keys*: a
+The errors stated include the rounding of the coefficients to float64. There are two kinds of limits. *Steep keys*: a
 logit k (y - a) with a huge k selects one key on either side of a. Between a key with value v(y) and one with value
 w(y), both continuous and equal at a, the error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at
 most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L give
@@ -39,17 +39,16 @@ _LARGEST = 700.0
 
 def silu(p: Parameters, _: Arithmetic) -> Program:
     """Theorem 3: weight sigma(k y), value y."""
-    return Program("silu", (Head(beta=p[0], c=p[1]),), certificate="identity (Theorem 3)")
+    return Program("silu", (Head(beta=p[0], c=p[1]),))
 
 
 def scaled_silu(activation: str) -> Program:
     """The SiLU y sigma(beta y) that is closest to GELU (`gelu`, `gelu_tanh`): the post's approximation, one bias token.
 
-    The bounds are those of `passes.certificates.certify`, rounded up to three digits.
+    The errors are rounded up to three digits.
     """
     beta, error = _SCALED_SILU[activation]
-    certificate = "third-order Taylor bounds on 768 cells of |y| <= 6, tails beyond within 1.4e-04"
-    return Program("scaled_silu", (Head(beta=beta),), max_error=error, certificate=certificate)
+    return Program("scaled_silu", (Head(beta=beta),), max_error=error)
 
 
 _SCALED_SILU = {"gelu": (1.772933840751648, 1.40e-2), "gelu_tanh": (1.774497628211975, 1.43e-2)}
@@ -77,7 +76,7 @@ def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
     name = "relu" if left == 0.0 else "leaky_relu"
     missing = abs(Fraction(c) + Fraction(left) - Fraction(right))  # rounding of c in the slope on the right
     error = abs(c) * KINK / k + (float(missing / abs(Fraction(right))) if missing else 0.0)
-    return Program(name, (Head(beta=k, c=c),), linear=left, max_error=error, certificate=_steep(k))
+    return Program(name, (Head(beta=k, c=c),), linear=left, max_error=error)
 
 
 def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -92,7 +91,7 @@ def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
             error += abs(slope) * KINK / k + float(abs(missing))
             tokens.append(BiasToken(side * k, -side * k * place, end))
     head = Head(beta=0.0, c=slope, d=offset, bias_tokens=tuple(tokens))
-    return Program("clip", (head,), max_error=error, certificate=_steep(k))
+    return Program("clip", (head,), max_error=error)
 
 
 def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -100,7 +99,7 @@ def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
     right, depth, rate = p
     k = arithmetic.steepness
     head, error = _bent(right, depth, rate, k)
-    return Program("elu", (head,), max_error=error, certificate=f"{_steep(k)}; e^-{_FAR_LOGIT:g}")
+    return Program("elu", (head,), max_error=error)
 
 
 def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -113,9 +112,8 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
     line = gate(two_slopes((right, 0.0), arithmetic), arithmetic)
     bounded = gate(Program("elu", (bent,), max_error=error), arithmetic)
-    certificate = f"{line.certificate}; e^-{_FAR_LOGIT:g}"
     made = replace(bounded, heads=(*line.heads, *bounded.heads), max_error=line.max_error + error, domain=line.domain)
-    return replace(made, certificate=certificate).in_double(gated=True)
+    return made.in_double(gated=True)
 
 
 def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
@@ -136,7 +134,6 @@ def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
         (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
         max_error=math.exp(-_FAR_LOGIT) + 2.0**-51,
         domain=(far - _FAR_LOGIT) / abs(rate),
-        certificate=f"e^-{_FAR_LOGIT:g}",
     )
     return made.in_double(gated=False)
 
@@ -153,8 +150,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     heads = heads_over([key[:2] for key in keys], [p[0] * value for _, _, value in keys])
     missing = max(abs(Fraction(p[0] * value) - Fraction(p[0]) * Fraction(value)) for _, _, value in keys)
     error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50) + 3.0 * float(missing)
-    certificate = f"{_steep(k)}; tanh(e y) / e with e = {small:.2g} for |y| <= 3"
-    return Program("hard_swish", heads, max_error=error, certificate=certificate).in_double(gated=False)
+    return Program("hard_swish", heads, max_error=error).in_double(gated=False)
 
 
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:
@@ -166,23 +162,18 @@ def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -
     if program.linear != 0.0:  # outside the softmax, it would continue beyond the kinks
         raise ValueError(f"{program.name} has a linear term, which a bias token cannot stop")
     k = arithmetic.steepness
-    apart = k - float(np.max(np.abs(head.keys.slopes)))
+    apart = k - max(abs(slope) for slope, _ in head.logits)
     tokens, error = [], program.max_error
     for side, end in ((-1.0, low), (1.0, high)):
         if math.isfinite(end):
             at = np.array([end])
-            others = float(np.logaddexp.reduce(head.keys.logits(at)[:, 0]))
+            others = float(np.logaddexp.reduce(head.logits_at(at)[:, 0]))
             value = float(program.evaluate(at)[0]) - program.constant
             tokens.append(BiasToken(side * k, others - side * k * end, value))
-            error += _RISE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + float(program.float64_rounding(at)[0])
+            error += _RISE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
     return replace(
         program,
         name=f"{program.name}_clipped",
         heads=(replace(head, bias_tokens=(*head.bias_tokens, *tokens)),),
         max_error=error,
-        certificate=f"{program.certificate}; {_steep(k)}",
     )
-
-
-def _steep(k: float) -> str:
-    return f"limit: 0.2785 / k at each kink with k = 2^{math.log2(k):.0f}"

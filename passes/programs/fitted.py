@@ -1,7 +1,6 @@
 """The fitted head programs, read from `programs.json` beside this file.
 
-`python -m benchmarks.fit` writes the entries; the tests prove every stated error again
-(`passes.certificates.certify`).
+`python -m benchmarks.fit` writes the entries; the slow tests prove every stated error.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -39,7 +37,7 @@ def bounded_programs() -> tuple[tuple[str, Program], ...]:
 
 @cache
 def precise_programs() -> tuple[tuple[str, Program], ...]:
-    """One-head programs for float64, as (activation, program), whose errors only ball arithmetic can prove."""
+    """One-head programs for float64, as (activation, program), with errors below float64's rounding."""
     return tuple((entry["activation"], _program(entry)) for entry in _file()["precise"])
 
 
@@ -123,7 +121,6 @@ def _in_powers(entry: dict[str, Any]) -> Program:
         heads=powers.heads,
         max_error=entry["max_error"],
         rounding=entry["float32_error"],
-        certificate=entry["certificate"],
         powers=powers,
     )
 
@@ -141,7 +138,7 @@ def _program(entry: Entry) -> Program:
         entry.get("float32") or entry.get("precise")
     ):  # a shift would round coefficients that must stay as they are
         heads = tuple(head.conditioned() for head in heads)
-    program = Program(
+    return Program(
         name=str(entry["name"]),
         heads=heads,
         linear=_number(entry.get("linear", 0.0)),
@@ -150,7 +147,6 @@ def _program(entry: Entry) -> Program:
         rounding=_number(entry["float32_error"]),
         domain=_number(entry.get("domain", math.inf)),
     )
-    return replace(program, certificate=str(entry["certificate"])) if "certificate" in entry else program
 
 
 def _head(row: Entry) -> Head:

@@ -15,7 +15,7 @@ T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
-about x^2/3 of h where p is 0 or 1; `limit_error` bounds it over max(1, |h|). Rounding errors are the arithmetic's
+about x^2/3 of h where p is 0 or 1; `limit_error` measures it over max(1, |h|). Rounding errors are the arithmetic's
 precision over e, so these programs need float64.
 
 In float64 models that is too much. There a gate is the program with the line, written out as heads over pairs of keys
@@ -32,23 +32,15 @@ from functools import cache
 
 import numpy as np
 
-from passes.certificates.changes import largest_change
-from passes.certificates.intervals import Interval, affine, largest, least_size, product, size, summed, total, weighted
-from passes.certificates.pairs import LOGARITHMS, pairable, pairing_error
 from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import lines
 from passes.programs.groups import spread, spreads
-from passes.programs.head import BiasToken, Head, heads_over
+from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head, heads_over
 from passes.programs.line import Line
-from passes.programs.program import Program
-from passes.programs.softmax import FACTORED, LARGEST_QUERY, UNIT, Array
+from passes.programs.program import MARGIN, Program, grid, largest_change
 
-_TIGHT = 1.1
-_ENOUGH = 2.0**-8
-"""Bounds below this share of the limit's error need not be sharper."""
-_MOST_CELLS = 200_000
-_HALVED = UNIT
-"""Relative error in the weights of the two self keys from the rounding of ln(1/2), their offset."""
+_LOGARITHMS = 2e-15
+"""Relative error of a line whose weights are written as e^(ln w), with logarithms down to -7 rounded to float64."""
 
 
 @cache
@@ -70,7 +62,6 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
         max_error=program.max_error + added * (1.0 + program.max_error),
         rounding=program.rounding + _LINE_ROUNDING[arithmetic.lines] / abs(line.step),
         domain=domain,
-        certificate=f"{program.certificate}; {line.name}: {line.max_error:.2g} |g| for |g| <= {line.domain:g}",
     )
 
 
@@ -106,30 +97,23 @@ _LINE_ROUNDING = {"single": 2.0**-23, "half": 2.0**-23, "double": 2.0**-52}
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:
-    """A bound on |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain."""
+    """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain, M(g) being the multiple of self in h."""
     reach = min(domain, line.domain)
-    steps = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 400) * reach])
-    if domain > reach:
-        steps = np.concatenate([steps, np.geomspace(reach, min(domain, LARGEST_QUERY), 400)])
-    edges = np.unique(np.concatenate([-steps, steps, [value for value in [line.lowest] if abs(value) < reach]]))
-    g = edges[:-1], edges[1:]
-    multiples, constants = [affine(0.0, program.linear, g)], [affine(0.0, program.constant, g)]
-    for head in program.heads:
-        weights = head.keys.enclosed(*g)
-        values = np.array([head.d, *(token.value for token in head.bias_tokens)])[:, None]
-        multiples.append(affine(head.c, 0.0, (weights[0][0], weights[1][0])))
-        constants.append(summed(weighted(weights, (values, values))))
-    multiple = total(*multiples)
-    slopes = size(multiple)
-    floor = np.maximum(1.0, least_size(total(product(multiple, g), *constants)))
-    # Squares multiply h by g once more. Their error is over max(1, |h g|), hence the floor 1 / |g| for |h|.
-    if program.constant == 0.0 and all(head.multiples is not None for head in program.heads):
-        floor = np.maximum(1.0 / np.maximum(1.0, size(g)), least_size(product(multiple, g)))
+    g = grid(min(domain, LARGEST_QUERY), program)
+    g = np.unique(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
+    multiple, constant = program.mean(g)
     # Beyond its lowest g the line stays where it is.
-    constant = (g[1] <= line.lowest) if line.step > 0.0 else (g[0] >= line.lowest)
-    off = np.where(constant, 1.0, line.max_error * (1.0 + line.max_error)) * size(g)
-    off = np.where(size(g) > reach, size(g) + line.largest, off)
-    return float(np.max(slopes * off / floor)) * (1.0 + 1e-6)
+    stays = g <= line.lowest if line.step > 0.0 else g >= line.lowest
+    off = np.where(stays, 1.0, line.max_error * (1.0 + line.max_error)) * np.abs(g)
+    off = np.where(np.abs(g) > reach, np.abs(g) + line.largest, off)
+    # Squares multiply h by g once more: if all values are multiples, the error is over max(1, |h g|) / |g|.
+    squares = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
+    return MARGIN * float(np.max(np.abs(multiple) * off / _floor(g, multiple * g + constant, squares=squares)))
+
+
+def _floor(g: Array, h: Array, *, squares: bool) -> Array:
+    """What errors are relative to: max(1, |h|), or max(1, |h g|) / |g|, which is at most that for |g| >= 1."""
+    return np.maximum(1.0 / np.maximum(1.0, np.abs(g)) if squares else 1.0, np.abs(h))
 
 
 @cache
@@ -137,27 +121,27 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     """The program of h(g) u, given that of h.
 
     Args:
-        program: a program of one head with an affine self logit.
+        program: a program of one head.
         arithmetic: provides e and the error up to which the limit counts as reached.
 
     Raises:
-        ValueError: the program has several heads or a quadratic self logit.
+        ValueError: the program has another number of heads.
     """
-    if len(program.heads) != 1 or program.heads[0].alpha != 0.0:
-        raise ValueError(f"{program.name} is not a program of one head with an affine self logit")
+    if len(program.heads) != 1:
+        raise ValueError(f"{program.name} is not a program of one head")
     (head,) = program.heads
     # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
     # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
     if head.c == 0.0 and program.linear == 0.0:
         return replace(made, heads=_constants(head))
-    if arithmetic.paired and pairable(head):
+    if arithmetic.paired and _pairable(head):
         return _in_pairs(program, f"{program.name}_gate", arithmetic)
     line = _line(program.linear, arithmetic.small) if program.linear != 0.0 else ()
     if head.c == 0.0:
         return _limit(replace(made, heads=(*_constants(head), *line)), head, program.linear, arithmetic)
     # The split below assumes the self key at logit 0; its two halves +-e g are then exact, e being a power of two.
-    centred = _centred(program, arithmetic.limit * _ENOUGH)
+    centred = _centred(program)
     (head,) = centred.heads
     heads = (*_split(head, arithmetic.small), *line)
     return _limit(replace(made, heads=heads, max_error=centred.max_error), head, program.linear, arithmetic)
@@ -179,80 +163,87 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    written = replace(line, max_error=line.max_error + LOGARITHMS)
+    written = replace(line, max_error=line.max_error + _LOGARITHMS)
     added = _line_error(program, written, domain)
-    added += sum(pairing_error(head, written, domain, enough=line.max_error) for head in program.heads)
+    added += sum(pairing_error(head, written, domain) for head in program.heads)
     made = replace(
         program,
         name=name,
         line=line,
         max_error=program.max_error + added * (1.0 + program.max_error),
         domain=domain,
-        certificate=f"{program.certificate}; {line.name} in pairs of keys: {added:.2g}, bounded on cells",
     )
     return made.as_heads.in_double(gated=True)
 
 
-def limit_error(head: Head, linear: float, small: float, domain: float, *, enough: float) -> float:
-    """A bound on the limit's error in h(g), over max(1, |h|), for |g| <= domain <= 1 / (2 small).
+def _pairable(head: Head) -> bool:
+    """Whether pairs with a line keep their offsets: those of a steep key with an offset of its own would be lost."""
+    return all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
 
-    Where all values are multiples of g it also holds over max(1, |h g|) / |g|, as squares h(g) g need.
+
+def pairing_error(head: Head, line: Line, domain: float) -> float:
+    """What rounding the coefficients of pairs of keys changes in the gate, over what errors are relative to.
+
+    Relative to the self key, the pairs of a bias token have the logits (a + s) g + b + o, and these sums are rounded;
+    the pairs of the self key are the line's own keys and are not. With p the weight of the self key and p_j those of
+    the bias tokens, terms of token j change by factors exp(d), |d| <= D_j = max_i (|rounding of a_j + s_i| |g| +
+    |rounding of b_j + o_i|), so that the sum of the self heads, M line with M = c p, changes by at most
+
+        |M line| min(s / (1 - s), exp(max D_j) - 1),   s = sum over j of p_j (exp(D_j) - 1).
+
+    Constant values are heads over the keys of the head alone, whose coefficients stay as they are.
     """
-
-    def bounds(low: Array, high: Array) -> tuple[Array, Array]:
-        middle = (low + high) / 2.0
-        return _change(head, linear, small, (low, high)), _change(head, linear, small, (middle, middle))
-
-    steps = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 200)]) * domain
-    edges = np.concatenate([-steps[:0:-1], steps])
-    bound, _, _ = largest(bounds, edges, tight=_TIGHT, enough=enough, most=_MOST_CELLS)
-    return bound * (1.0 + 1e-6)
-
-
-def _change(head: Head, linear: float, small: float, g: Interval) -> Array:
-    """The largest change over cells, over max(1, |h|) or max(1, |h g|) / |g|.
-
-    The first term equals c g T + (1 - p) c g R with R = (B (1 + p) + p B^2 - A) / (1 + p B) / (1 + B). One form loses
-    no digits where p is 0, the other none where p is 1; both bounds hold, so they are intersected.
-    """
-    least, most = head.keys.enclosed(*g)
-    own, others = (least[0], most[0]), (least[1:], most[1:])
-    values = np.array([token.value for token in head.bias_tokens])[:, None]
-    rest, outside = summed(weighted(others, (values, values))), summed(others)
-    # Bounds on A, B and T from the first terms of their series in x^2; the factors cover the rest for x <= 1/2.
-    near, far = (small * least_size(g)) ** 2, (small * size(g)) ** 2
-    a = near / 6.0 - _HALVED, far / 6.0 * 1.02 + _HALVED
-    b = near / 2.0 - _HALVED, far / 2.0 * 1.03 + _HALVED
-    t = -far / 3.0, -near / 3.0 * (1.0 - 0.4 * far)
-    after = own[0] / (1.0 + b[1]), own[1] / (1.0 - _HALVED)
-    scaled, straight = affine(head.c, 0.0, g), affine(linear, 0.0, g)
-    left = product(weighted(after, scaled), (a[0] - own[1] * b[1], a[1] - own[0] * b[0]))
-    r = (b[0] * (1.0 + own[0]) - a[1]) / (1.0 + b[1]) ** 2, b[1] * (1.0 + own[1] + own[1] * b[1]) - a[0]
-    right = product(affine(head.c + linear, 0.0, g), t), product(weighted(outside, scaled), r)
-    first = _both(total(left, product(straight, t)), total(*right))
-    inner = total(affine(head.d, 0.0, product(outside, b)), affine(-1.0, 0.0, product(b, rest)))
-    # Squares multiply h by g once more. Their error is over max(1, |h g|), hence the floor 1 / |g| for |h|.
-    output = total(weighted(own, affine(head.c, head.d, g)), rest, straight)
-    floor = 1.0 if np.any(values) or head.d != 0.0 else 1.0 / np.maximum(1.0, size(g))
-    return size(total(first, weighted(after, inner))) / np.maximum(floor, least_size(output))
+    if not head.bias_tokens or head.c == 0.0:
+        return 0.0
+    slopes, offsets = _roundings(head, line)
+    g = np.concatenate([[0.0], np.geomspace(1e-12, 1.0, 4000)]) * domain
+    g = np.concatenate([-g[:0:-1], g])
+    weights = head.weights(g)
+    apart = np.expm1(slopes * np.abs(g) + offsets)
+    grown = np.sum(weights[1:] * apart, axis=0)
+    share = np.minimum(np.where(grown < 0.5, 2.0 * grown, np.inf), np.max(apart, axis=0))
+    floor = _floor(g, head.evaluate(g, g), squares=head.multiples is not None)
+    own = abs(head.c) * weights[0] * np.abs(g) * (1.0 + line.max_error)
+    return MARGIN * float(np.max(own * share / floor))
 
 
-def _both(a: Interval, b: Interval) -> Interval:
-    """The intersection of two intervals."""
-    return np.maximum(a[0], b[0]), np.minimum(a[1], b[1])
+def _roundings(head: Head, line: Line) -> tuple[Array, Array]:
+    """The largest rounding of a slope and of an offset among the pairs of each bias token, [tokens, 1] each."""
+    pairs, count = line.pairs_with(head), len(line.keys)
+    worst = np.zeros((len(head.bias_tokens), 2))
+    for number, token in enumerate(head.bias_tokens):
+        slope, offset = Fraction(token.slope) - Fraction(head.beta), Fraction(token.offset) - Fraction(head.gamma)
+        written = pairs[(number + 1) * count : (number + 2) * count]
+        for (a, b), (s, o, _) in zip(written, line.keys, strict=True):
+            off = abs(Fraction(a) - slope - Fraction(s)), abs(Fraction(b) - offset - Fraction(o))
+            worst[number] = np.maximum(worst[number], [float(part) for part in off])
+    return worst[:, :1], worst[:, 1:]
+
+
+def limit_error(head: Head, linear: float, small: float, domain: float) -> float:
+    """The limit's error in h(g), over what errors are relative to, for |g| <= domain <= 1 / (2 small)."""
+    g = grid(domain, Program("", (head,)))
+    p, *others = head.weights(g)
+    rest = sum((weight * token.value for weight, token in zip(others, head.bias_tokens, strict=True)), np.zeros_like(g))
+    x = (small * g) ** 2  # the series of A, B and T: their own formulas would lose all digits near 0
+    a, b = x / 6.0 + x**2 / 120.0 + x**3 / 5040.0, x / 2.0 + x**2 / 24.0 + x**3 / 720.0
+    t = -x / 3.0 + 2.0 * x**2 / 15.0 - 17.0 * x**3 / 315.0 + 62.0 * x**4 / 2835.0
+    inner = head.c * g * (a - p * b) + head.d * (1.0 - p) * b - b * rest
+    change = p / (1.0 + p * b) * inner + linear * g * t
+    h = p * (head.c * g + head.d) + rest + linear * g
+    return MARGIN * float(np.max(np.abs(change) / _floor(g, h, squares=head.multiples is not None)))
 
 
 def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) -> Program:
     """The program with the limit's error added, on the domain where the limit is reached."""
     small = arithmetic.small
-    # x^2 / 3 <= limit; and x <= 1/2, as the series in `_change` need.
+    # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
-    cost = limit_error(head, linear, small, domain, enough=arithmetic.limit * _ENOUGH) + _values(head, small)
+    cost = limit_error(head, linear, small, domain) + _values(head, small)
     made = replace(
         split,
         max_error=split.max_error + cost * (1.0 + split.max_error),
         domain=domain,
-        certificate=f"{split.certificate}; limit: tanh(e g) / e with e = 2^{math.log2(small):.0f}, bounded on cells",
     )
     return made.in_double(gated=True)
 
@@ -264,15 +255,15 @@ def _values(head: Head, small: float) -> float:
     return float(max(abs(Fraction(s * head.c / small + head.d) - s * exact[0] - exact[1]) for s in (1, -1)))
 
 
-def _centred(program: Program, enough: float) -> Program:
+def _centred(program: Program) -> Program:
     """The same program with the self key at logit 0, and steep keys with slopes that are powers of two.
 
-    Then products with y are exact, and a kink stays in place in float64. The change is proved and added to the error.
+    Then products with y are exact, and a kink stays in place in float64. The change is added to the error.
     """
     (head,) = program.heads
     tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
     made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
-    cost = largest_change(program, made, enough=enough)
+    cost = largest_change(program, made)
     return replace(made, max_error=program.max_error + cost * (1.0 + program.max_error))
 
 

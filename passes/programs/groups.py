@@ -42,8 +42,8 @@ class Group:
 
     @property
     def dimension(self) -> int:
-        """Head dimension of queries and keys: y alone, or (y, 1) where logits have offsets or squares."""
-        offsets = (self.head.alpha, self.head.gamma, *(token.offset for token in self.head.bias_tokens))
+        """Head dimension of queries and keys: y alone, or (y, 1) where logits have offsets."""
+        offsets = (self.head.gamma, *(token.offset for token in self.head.bias_tokens))
         return 2 if any(offsets) else 1
 
     def logits(self, bias_tokens: int, unused: float = 0.0) -> list[tuple[float, list[float]]]:
@@ -92,8 +92,8 @@ def as_written(program: Program, dtype: DTypeLike) -> Program:
 
 
 def _multiples(head: Head) -> bool:
-    """Whether all values are multiples of z and all logits affine, so that every key could be the self key."""
-    return head.alpha == 0.0 and head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
+    """Whether all values are multiples of z, so that every key could be the self key."""
+    return head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
 def spread(head: Head, linear: float) -> list[Head]:

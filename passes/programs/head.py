@@ -3,8 +3,8 @@
 A head attends from one token to itself and to m constant *bias tokens* (persistent memory vectors). With y the neuron's
 pre-activation,
 
-    self logit        alpha y^2 + beta y + gamma      self value        c z + d
-    bias-token logit  a_j y + b_j                     bias-token value  v_j
+    self logit        beta y + gamma      self value        c z + d
+    bias-token logit  a_j y + b_j         bias-token value  v_j
 
 where z is y, or in a gated block the other projection. The head returns the softmax-weighted sum of the values.
 Theorem 3 of Huben and Morris (arXiv 2309.08593) is SiLU: one bias token with logit and value 0, self logit y and self
@@ -18,11 +18,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
-from passes.programs.softmax import FACTORED, FACTORED_BESIDE_STEEP, UNIT, Array, Keys
+Array = NDArray[np.float64]
 
-__all__ = ["FACTORED", "Array", "BiasToken", "Head", "heads_over"]
+UNIT = 2.0**-53
+"""Unit roundoff of float64."""
+
+FACTORED = 60.0
+"""Offsets up to this magnitude are taken out of the exponential: e^(a y + b) = e^b e^(a y).
+
+The rounding error of a logit is proportional to its magnitude, so an offset in the logit costs digits. For larger
+offsets e^b could leave the range of float32; they belong to steep keys, whose weights are 0 or 1.
+"""
+
+FACTORED_BESIDE_STEEP = 20.0
+"""The same for a head that has larger offsets, too. The exponentials of such a head are at least e^-87 in graphs
+(`passes.forms.spelling`), and times a factor e^60 that is no longer nothing.
+"""
+
+LARGEST_QUERY = 2.0**500
+"""Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +52,44 @@ class BiasToken:
 
 @dataclass(frozen=True)
 class Head:
-    """One attention head over {self, bias tokens}; the self logit is `alpha y^2 + beta y + gamma`."""
+    """One attention head over {self, bias tokens}; the self logit is `beta y + gamma`, the self value `c z + d`."""
 
     beta: float
     bias_tokens: tuple[BiasToken, ...] = (BiasToken(),)
-    alpha: float = 0.0
     gamma: float = 0.0
     c: float = 1.0
     d: float = 0.0
+
+    @property
+    def logits(self) -> list[tuple[float, float]]:
+        """(slope, offset) of every key, its own first."""
+        return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
+
+    def logits_at(self, y: Array) -> Array:
+        """The logits [keys, ...] at points [...], its own key first; finite for finite y."""
+        slopes, offsets = np.array(self.logits).T
+        query = np.clip(y, -LARGEST_QUERY, LARGEST_QUERY)
+        return np.asarray(np.multiply.outer(slopes, query) + offsets.reshape(-1, *[1] * np.ndim(query)))
+
+    def weights(self, y: Array) -> Array:
+        """The softmax weights [keys, ...] at points [...], its own key first."""
+        weights = self.logits_at(y)
+        weights -= np.max(weights, axis=0)
+        np.exp(weights, out=weights)
+        weights /= np.sum(weights, axis=0)
+        return weights
+
+    @property
+    def crossings(self) -> Array:
+        """The points at which two keys have equal weights: there the weights change, and limits have their kinks."""
+        slopes, offsets = np.array(self.logits).T
+        with np.errstate(all="ignore"):
+            places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
+        return np.unique(places[np.isfinite(places)])
+
+    def values(self, z: Array) -> Array:
+        """The values [keys, ...], its own first, where the self value reads z [...]."""
+        return np.array([self.c * z + self.d, *(np.full_like(z, token.value) for token in self.bias_tokens)])
 
     def evaluate(self, y: Array, z: Array) -> Array:
         """The head's output in float64; shapes broadcast."""
@@ -52,40 +98,15 @@ class Head:
 
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
-        own, *others = self.keys.weights(y)
+        own, *others = self.weights(y)
         values = [token.value for token in self.bias_tokens]
         constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
         return self.c * own, np.asarray(constant)
 
-    def float64_rounding(self, y: Array, z: Array, *, shifted: bool, steps: int) -> Array:
-        """As `Program.float64_rounding`, for this head; y and z have one shape, options are as in `Keys.rounding`."""
-        # Scaled down, since a huge value may have a tiny weight: their product is finite, the value alone would not be.
-        unit = np.where(np.abs(z) > 2.0**900, 2.0**200, 1.0)
-        own = self.c * (z / unit) + self.d / unit
-        others = np.array([token.value for token in self.bias_tokens]).reshape(-1, *[1] * y.ndim)
-        values = np.concatenate([own[None], others / unit])
-        own_size = np.abs(self.c * (z / unit)) + abs(self.d) / unit
-        rounding = (
-            self.keys.rounding(y, values, shifted=shifted, steps=steps)
-            + 3.0 * UNIT * self.keys.weights(y)[0] * own_size
-        )
-        return np.asarray(rounding * unit)
-
-    @property
-    def logits(self) -> list[tuple[float, float]]:
-        """(slope, offset) of every key, its own first; a square comes to its own."""
-        return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
-
-    @property
-    def keys(self) -> Keys:
-        """The keys, its own first."""
-        slopes, offsets = zip(*self.logits, strict=True)
-        return Keys(np.array(slopes), np.array(offsets), self.alpha)
-
     @property
     def multiples(self) -> tuple[tuple[float, float], ...] | None:
-        """All keys (slope, offset) in order, if all values are multiples of z and all logits affine; else None."""
-        if self.alpha != 0.0 or self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
+        """All keys (slope, offset) in order, if all values are multiples of z; else None."""
+        if self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
             return None
         return tuple(sorted(self.logits))
 
@@ -140,7 +161,6 @@ class Head:
         plain = self.shifted(0.0, -self.gamma)
         return Head(
             beta=narrow(plain.beta),
-            alpha=narrow(plain.alpha),
             c=narrow(plain.c),
             d=narrow(plain.d),
             bias_tokens=tuple(token_of(token) for token in plain.bias_tokens),

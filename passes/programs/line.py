@@ -23,14 +23,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Head, heads_over
-from passes.programs.softmax import UNIT, Array
+from passes.programs.head import Array, Head, heads_over
 
 LOWEST, HIGHEST = -80.0, 160.0
 """x is clipped to these: e^80, and the smallest e^(-x/2) = e^-80, are normal float32 numbers."""
-
-_EXPONENTIAL = 8.0
-"""Error of an exponential in half units in the last place, as in `passes.programs.softmax`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Line:
         pairs: (r, w) of the nodes below 1/2; the node 1 - r has the same weight.
         middle: weight of the node 1/2, 0 for none.
         domain: largest |g|.
-        max_error: certified relative error on the domain, in exact arithmetic.
+        max_error: relative error on the domain, in exact arithmetic.
     """
 
     name: str
@@ -76,32 +72,15 @@ class Line:
 
     def evaluate(self, g: Array) -> Array:
         """The line in float64, with the operations of form `local`."""
-        line, _ = self._parts(g)
-        return line
-
-    def float64_rounding(self, g: Array) -> Array:
-        """A bound on the absolute rounding error of a float64 evaluation."""
-        line, (far, terms, logits) = self._parts(g)
-        total = np.sum(terms, axis=0)
-        # The step is a power of two, so x is exact; a product r x is rounded, which the exponential multiplies by r x.
-        sums = np.sum(terms * (logits + 3.0 * _EXPONENTIAL), axis=0) / total + 2.0 * len(terms) + 4.0
-        top = (_EXPONENTIAL * far + np.abs(1.0 - far)) / (abs(self.step) * total)
-        return np.asarray(2.0 * UNIT * (top + np.abs(line) * sums))
-
-    def _parts(self, g: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        """The line, and e^-x, the terms of S and the sizes of their logits."""
         x = np.clip(self.step * g, LOWEST, HIGHEST)
         far = np.exp(-x)
-        terms, logits = [self.end * (1.0 + far)], [np.zeros_like(x)]
+        total = self.end * (1.0 + far)
         for rate, weight in self.pairs:
             near = np.exp(-rate * x)
-            terms.append(weight * (near + far / near))
-            logits.append(np.abs(rate * x))
+            total = total + weight * (near + far / near)
         if self.middle:
-            terms.append(self.middle * np.exp(-0.5 * x))
-            logits.append(np.zeros_like(x))  # r = 1/2: exact
-        total = np.sum(terms, axis=0)
-        return np.asarray((1.0 - far) / (self.step * total)), (far, np.array(terms), np.array(logits))
+            total = total + self.middle * np.exp(-0.5 * x)
+        return np.asarray((1.0 - far) / (self.step * total))
 
     def reversed(self) -> Line:
         """The same line with the side on which it is constant first exchanged."""

@@ -18,23 +18,15 @@ infinite, h is `base` and Phi is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Head, heads_over
-from passes.programs.softmax import UNIT, Array
+from passes.programs.head import Array, Head, heads_over
 
 REACH = 80.0
 """c y is at most this: e^80 is a finite float32 number, and Phi is 1 long before."""
-
-_FAR = 40.0
-"""Beyond this |c y|, Phi is 0 or 1 in float64, and so is the bound on its rounding."""
-
-SENSITIVITY = 0.55
-"""An upper bound on |x^2 dPhi/dx|, x = c y, for every entry of the table; the tests prove it."""
 
 
 @dataclass(frozen=True)
@@ -87,44 +79,13 @@ class Powers:
             inverse = 1.0 / r
             z = r + inverse
             h = np.asarray(self.base)
-            for fraction, levels in zip(self.fractions, self.levels(z), strict=True):
-                h = h + fraction[0][0] / levels[-1]
+            for fraction in self.fractions:
+                below: Array = np.zeros(())
+                for part, shift in reversed(fraction):
+                    below = np.asarray(part / (z + shift + below))
+                h = h + below
             own = r + h
             return np.asarray(self.factor * (own / (own + (inverse + h))))
-
-    def levels(self, z: Array) -> Iterator[list[Array]]:
-        """For each fraction, what its parts are divided by at z, the last level first."""
-        for fraction in self.fractions:
-            found: list[Array] = []
-            below: Array = np.zeros(())
-            for part, shift in reversed(fraction):
-                found.append(np.asarray(z + shift + below))
-                below = part / found[-1]
-            yield found
-
-    def float64_rounding(self, y: Array) -> Array:
-        """A bound on the absolute rounding error of `mean` in float64."""
-        with np.errstate(over="ignore"):
-            x = np.clip(self.step * y, -_FAR, _FAR)
-        r = np.exp(x)
-        inverse = 1.0 / r
-        z = r + inverse
-        # One product makes x, and the exponential multiplies its rounding by x.
-        relative = 4.0 * np.abs(x) + 12.0
-        h, size, off = np.full_like(z, self.base), np.full_like(z, abs(self.base)), np.zeros_like(z)
-        for fraction in self.fractions:
-            below, below_off = np.zeros_like(z), np.zeros_like(z)
-            for part, shift in reversed(fraction):
-                level = z + shift + below
-                level_off = relative * z + np.abs(z + shift) + below_off + np.abs(level)
-                below = part / level
-                below_off = np.abs(below) * (level_off / np.abs(level) + 1.0)
-            h, size, off = h + below, size + np.abs(below), off + below_off
-        off = 2.0 * (off + (len(self.fractions) + 2.0) * size)
-        own, other = r + h, inverse + h
-        moved = np.abs(other) * (relative * r + off) + np.abs(own) * (relative * inverse + off)
-        total = own + other
-        return np.asarray(abs(self.factor) * UNIT * (2.0 * moved / total**2 + 6.0 * np.abs(own / total)))
 
     def scaled(self, inner: float, outer: float) -> Powers:
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
@@ -138,16 +99,6 @@ class Powers:
 
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
-
-    def same_shares(self, other: Powers) -> bool:
-        """Whether the two differ in step and factor alone, so that `change` bounds their distance."""
-        return replace(self, step=other.step, factor=other.factor) == other
-
-    def change(self, other: Powers) -> float:
-        """A bound on |f' - f| / max(1, |f|), for f = y `factor` Phi(y) and f' with another step and factor."""
-        step, factor = (abs(b / a - 1.0) for a, b in ((self.step, other.step), (self.factor, other.factor)))
-        # y (Phi(c' y) - Phi(c y)) is (c' - c) y^2 Phi'(x) somewhere between, and y = x / c.
-        return (SENSITIVITY * abs(self.factor / self.step) * step / (1.0 - step) ** 2 + factor) * (1.0 + 1e-6)
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -10,16 +10,15 @@ times u (`passes.programs.line`); as plain heads it is a sum over pairs of keys 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.certificates.changes import largest_change
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import UNIT, Array, BiasToken, Head
 from passes.programs.line import Line
 from passes.programs.powers import Powers
-from passes.programs.softmax import UNIT, Array
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,15 @@ class Program:
         heads: attention heads per neuron.
         linear: factor of z outside the heads (a head that attends only to itself).
         constant: constant outside the heads.
-        max_error: certified largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic
-            for the given coefficients. Only Mish's ln 2 means the real number.
-        coefficient_error: bound on the change, over max(1, |f|), from rounding the coefficients to a type.
-        rounding: largest error over max(1, |f|) that evaluating the program adds to `max_error`: measured in float32
-            (a few units in the last place for an exact program), bounded on a grid by `in_double`.
+        max_error: the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the
+            given coefficients. It is derived or measured on a dense grid with a margin: a claim, which the certificate
+            of a rewritten model proves. Only Mish's ln 2 means the real number.
+        coefficient_error: the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise.
+        rounding: what evaluating the program adds to `max_error`, over max(1, |f|): measured in float32 (a few units in
+            the last place for an exact program), estimated by `in_double`.
         domain: largest |y| for which `max_error` holds.
         double: whether the heads need float64 arithmetic, since they are small differences of large values.
-        measured: whether `max_error` was measured on a dense grid, as for fits at run time, rather than proved.
-        certificate: how `max_error` was established, in one line.
+        measured: whether the heads were fitted for this run.
         line: what the self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate.
         powers: the heads as powers of one exponential, if their keys are equally spaced; form `local` writes these.
     """
@@ -54,7 +53,6 @@ class Program:
     domain: float = float("inf")
     double: bool = False
     measured: bool = False
-    certificate: str = "identity"
     line: Line | None = None
     powers: Powers | None = None
 
@@ -87,13 +85,13 @@ class Program:
 
         Multiples of z are summed before they are multiplied by z: those of a gate are large and nearly cancel.
         """
-        multiple, constant = self._mean(y)
+        multiple, constant = self.mean(y)
         source = y if z is None else z
         if self.line is not None:
             return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
         return np.asarray(source * multiple + constant)
 
-    def _mean(self, y: Array) -> tuple[Array, Array]:
+    def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
         if self.powers is not None:
             return self.powers.mean(y), np.asarray(self.constant)
@@ -103,49 +101,15 @@ class Program:
 
     def weights(self, number: int, y: Array) -> Array:
         """The softmax weights of head `number` at y [...]: [..., 1 + m], its own key first, in float64."""
-        return np.moveaxis(np.asarray(self.heads[number].keys.weights(y)), 0, -1)
+        return np.moveaxis(self.heads[number].weights(y), 0, -1)
 
     @property
     def crossings(self) -> Array:
         """The pre-activations at which two keys of a head have equal weights; 1-D."""
-        return np.unique(np.concatenate([np.empty(0), *(head.keys.crossings for head in self.heads)]))
-
-    def float64_rounding(self, y: Array, z: Array | None = None) -> Array:
-        """A bound on the rounding error of a float64 evaluation, by `evaluate` or by any form.
-
-        It is absolute, in units of the output, one per point; shapes broadcast as in `evaluate`. Finite for finite y
-        and z, unless the bound itself is beyond float64. `passes.programs.softmax` has the derivation for one head; the
-        bound also covers the sum of heads, the linear term, and the y in f(y) - y (form `staged`).
-        """
-        query, source = np.broadcast_arrays(y, y if z is None else z)
-        if self.line is not None:
-            own = self.line.evaluate(query)
-            multiple, constant = self._mean(query)
-            inner = np.abs(multiple) * self.line.float64_rounding(query) + self._rounding(query, own)
-            return np.asarray(np.abs(source) * (inner + 4.0 * UNIT * np.abs(own * multiple + constant)))
-        return self._rounding(query, source)
-
-    def _rounding(self, query: Array, source: Array) -> Array:
-        """The rounding of the heads, the linear term and the constant with self values that read `source`."""
-        if self.powers is not None:
-            mean = np.abs(self.powers.mean(query))
-            return np.asarray(np.abs(source) * (self.powers.float64_rounding(query) + 4.0 * UNIT * mean))
-        if not self.heads:
-            return np.asarray(4.0 * UNIT * (np.abs(self.linear * source) + abs(self.constant)))
-        keys = [head.multiples for head in self.heads]
-        # Forms compute heads over the same keys together, with their keys as they are; a lone head may be shifted.
-        shifted = [own is None or keys.count(own) == 1 for own in keys]
-        heads = [
-            head.float64_rounding(query, source, shifted=shifts, steps=len(self.heads) + 2)
-            for head, shifts in zip(self.heads, shifted, strict=True)
-        ]
-        sums = 2.0 * UNIT * (len(heads) + self.bias_tokens + 4.0)
-        skipped = 4.0 * UNIT if keys[0] is not None and len(heads) == 1 else 0.0
-        line = np.abs(source) * (sums * abs(self.linear) + skipped) + sums * abs(self.constant)
-        return np.asarray(sum(heads) + line)
+        return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def in_double(self, *, gated: bool) -> Program:
-        """The program marked for float64 arithmetic; `rounding` is the largest `float64_rounding` on a grid.
+        """The program marked for float64 arithmetic, whose rounding follows from the sizes of what it adds up.
 
         For a gate it is that of the weight, with self values of 1; otherwise self values are y.
         """
@@ -153,14 +117,19 @@ class Program:
         y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
         y = y[np.abs(y) <= reach]
         z = np.ones_like(y) if gated else y
-        share = self.float64_rounding(y, z) / np.maximum(1.0, np.abs(self.evaluate(y, z)))
-        return replace(self, double=True, rounding=float(np.max(share)))
+        size = np.abs(self.linear * z) + abs(self.constant)
+        for head in self.heads:
+            # Rounding of a logit is proportional to it, but steep keys have weight 0 or 1 whatever rounding does.
+            logits = np.where(np.abs(np.array(head.logits)[:, :1]) > _STEEP, 0.0, np.abs(head.logits_at(y)))
+            size = size + np.sum(head.weights(y) * np.abs(head.values(z)) * (_OPERATIONS + logits), axis=0)
+        return replace(
+            self, double=True, rounding=float(np.max(UNIT * size / np.maximum(1.0, np.abs(self.evaluate(y, z)))))
+        )
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
         """The program with coefficients rounded as a graph of type `dtype` stores them.
 
-        `coefficient_error` bounds the change for all numbers of the type, to within a tenth
-        (`passes.certificates.changes`).
+        `coefficient_error` is the change that this makes (`largest_change`).
         """
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
@@ -170,7 +139,6 @@ class Program:
             return self
         heads = tuple(
             Head(
-                alpha=head.alpha * inner * inner,
                 beta=head.beta * inner,
                 gamma=head.gamma,
                 c=head.c * inner * outer,
@@ -199,16 +167,84 @@ _RESCALED = 2.0**-40
 _FAR = 1e4
 """Beyond this |y|, float64 rounding is proportional to |f|."""
 
-_ENOUGH = 1e-12
-"""Bounds on the effect of rounding coefficients need not be sharper than this."""
+_STEEP = 1e6
+"""Keys with larger slopes have weight 0 or 1 but for a tiny part of the axis."""
+
+_OPERATIONS = 16.0
+"""Roundings per term of a sum, in units of the last place."""
+
+MARGIN = 1.05
+"""What is measured on a grid is stated with this factor, since it may be larger between the points."""
+
+_WIDEST = 2.0**128
+"""Grids end here, beyond the largest number of any type to which coefficients are rounded."""
 
 
-def _change(program: Program, other: Program) -> float:
-    """A bound on |other - program| / max(1, |program|), for a program and the same with rounded coefficients."""
-    one, two = program.powers, other.powers
-    if one is None or two is None or not one.same_shares(two):
-        return largest_change(program, other, enough=_ENOUGH)
-    return one.change(two) + abs(other.constant - program.constant)
+def grid(domain: float, *programs: Program) -> Array:
+    """Points of |y| <= domain where programs are compared: dense near 0 and around every kink, sparse far out."""
+    domain = min(domain, _WIDEST)
+    far = np.geomspace(1e-3, 1.0, 600) * domain
+    kinks = np.concatenate([np.zeros(1), *(program.crossings for program in programs)])
+    near = np.multiply.outer(np.maximum(np.abs(kinks), 1e-3), np.geomspace(2.0**-52, 1.0, 160))
+    around = np.concatenate([kinks[:, None] - near, kinks[:, None] + near]).ravel()
+    y = np.unique(np.concatenate([np.linspace(-32.0, 32.0, 8193), far, -far, around]))
+    return np.asarray(y[np.abs(y) <= domain])
+
+
+def largest_change(program: Program, other: Program) -> float:
+    """The largest |other - program| / max(1, |program|) on the domain, for two programs of the same shape, measured.
+
+    Self values read y. Where all values are multiples of it they may read anything, as in a gate, and the figure also
+    holds for the multiples.
+    """
+    program, other = replace(program, line=None), replace(other, line=None)
+    y = grid(program.domain, program, other)
+    found = _changes(program, other, y, y)
+    if program.constant == 0.0 and all(head.multiples is not None for head in program.heads):
+        found = np.maximum(found, _changes(program, other, y, np.ones_like(y)))
+    return MARGIN * float(np.max(found))
+
+
+def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
+    before = program.evaluate(y, z)
+    if program.powers is not None:
+        change = other.evaluate(y, z) - before
+    else:
+        change = (other.linear - program.linear) * z + (other.constant - program.constant)
+        for pair in zip(program.heads, other.heads, strict=True):
+            change = change + _change(*pair, y, z)
+    return np.asarray(np.abs(change) / np.maximum(1.0, np.abs(before)))
+
+
+def _change(head: Head, other: Head, y: Array, z: Array) -> Array:
+    """The change of a head's output, without the rounding of a difference of two outputs.
+
+    With p_j the weights and v_j the values, o the output, and logits changed by d_j relative to the heaviest key's,
+
+        sum over j of (p_j (exp(d_j) - 1) (v_j - o) + p_j exp(d_j) (v'_j - v_j)) / sum of p_j exp(d_j).
+    """
+    moved = np.array(
+        [
+            [float(Fraction(b) - Fraction(a)) for a, b in zip(*keys, strict=True)]
+            for keys in zip(head.logits, other.logits, strict=True)
+        ]
+    )
+    weights, values = head.weights(y), head.values(z)
+    moves = np.multiply.outer(moved[:, 0], y) + moved[:, 1:]
+    moves = moves - np.take_along_axis(moves, np.argmax(weights, axis=0)[None], axis=0)
+    apart = values - np.sum(weights * values, axis=0)
+    with np.errstate(all="ignore"):
+        grown = np.exp(moves)
+        parts = weights * (np.expm1(moves) * apart + grown * _value_changes(head, other, z))
+        change = np.sum(parts, axis=0) / np.sum(weights * grown, axis=0)
+    plain = other.evaluate(y, z) - head.evaluate(y, z)  # around the kink of a steep key that moves
+    return np.where(np.isfinite(change), change, plain)
+
+
+def _value_changes(head: Head, other: Head, z: Array) -> Array:
+    tokens = zip(head.bias_tokens, other.bias_tokens, strict=True)
+    rest = [np.full_like(z, new.value - old.value) for old, new in tokens]
+    return np.array([(other.c - head.c) * z + (other.d - head.d), *rest])
 
 
 @cache
@@ -224,5 +260,5 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
         linear=float(np.asarray(program.linear, dtype=dtype)),
         constant=float(np.asarray(program.constant, dtype=dtype)),
     )
-    change = 0.0 if result == program else _change(program, result)
+    change = 0.0 if result == program else largest_change(program, result)
     return replace(result, coefficient_error=change) if change else program

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Head
+from passes.programs.head import FACTORED, Head
 from passes.programs.program import Program
-from passes.programs.softmax import FACTORED
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]

@@ -19,14 +19,12 @@ from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import view_model
 from rewriter.options import build, values_of
 from rewriter.ort.providers import chosen_providers
-from rewriter.proof.inputs.dims import Setting, check_dims, resolve
-from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
+from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.inputs.given import Given, as_given
 from rewriter.proof.inputs.given import Inputs as GivenInputs
-from rewriter.proof.inputs.npz import load_cases
+from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
-from rewriter.proof.inputs.values import Request, make_values, masks_tokens
-from rewriter.proof.inputs.weight_hints import find_hints
+from rewriter.proof.inputs.sizes import Setting
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
 from rewriter.report.environment import environment
@@ -194,41 +192,21 @@ def inputs_of(
         with suppress(UsageError):  # inputs for which no values can be made, such as strings
             known = input_specs(model, view_model(model))
         return tuple(Inputs(case.name, _tokens(known, case.feeds), case.feeds) for case in load_cases(inputs, model))
-    specs = input_specs(model, view_model(model))
-    return tuple(_made(model, specs, options, tokens, dims, seed) for tokens in options.tokens or (None,))
+    maker = Maker(model, seed=seed, dims=dims)
+    return tuple(_made(maker, options, tokens) for tokens in options.tokens or (None,))
 
 
-def _made(
-    model: onnx.ModelProto,
-    specs: Sequence[InputSpec],
-    options: BenchOptions,
-    tokens: int | None,
-    dims: Mapping[str, int],
-    seed: int,
-) -> Inputs:
-    check_dims(specs, dims)
-    scope = main_scope(model, view_model(model))
-    tables = find_tables(scope)
+def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Inputs:
     setting = Setting(options.batch, TOKENS if tokens is None else tokens, past=options.past)
-    sizes = resolve(specs, setting, hints=find_hints(scope), fixed=dims, longest=tables.sequence)
+    sizes = maker.sizes(setting)
     asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
-    open_kinds = {
-        kind_of(spec, axis) for spec in specs for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)
-    }
     for kind, size in asked.items():
         if size is not None and (kind is Kind.SEQUENCE or size != BenchOptions.batch * (kind is Kind.BATCH)):
-            _check(kind, size, sizes.kinds[kind], has=kind in open_kinds)
-    masked = any(masks_tokens(spec) for spec in specs)
-    feeds = {
-        spec.name: make_values(
-            Request(spec, sizes, tables.rows.get(spec.name), options.past > 0, False, masked, seed, 0)
-        )
-        for spec in specs
-    }
-    count = _tokens(specs, feeds)
+            _check(kind, size, sizes.kinds[kind], has=kind in sizes.varied)
+    feeds = maker.case(setting).feeds
     kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in sizes.varied]
     shown = [f"{_OPTION[kind]} {sizes.kinds[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
-    return Inputs(", ".join(shown) or "fixed shapes", count, feeds)
+    return Inputs(", ".join(shown) or "fixed shapes", _tokens(maker.specs, feeds), feeds)
 
 
 def _check(kind: Kind, asked: int, got: int, *, has: bool) -> None:

@@ -19,10 +19,8 @@ import onnx
 from passes.options import Options
 from passes.pipeline import MlpToAttention, pipeline
 from passes.plan import Plan, apply, sublayers_only
-from rewriter.api.details import details_of
-from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
-from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
+from rewriter.api.run import RewriteKeywords, Run, checked_options, describe, name_of, parted, settings_of, silent
 from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
@@ -47,7 +45,6 @@ def rewrite(
     dry_run: bool = False,
     validate: bool = True,
     force: bool = False,
-    details: bool = False,
     allow_links: bool = False,
     progress: Progress = silent,
     **options: Unpack[RewriteKeywords],
@@ -64,7 +61,6 @@ def rewrite(
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
-        details: also count the heads and draw the programs, for a page (`rewriter.report.html.write_page`).
         allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
         **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
@@ -100,8 +96,6 @@ def rewrite(
         unit = _noted(unit, domain_notes(unit.fact(Plan), start.read))
     plan = unit.fact(Plan)
     report = planned_report(name_of(model), source, plan, choices)
-    if details:
-        report = replace(report, details=details_of(plan))
     if dry_run or not plan.conversions:
         return run.finish(replace(report, passes=timings))
     _check_arithmetic(plan, settings.providers if validate else ())

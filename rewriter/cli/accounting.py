@@ -6,20 +6,18 @@ from collections import Counter
 
 from rich.text import Text
 
-from passes.accounting import Accounting, FormCost
+from passes.accounting import Accounting, BlockAccount, FormCost
 from passes.forms import FORMS
 from rewriter.api.inspection import Inspection
-from rewriter.report.details import HeadCount
-from rewriter.report.table import Column, Row, Table, columns
-from rewriter.report.tables import account_table
-from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.layout import plain
+from rewriter.report.tables import Cell, Column, Row, Table, columns
+from rewriter.report.terminal.console import Console, plain
+from rewriter.report.terminal.rewriting import say_nothing, show_blocks
 from rewriter.text import size
 
 
 def show_inspection(found: Inspection, console: Console) -> None:
     """Print what `inspect` found."""
-    console.blocks(found.report)
+    show_blocks(console, found.report)
     accounting = found.accounting
     if accounting.blocks:
         console.print(blocks(accounting))
@@ -35,7 +33,7 @@ def show_inspection(found: Inspection, console: Console) -> None:
     for activation, count in already(found):
         console.print(plain(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}"))
     if not found.report.converted:
-        console.nothing(found.report)
+        say_nothing(console, found.report)
 
 
 def already(found: Inspection) -> list[tuple[str, int]]:
@@ -46,11 +44,17 @@ def already(found: Inspection) -> list[tuple[str, int]]:
 
 def blocks(accounting: Accounting) -> Table:
     """The size of the blocks, and their heads."""
-    counts = (
-        HeadCount(each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, each.staged)
-        for each in accounting.blocks
+    heads = (
+        *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
+        *(Column("share", "share"), *columns("count", "heads", "three sublayers")),
     )
-    return account_table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)", counts)
+    title = "Accounting: heads of form local, and of three sublayers (W1, activation, W2)"
+    return Table(title, heads, tuple(map(_block, accounting.blocks)))
+
+
+def _block(each: BlockAccount) -> Row:
+    staged = None if each.staged is None else Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
+    return (each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged)
 
 
 def forms(accounting: Accounting) -> Table:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rewriter.cli.declared import declared_options
 from rewriter.cli.options import (
     MODEL,
     check_new,
     check_page,
     check_report,
     command,
+    declared_options,
     file_option,
     report_option,
     with_options,
@@ -96,7 +96,8 @@ def input_options(told: str, **instead: Any) -> Callable[[Command], Command]:
             return command(inputs=_given(inputs, text, tokenizer), **options)
 
         declared = declared_options(Settings, only=("inputs", *instead), inputs={"help": told}, **instead)
-        return declared(with_options(_TEXT)(called))  # type: ignore[return-value]
+        made: Command = declared(with_options(_TEXT)(called))
+        return made
 
     return decorated
 

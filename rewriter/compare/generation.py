@@ -20,8 +20,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import view_model
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.embedding_tables import find_tables, main_scope
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
+from rewriter.proof.inputs.tables import find_tables
 from rewriter.text import one_line, quoted
 
 _PROMPT = 8
@@ -104,7 +104,7 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     proto = models[0].proto
     view = view_model(proto)
     specs = input_specs(proto, view)
-    loop = _loop(proto, specs, cases, find_tables(main_scope(proto, view)).rows)
+    loop = _loop(proto, specs, cases, find_tables(proto, view).rows)
     sessions = [_opened(each, provider) for each in models]
     return loop.run(sessions, steps)
 

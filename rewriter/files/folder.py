@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rewriter.errors import UsageError
-from rewriter.files.durable import CHUNK, create, hidden_path, os_errors, sync_directory, write_all
-from rewriter.files.journal import FOLDER, journal, sweep
+from rewriter.files.atomic import CHUNK, FOLDER, create, hidden, os_errors, sweep, sync_directory, write_all
 from rewriter.text import quoted
 
 _SKIPPED = (".git", ".cache", ".ipynb_checkpoints", "__pycache__")
@@ -65,20 +63,13 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`; `publish` renames it. Without that, it is removed when the block ends.
-
-    A journal names it, so that the next run for `out` removes the folder of a run that was killed.
-    """
+    """A hidden folder beside `out`; `publish` renames it. Without that, it is removed when the block ends."""
     out = out.absolute()
-    with journal(out) as made:
-        staged = hidden_path(out.parent, FOLDER)
-        made.append(staged)
-        try:
-            with os_errors("write", out):
-                staged.mkdir()
-            yield staged
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
+    sweep(out)
+    with ExitStack() as stack:
+        with os_errors("write", out):
+            staged, _ = stack.enter_context(hidden(out, FOLDER))
+        yield staged
 
 
 def publish(staged: Path, out: Path) -> None:

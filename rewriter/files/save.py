@@ -3,19 +3,28 @@
 The rewritten model is written completely under a hidden name in the directory of OUT, where onnxruntime can load it for
 the proof of the very bytes that `commit` then renames to OUT.
 
+- OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
+  of its data files, under whatever name, and never a symbolic link, a directory, a FIFO or a device.
 - OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
-  kill -9. What a kill leaves, the next run for the same OUT removes (`rewriter.files.journal`).
+  kill -9. What a kill leaves hidden, the next run for the same OUT removes (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
 - In the directory of the source, references to external data stay as they are, and no weights are read or copied. In
-  another directory, `datafiles` copies the data before the graph is written.
+  another directory, data files are copied before the graph is written. A copy is called `<stem of OUT>-<first 12 hex
+  digits of its SHA-256>.data`. The content of a name thus never changes: an older output stays intact whatever happens
+  to a newer one, and a file with the same content is reused, such as one that a killed run left. Files that no model
+  refers to any more are kept, because another model may read them.
 - The same proto gives the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,20 +32,15 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.datafiles import place_data
-from rewriter.files.durable import create, hidden_path, os_errors, sync_directory, write_all
-from rewriter.files.external import ExternalRef, read_external
-from rewriter.files.journal import Journal, journal
-from rewriter.files.load import LoadedModel, collect_external, external_bytes
+from rewriter.files.atomic import CHUNK, hidden, os_errors, sweep, sync_directory, write_all
+from rewriter.files.external import ExternalRef, open_inside, read_external
+from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, collect_external, external_bytes
 from rewriter.files.mapped import inlined
-from rewriter.files.modelfile import MAX_FILE, TOO_LARGE
-from rewriter.files.outputrules import check_output
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
-__all__ = ["StagedModel", "check_output", "staged_output"]
 
-
+@dataclass(eq=False)
 class StagedModel:
     """An output that is complete on disk, but not yet under its own name.
 
@@ -45,25 +49,13 @@ class StagedModel:
         size: size in bytes of that file and the external ranges that it refers to, as in `LoadedModel.size`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        size: int,
-        out: Path,
-        data: tuple[Path, ...],
-        source: LoadedModel,
-        made: Journal,
-        *,
-        force: bool,
-    ) -> None:
-        self.path = path
-        self.size = size
-        self._out = out
-        self._data = data
-        self._source = source
-        self._made = made
-        self._force = force
-        self._renaming = False
+    path: Path
+    size: int
+    _out: Path
+    _data: tuple[Path, ...]
+    _source: LoadedModel
+    _force: bool
+    _renaming: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -92,7 +84,6 @@ class StagedModel:
             if not path.exists():
                 raise UsageError(f"{quoted(path)} was removed before the output was complete; run again")
         with os_errors("rename to", self._out):
-            self._made.commit()
             self._renaming = True
             os.replace(self.path, self._out)  # noqa: PTH105 - the name says what happens, Path.replace does not
             sync_directory(self._out.parent)
@@ -117,42 +108,91 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
+    sweep(out)
+    made: list[Path] = []
     staged: StagedModel | None = None
+
+    def clean_up() -> None:
+        for path in () if staged is not None and staged.committed else made:
+            # A failure to clean up must not hide the error that led here.
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
     with ExitStack() as stack:
-        made = stack.enter_context(journal(out))
-        stack.callback(lambda: _clean_up(staged, made))
+        with os_errors("write", out):
+            path, handle = stack.enter_context(hidden(out, ".onnx"))
+        stack.callback(clean_up)  # before the hidden file is removed, which tells whether it was renamed
         external = collect_external(proto, source.base_dir)
         # What a mapped model left in its own file goes inline again.
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
         if references and source.base_dir is not None and not _same_directory(source.base_dir, out.parent):
-            locations = place_data(references, source.base_dir, out, made)
-        # Written after its data files, so that the staged model can be loaded from the moment that it exists.
+            locations = _place_data(references, source.base_dir, out, made)
         length, pieces = _serialise(proto, locations, own, source)
-        path = hidden_path(out.parent, ".onnx")
-        made.append(path)
-        with os_errors("write", path):
-            handle = create(path)
-            try:
-                for piece in pieces:
-                    write_all(handle, piece)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        with os_errors("write", out):
+            for piece in pieces:
+                write_all(handle, piece)
+            os.fsync(handle)
         size = length + external_bytes(references)
         del pieces  # up to 2 GiB, not needed while the caller proves the staged file
         placed = tuple(out.parent / location for location in locations.values())
-        staged = StagedModel(path, size, out, placed, source, made, force=force)
+        staged = StagedModel(path, size, out, placed, source, force)
         yield staged
 
 
-def _clean_up(staged: StagedModel | None, made: Journal) -> None:
-    if staged is None or not staged.committed:
-        for path in reversed(made.paths):
-            # A failure to clean up must not hide the error that led here.
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:
+    """Check that `out` may be written, without writing anything. Raises UsageError for the first broken rule."""
+    with os_errors("write", out):
+        _check_directory(out)
+        _check_not_source(out, source)
+        _check_existing(out, force=force)
+
+
+def _check_directory(out: Path) -> None:
+    directory = out.parent
+    if not directory.exists():
+        raise UsageError(
+            f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
+        )
+    if not directory.is_dir():
+        raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{quoted(directory)} is not writable; choose an output directory that you may write to")
+
+
+def _check_not_source(out: Path, source: LoadedModel) -> None:
+    try:
+        # Compared by inode and through links: a link, a hard link or another spelling of the path is the same file.
+        target = out.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if source.path and _is(target, source.path):
+        raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
+    for path in {ref.path for ref in source.external}:
+        if _is(target, path):
+            raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")
+
+
+def _is(target: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(target, path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _check_existing(out: Path, *, force: bool) -> None:
+    if not os.path.lexists(out):
+        return
+    mode = out.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise UsageError(f"{quoted(out)} is a symbolic link; remove it, or choose the file that it points to")
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{quoted(out)} is a directory; choose a file name in it, such as model.onnx")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{quoted(out)} is not a regular file; choose another output")
+    if not force:
+        raise UsageError(f"{quoted(out)} exists; pass --force to replace it, or choose another output")
 
 
 def _same_directory(one: Path, other: Path) -> bool:
@@ -199,3 +239,96 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
     if source.base_dir is None:
         raise ModelError(f"tensor {quoted(tensor.name)} lies in a file without a directory")
     return read_external(tensor, source.base_dir).data
+
+
+def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
+    """Copy the files that `references` name beside `out`, complete and synced to disk.
+
+    Args:
+        references: checked references, resolved in `base_dir`.
+        base_dir: directory of the source.
+        out: absolute path of the output.
+        made: receives the path of every file before it is created, so that it can be removed on failure.
+
+    Returns:
+        The new location for each old one.
+
+    Raises:
+        ModelError: a data file was replaced by something that `rewriter.files.external` refuses.
+        UsageError: a file cannot be written, or a file of that name has other content.
+    """
+    moved: dict[str, str] = {}
+    for ref in references:
+        if ref.location in moved:
+            continue
+        source = open_inside(base_dir, ref.location, ref.tensor)
+        try:
+            moved[ref.location] = _place(source, out, made).name
+        finally:
+            os.close(source)
+    if moved:
+        with os_errors("sync", out.parent):
+            sync_directory(out.parent)
+    return moved
+
+
+def _place(source: int, out: Path, made: list[Path]) -> Path:
+    # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
+    prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
+    # Searched before anything is written, so that a second run does not need the disk space of a second copy.
+    found = _find(source, prefix, out.parent)
+    if found:
+        return found
+    with os_errors("write", out), hidden(out, ".data") as (temporary, handle):
+        digest = _copy(source, handle)
+        os.fsync(handle)
+        target = out.parent / f"{prefix}{digest[:12]}.data"
+        if not os.path.lexists(target):
+            made.append(target)
+        elif _digest_of(target) != digest:
+            raise UsageError(
+                f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
+            )
+        os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not
+    return target
+
+
+def _find(source: int, prefix: str, directory: Path) -> Path | None:
+    """A file in `directory` with the same content under the name that it would get."""
+    size = os.fstat(source).st_size
+    with os_errors("read", directory), os.scandir(directory) as entries:
+        # Only a file of the same size with one hard link will do: `load` refuses data files with several.
+        names = {
+            entry.name
+            for entry in entries
+            if entry.name.startswith(prefix)
+            and entry.is_file(follow_symlinks=False)
+            and (entry.stat().st_size, entry.stat().st_nlink) == (size, 1)
+        }
+        if not names:
+            return None
+        digest = _copy(source, None)
+        target = directory / f"{prefix}{digest[:12]}.data"
+        return target if target.name in names and _digest_of(target) == digest else None
+
+
+def _copy(source: int, target: int | None) -> str:
+    """Copy one open file to another, if there is one, and return the SHA-256 of what was copied."""
+    digest, done = hashlib.sha256(), 0
+    while chunk := os.pread(source, CHUNK, done):
+        if target is not None:
+            write_all(target, chunk)
+        digest.update(chunk)
+        done += len(chunk)
+    return digest.hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a regular file, None for a link or anything else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return None
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return _copy(handle, None)
+    finally:
+        os.close(handle)

@@ -20,8 +20,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import read_external
-from rewriter.files.load import LoadedModel, Source, like, load_model
-from rewriter.files.modelfile import MAX_FILE
+from rewriter.files.load import MAX_FILE, LoadedModel, Source, like, load_model
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.graph.edit import forget_types
 from rewriter.graph.extract import with_outputs

@@ -36,8 +36,8 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.tensors import Affine
+from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import Role, input_specs
-from rewriter.proof.inputs.text import open_tokenizer, spelling
 from rewriter.text import quoted
 
 # -- best ----------------------------------------
@@ -163,13 +163,12 @@ def read(index: HeadIndex, named: Named) -> list[Side]:
 
 def _read_by_neurons(index: HeadIndex, named: Named, own: NeuronHeads) -> list[Side]:
     groups = own.groups
-    # Keys are constants, except in heads whose logit is quadratic; values are constants in heads with c = 0.
-    quadratic = any(group.head.alpha for group in groups)
+    # Keys are constants; so are values in heads with c = 0.
     passing = any(group.head.c for group in groups)
     if own.value == own.query:
-        kinds = "Q" + "K" * quadratic + "V" * passing
+        kinds = "Q" + "V" * passing
         return [Side(named, kinds, own.data, lambda: _columns(index, named, own.query))]
-    gate = Side(named, "Q" + "K" * quadratic, own.data, lambda: _columns(index, named, own.query))
+    gate = Side(named, "Q", own.data, lambda: _columns(index, named, own.query))
     return [gate, Side(named, "V" * passing, own.data, lambda: _columns(index, named, own.value))]
 
 

@@ -27,8 +27,7 @@ from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.npz import load_cases
-from rewriter.proof.inputs.text import Tokens, tokenized
+from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 # -- hooks ----------------------------------------
@@ -183,7 +182,7 @@ class _Neurons:
         for group in self.own.groups:
             head = group.head
             logits = np.full((*y.shape, 1 + self.own.bias_tokens), -np.inf)
-            logits[..., 0] = (head.alpha * y + head.beta) * y + head.gamma
+            logits[..., 0] = head.beta * y + head.gamma
             for place, token in enumerate(head.bias_tokens, start=1):
                 logits[..., place] = token.slope * y + token.offset
             yield group, logits
@@ -324,7 +323,7 @@ class Recording:
         """Check the inputs and the names. Raises UsageError."""
         tokens: Tokens | None = None
         if isinstance(inputs, Text):
-            tokens = tokenized(inputs, index.proto, index.view)
+            tokens = tokenized(inputs, index.proto)
             cases = tokens.cases
         else:
             cases = load_cases(as_given(inputs), index.proto)

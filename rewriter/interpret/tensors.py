@@ -240,14 +240,11 @@ class NeuronTensors:
 
     def _w_k(self) -> Array:
         own = self.heads
-        if not any(group.head.alpha for group in self._groups):
-            return np.zeros((own.heads, own.query.in_features, own.dimension), self.dtype)
-        columns = self._affine(own.query).weight().T
-        return self._by_group(lambda group: self._pair(columns * group.head.alpha, 0.0))
+        return np.zeros((own.heads, own.query.in_features, own.dimension), self.dtype)
 
     def _b_k(self) -> Array:
         bias = self._affine(self.heads.query).bias()
-        return self._by_group(lambda group: self._pair(bias * group.head.alpha + group.head.beta, group.head.gamma))
+        return self._by_group(lambda group: self._pair(np.full_like(bias, group.head.beta), group.head.gamma))
 
     def _w_v(self) -> Array:
         columns = self._affine(self.heads.value).weight().T

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Side
-from rewriter.proof.inputs.generate import load_cases, make_cases
+from rewriter.proof.inputs.cases import make_cases
+from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.search import other_cases
-from rewriter.proof.run.segmented import run_model
-from rewriter.proof.run.whole import Progress, Wanted, Way
+from rewriter.proof.run import Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
-from rewriter.report.report import json_text, plain_data, write_json
-from rewriter.report.result import Result
+from rewriter.report.report import Result, json_text, plain_data, write_json
 from rewriter.text import quoted
 
 SCHEMA_VERSION = 1

@@ -16,8 +16,7 @@ from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
-from rewriter.report.report import plain_data, write_json
-from rewriter.report.result import Result
+from rewriter.report.report import Result, plain_data, write_json
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from rewriter.errors import ExitStatus
 from rewriter.report.environment import environment
-from rewriter.report.report import Report, plain_data
-from rewriter.report.result import Result
+from rewriter.report.report import Report, Result, plain_data
 from rewriter.text import counted, one_line
 
 SCHEMA_VERSION = 1

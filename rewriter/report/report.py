@@ -9,22 +9,73 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import onnx
 
-from rewriter.errors import ExitStatus
+from rewriter.errors import ExitStatus, NothingToConvertError, ValidationError
 from rewriter.pipeline import Timing
 from rewriter.proof.validate import Validation
-from rewriter.report.details import Details
-from rewriter.report.result import Result
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
+
+_FEW = 3
+
+
+class Result(ABC):
+    """A result with an exit status.
+
+    Attributes:
+        exit_status: the exit status that the command line would have.
+    """
+
+    exit_status: ExitStatus
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The result in one line, beginning with the verdict."""
+
+    @property
+    @abstractmethod
+    def problems(self) -> Sequence[str]:
+        """What failed, in words."""
+
+    @property
+    @abstractmethod
+    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """Headings and rows of the table that a notebook shows."""
+
+    def raise_for_status(self) -> Self:
+        """Return the result itself if all is well.
+
+        Raises:
+            ValidationError: a proof or a comparison failed; the message names the first failures.
+            NothingToConvertError: the model has no block that could be converted.
+        """
+        if self.exit_status is ExitStatus.CONVERTED:
+            return self
+        found = [*self.problems[:_FEW], *([f"and {len(self.problems) - _FEW} more"] * (len(self.problems) > _FEW))]
+        message = "; ".join([self.summary, *found])
+        kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
+        raise kind(message)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        headings, rows = self.cells
+        head = "".join(f"<th>{escape(each)}</th>" for each in headings)
+        body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        return f"<p><b>{escape(self.summary)}</b></p>{table}"
 
 
 @dataclass(frozen=True)
@@ -41,8 +92,8 @@ class BlockRow:
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block; None where the weights' shapes do not say.
         bias_tokens: number of bias tokens that a head attends to.
-        max_error: certified bound on the program's error over max(1, |f|), in exact arithmetic with coefficients
-            rounded to the type in which the heads compute.
+        max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
+            the type in which the heads compute; the certificate of `validation` proves it.
         measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
             model.
         domain: largest |pre-activation| up to which that holds; None where it holds for all.
@@ -102,7 +153,6 @@ class Report(Result):
         environment: versions, processor, operating system and execution providers, without host names and paths.
         rewritten: the rewritten model, if no output path was given: an onnx.ModelProto, or the kind of model that
             `rewrite` got.
-        details: what only the HTML page shows; None if it was not asked for. Not part of the JSON.
     """
 
     model: str
@@ -120,7 +170,6 @@ class Report(Result):
     passes: tuple[Timing, ...] = ()
     files: tuple[str, ...] = ()
     rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
-    details: Details | None = field(default=None, repr=False, compare=False)
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:

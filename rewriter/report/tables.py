@@ -1,16 +1,143 @@
-"""The tables that the terminal and the page both show."""
+"""A table as data, built once and written by the terminal and by the page; the tables that both show."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
-from rewriter.report.details import HeadCount
 from rewriter.report.report import BlockRow
-from rewriter.report.table import Cell, Column, Row, Table, columns
+
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
+_FEW = 3
+_FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f", "agreement": ".2f"}
+_LARGE_RATIO = 1e4
+
+Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share", "agreement"]
+"""How values are written. A name is one from a model; operators are those around an activation; a share of 1 is written
+in per cent, an agreement with two more digits."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is not written as its column is.
+
+    Attributes:
+        value: what it is sorted by.
+        text: what is shown, our own words; empty for the value itself.
+        style: `good`, `bad`, or a style of the terminal.
+    """
+
+    value: str | float | None
+    text: str = ""
+    style: str = ""
+
+
+Row = tuple[Cell | str | float | None, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, how its values are written, and the heading on the page where there is more room."""
+
+    name: str
+    kind: Kind = "text"
+    page: str = ""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it holds numbers."""
+        return self.kind not in ("text", "name", "operators")
+
+
+def columns(kind: Kind, *names: str) -> tuple[Column, ...]:
+    """Columns of one kind."""
+    return tuple(Column(name, kind) for name in names)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings; the first cell of a row names it.
+
+    Attributes:
+        title: what the rows are.
+        columns: headings.
+        rows: values, as many per row as columns; None where there is none.
+        totals: rows below a line.
+        sortable: whether the order of the rows says nothing.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    totals: tuple[Row, ...] = ()
+    sortable: bool = True
+
+    def pick(self, *names: str) -> Table:
+        """The table with these columns only, in this order."""
+        places = [place for name in names for place, column in enumerate(self.columns) if column.name == name]
+        columns = tuple(self.columns[place] for place in places)
+        return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in self.rows))
+
+    def filled(self) -> Table:
+        """The table without columns in which no row has a value."""
+        used = (any(row[place] is not None for row in self.rows) for place in range(len(self.columns)))
+        return self.pick(*(column.name for column, any_value in zip(self.columns, used, strict=True) if any_value))
+
+
+def written(value: str | float | None, kind: Kind) -> str:
+    """A value; a dash where there is none."""
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value
+    if kind in ("share", "agreement"):
+        return f"{100 * value:{_FORMATS[kind]}} %"
+    if kind == "error" and value == 0.0:
+        return "0"
+    if kind == "ratio" and abs(value) >= _LARGE_RATIO:
+        return f"{value:.1e}"
+    return f"{value:{_FORMATS[kind]}}"
+
+
+def folded(names: Iterable[str]) -> str:
+    """The names, with those that differ in one number as a range; of many others the first and how many more."""
+    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    for name in names:
+        pieces = _NUMBER.split(name)
+        groups.setdefault(tuple(pieces[::2]), []).append(tuple(map(int, pieces[1::2])))
+    found = [text for fixed, numbers in groups.items() for text in _group(fixed, numbers)]
+    if len(found) <= _FEW:
+        return ", ".join(found)
+    return f"{', '.join(found[: _FEW - 1])} and {len(found) - _FEW + 1} more"
+
+
+def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:
+    """Names with the same text between their numbers."""
+    varying = [place for place in range(len(fixed) - 1) if len({each[place] for each in numbers}) > 1]
+    if len(varying) > 1:  # one range at the first place that varies would claim names that are not there
+        first = varying[0]
+        parts: dict[int, list[tuple[int, ...]]] = {}
+        for each in numbers:
+            parts.setdefault(each[first], []).append(each)
+        return [text for part in parts.values() for text in _group(fixed, part)]
+    texts = [str(number) for number in numbers[0]]
+    for place in varying:
+        texts[place] = "{" + _ranges(sorted({each[place] for each in numbers})) + "}"
+    return ["".join(piece for pair in zip(fixed, [*texts, ""], strict=True) for piece in pair)]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
@@ -95,18 +222,3 @@ def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table
     changed = sorted((row for row in counts if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row[0]))
     heads = (Column("operator", "name"), *columns("count", "before", "after"), Column("change", "change"))
     return Table("Operators whose number changed", heads, tuple((*row, row[2] - row[1]) for row in changed))
-
-
-def account_table(title: str, counts: Iterable[HeadCount]) -> Table:
-    """What the blocks weigh, and their heads."""
-    heads = (
-        *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
-        *(Column("share", "share", "share of multiply-adds"), Column("heads", "count")),
-        Column("three sublayers", "count", "as three sublayers"),
-    )
-    return Table(title, heads, tuple(map(_account, counts)))
-
-
-def _account(each: HeadCount) -> Row:
-    staged = None if each.staged is None else Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
-    return (each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged)

@@ -10,9 +10,12 @@ from click.testing import CliRunner
 
 pytest.importorskip("mpmath", reason="mpmath is not installed (extra test)")
 pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
+
 from benchmarks.fit.__main__ import main
-from passes.programs.fitted import lines, power_programs
-from tests.conftest import slow
+from benchmarks.fit.precise import fit
+from passes.programs.fitted import lines
+from passes.programs.head import BiasToken, Head
+from rewriter.graph import elementwise
 
 
 def run(*arguments: str) -> dict[str, object]:
@@ -31,18 +34,6 @@ def test_line_of_four_keys_is_that_of_the_table() -> None:
     assert found["max_error"] == line.max_error
 
 
-@slow
-def test_a_longer_line_of_the_same_keys_is_worse() -> None:
-    found = [run("line", "--keys", "5", "--domain", f"-{end}", f"{end}", "--step", "1") for end in (2, 3)]
-    assert 0.0 < float(str(found[0]["max_error"])) < float(str(found[1]["max_error"])) < 1e-4
-
-
-def test_powers_over_five_keys_are_as_close_as_those_of_the_table() -> None:
-    found = run("gelu", "--powers", "5")
-    (known,) = (program for _, program in power_programs() if program.name == found["name"])
-    assert float(str(found["max_error"])) <= known.max_error
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -58,3 +49,11 @@ def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     assert message in result.output
+
+
+def test_a_short_fit_is_as_close_as_it_says() -> None:
+    largest, tokens = fit("gelu", 12, 1.0, rounds=12)
+    head, y = Head(0.0, tuple(BiasToken(*token) for token in tokens)), np.linspace(-8.0, 8.0, 4001)
+    error = float(np.max(np.abs(head.evaluate(y, y) - elementwise.gelu_erf(y))))
+    assert largest < 1e-6
+    assert 0.5 * largest <= error <= 1.5 * largest

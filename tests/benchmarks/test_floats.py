@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -16,11 +15,9 @@ from click.testing import CliRunner, Result
 from benchmarks.floats import __main__ as command
 from benchmarks.floats import readme
 from benchmarks.floats.atlas import Entry, Source
-from benchmarks.floats.errors import KINDS, Errors, Floats, Points
-from benchmarks.floats.pairs import Pair, Run, between, model_of, pair
-from benchmarks.floats.subjects import SUBJECTS, Doubles, erfc
-from rewriter import rewrite
-from rewriter.ort.sessions import open_session
+from benchmarks.floats.errors import KINDS, Errors, Floats
+from benchmarks.floats.pairs import Pair, Run, pair
+from benchmarks.floats.subjects import SUBJECTS, Doubles
 
 RESULTS: dict[str, Any] = json.loads(command.ATLAS.read_text(encoding="utf-8"))
 HERE = Source("1.0", "test", "test")
@@ -91,32 +88,6 @@ def _spacing(f: Doubles) -> Doubles:
     return exponents
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_units(kind: str) -> None:
-    given = KINDS[kind]
-    f = np.array([0.0, 1.0, -1.75, 3e-5, 1e-40, 6e4])
-    points = Points.of(given, f.astype(given.dtype), f)
-    np.testing.assert_array_equal(points.whole, 1.0 / np.array([1.0, 1.0, 1.75, 1.0, 1.0, 6e4]))
-    least = given.least - given.digits
-    assert 1.0 / points.places[0] == 2.0**least
-    assert points.places[1] == 2.0**given.digits
-    for value, place in zip(f.tolist(), points.places.tolist(), strict=True):
-        below = abs(np.frombuffer((np.array(abs(value)).astype(given.dtype)).tobytes(), given.dtype)[0])
-        after = (np.array([below]).view(f"u{given.dtype.itemsize}") + 1).view(given.dtype)[0]
-        assert 1.0 / place == pytest.approx(float(after) - float(below), rel=1e-6)
-    assert float(given.numbers(0, 4)[1]) == 2.0**least
-    largest = 2.0 ** (1 - given.least) * (2.0 - 2.0**-given.digits)
-    assert given.limit == largest + 2.0 ** (1 - given.least - given.digits - 1)
-
-
-def test_erfc() -> None:
-    x = np.concatenate(
-        [np.linspace(-7.0, 28.0, 501), np.ldexp(1.0, np.arange(-30, -10)), -np.ldexp(1.0, np.arange(-30, -10))]
-    )
-    wanted = np.array([float(mpmath.erfc(float(each))) for each in x])
-    np.testing.assert_allclose(erfc(x), wanted, rtol=1e-14, atol=1e-300)
-
-
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_float64_values(name: str) -> None:
     """Those of the nodes: the original in float16 is off by little more than its rounding."""
@@ -126,28 +97,6 @@ def test_float64_values(name: str) -> None:
         row = {"original": row["rewritten"]}
     assert row["original"]["relative"] <= 2.0**-11
     assert row["original"]["infinite"] == 0
-
-
-@pytest.mark.parametrize("name", ["SiLU", "GELU, by erf", "SwiGLU", "hard swish"])
-def test_heads_give_the_same_anywhere_in_a_tensor(name: str) -> None:
-    """Vectors end in a rest that onnxruntime computes otherwise: what is measured in full rows must hold there too."""
-    kind = KINDS["float32"]
-    report = rewrite(model_of(SUBJECTS[name], kind), form="local", validate=False)
-    assert report.rewritten is not None
-    part = between(report.rewritten, kind)
-    for value in (*part.graph.input, *part.graph.output):
-        value.type.tensor_type.shape.dim[1].dim_param = "neurons"
-    session = open_session(part, threads=1)
-
-    def heads(y: Floats) -> Floats:
-        (values,) = session.run({each: y if each == "y" else np.ones_like(y) for each in session.inputs}).values()
-        return values
-
-    y = (6.0 * np.random.default_rng(0).standard_normal((1, 997))).astype(np.float32)
-    whole = heads(y)
-    for width in (*range(1, 18), 31, 33):
-        for start in (0, 211, 900):
-            np.testing.assert_array_equal(heads(y[:, start : start + width]), whole[:, start : start + width])
 
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
@@ -174,22 +123,6 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert blocks == [*range(7), *range(6, 16)]
     assert not state.exists()
     assert rows(parts) == rows(whole)
-
-
-def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, only = tmp_path / "floats.json", ("--type", "float16", "--only", "tanh")
-    assert run(*only, path=path).exit_code == 0
-    before = path.read_text(encoding="utf-8")
-    assert run(*only, path=path).exit_code == 0
-    assert path.read_text(encoding="utf-8") == before
-    monkeypatch.setattr(Source, "here", staticmethod(lambda: HERE))
-    assert run(*only, path=path).exit_code == 0
-    assert [row["source"]["onnxruntime"] == "1.0" for row in rows(path)] == [False, True]
-
-
-def test_no_time_left(tmp_path: Path) -> None:
-    done = run("--minutes", "0", "--type", "float32", "--only", "SiLU", path=tmp_path / "floats.json")
-    assert (done.exit_code, "not measured: SiLU in float32" in done.output) == (0, True)
 
 
 # -- planted errors ----------------------------------------------------------------------------------------------------
@@ -229,35 +162,7 @@ def test_a_single_number_that_is_none(change: float) -> None:
     assert found.rewritten.exact == found.floats - 1
 
 
-def test_an_error_beyond_the_domain_is_not_one_of_the_program() -> None:
-    given = made("SwiGLU")
-    right, found = (
-        entry("SwiGLU", each) for each in (given, replace(given, rewritten=planted(given.rewritten, 513.0, 8e3)))
-    )
-    assert right.beyond is not None
-    assert found.beyond is not None
-    assert (found.rewritten.relative, found.rewritten.powers) == (right.rewritten.relative, right.rewritten.powers)
-    assert found.beyond.relative == pytest.approx(8e3 / 513.0, rel=1e-2)
-    assert float.fromhex(found.beyond.relative_at) == 513.0
-
-
 # -- what cannot be measured -------------------------------------------------------------------------------------------
-
-
-def test_bfloat16_heads_run_alone() -> None:
-    given = made("SiLU", "bfloat16")
-    found = entry("SiLU", given, "bfloat16")
-    assert found.original is None
-    assert "NOT_IMPLEMENTED" in found.original_reason
-    assert (found.floats, found.rewritten.infinite) == (65280, 0)
-    assert 2.0**-9 < found.rewritten.relative <= 2.0**-8
-    assert Entry.read(asdict(found)) == found
-
-
-def test_an_activation_without_a_program(tmp_path: Path) -> None:
-    done = run("--type", "bfloat16", "--only", "softsign", path=tmp_path / "floats.json")
-    assert "softsign in bfloat16: the table has no program for it" in done.output
-    assert "not measured: softsign in bfloat16" in done.output
 
 
 # -- the committed results ---------------------------------------------------------------------------------------------
@@ -284,12 +189,6 @@ def test_the_readme_says_what_was_measured() -> None:
     text = (readme._ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.made(text, RESULTS) == text
     assert {name for row in readme.ROWS.values() for part in row for name in part} == set(SUBJECTS)
-
-
-def test_what_was_not_measured_is_called_so() -> None:
-    few = [row for row in RESULTS["rows"] if row["activation"] == "SiLU"]
-    assert readme._cell(("SiLU", "Mish"), "float16", few).endswith(" (Mish: not measured)")
-    assert readme._cell(("Mish",), "float16", few) == "not measured"
 
 
 @pytest.mark.parametrize(

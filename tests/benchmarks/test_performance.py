@@ -15,7 +15,7 @@ from benchmarks.common import write_json
 from benchmarks.decoder import Shape
 from benchmarks.performance import measure, run
 from benchmarks.performance.check import losses
-from benchmarks.performance.subjects import SUBJECTS, Subject
+from benchmarks.performance.subjects import Subject
 from rewriter import bench
 from rewriter.timing.measure import Field
 from tests.benchmarks.conftest import draws
@@ -126,25 +126,3 @@ def test_check(tmp_path: Path, log: list[int | None], monkeypatch: pytest.Monkey
         assert committed.read_text(encoding="utf-8") == before
     assert log == [5, 5, 5], "what an earlier check measured is measured again"
     assert "1 of 1 ratios are more than 30 % above" in result.output
-
-
-def test_unknown_names() -> None:
-    result = invoke("--only", "three")
-    assert result.exit_code == 2
-    assert "there is no model three; there are one, two" in result.output
-
-
-def test_the_subjects() -> None:
-    """What is promised: known widths at three lengths in two types, and what onnxruntime does not fuse."""
-    known = [each for each in SUBJECTS if each.group == "known"]
-    assert {each.shape.activation for each in known} == {"gelu", "silu", "swiglu", "geglu"}
-    assert all(each.tokens == (16, 128, 512) and each.halves == (False, True) for each in known)
-    assert {each.shape.activation for each in SUBJECTS} >= {
-        "mish",
-        "relu6",
-        "hard_swish",
-        "gelu_between_casts",
-        "gelu_new",
-        "gelu_bloom",
-    }
-    assert all(each.quick().shape.layers == 2 for each in SUBJECTS)

@@ -9,7 +9,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import click
-import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
@@ -20,7 +19,6 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.memory import available
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.ort.sessions import open_session
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
@@ -65,31 +63,6 @@ def test_latency(tmp_path: Path) -> None:
 
 
 @slow
-def test_latency_of_a_file_leaves_its_directory_alone(tmp_path: Path) -> None:
-    file = tmp_path / "model" / "mine.onnx"
-    file.parent.mkdir()
-    onnx.save(decoder(TINY, random_weights()), file)
-    arguments = ("--model", str(file), "--tokens", "5", "--repeats", "3", "--inline")
-    content = run(latency.main, *arguments, json_path=tmp_path / "latency.json")
-    assert [row["model"] for row in content["rows"]] == ["mine.onnx"]
-    assert list(file.parent.iterdir()) == [file]
-
-
-def test_latency_of_a_file_without_blocks(tmp_path: Path) -> None:
-    file = tmp_path / "none.onnx"
-    onnx.save(
-        onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
-        ),
-        file,
-    )
-    result = CliRunner().invoke(latency.main, ["--model", str(file), "--json", str(tmp_path / "latency.json")])
-    assert result.exit_code == 1
-    assert "no MLP block to convert" in result.output
-    assert not (tmp_path / "latency.json").exists()
-
-
-@slow
 @pytest.mark.parametrize("dense", [False, True])
 def test_large_model(tmp_path: Path, dense: bool) -> None:
     arguments = ["--layers", "2", "--width", "64", "--heads", "4", "--vocabulary", "64", "--repeats", "1"]
@@ -105,15 +78,6 @@ def test_large_model(tmp_path: Path, dense: bool) -> None:
     for row in content["rows"]:
         assert row["peak_mb"] >= row["peak_mb_import"] > 0
         assert row["seconds_process"] >= row["seconds"]
-
-
-@slow
-def test_proof_of_a_large_model(tmp_path: Path) -> None:
-    arguments = ["--layers", "1", "--width", "64", "--heads", "4", "--vocabulary", "64", "--prove"]
-    content = run(large_model.main, *arguments, "--folder", str(tmp_path), json_path=tmp_path / "proof.json")
-    (row,) = content["rows"]
-    assert row["task"] == "rewrite and prove, same directory"
-    assert row["runs"][0]["steps"]["validate"] > 0
 
 
 @slow
@@ -145,27 +109,6 @@ def test_models_are_valid_and_proved(tmp_path: Path, activation: str, build: Any
     onnx.checker.check_model(path, full_check=True)
     report = rewrite(path, tmp_path / "heads.onnx", providers=["cpu"])
     assert (report.exit_status, len(report.converted)) == (0, blocks)
-
-
-def test_decoder_is_causal_and_uses_positions(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(decoder(TINY, random_weights()), path)
-    session = open_session(path)
-    ids = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6]], np.int64)
-    changed = ids.copy()
-    changed[0, 5:] = 7
-    one, other = (session.run({"input_ids": x})["logits"][0] for x in (ids, changed))
-    np.testing.assert_allclose(one[:5], other[:5], rtol=1e-4, atol=1e-5)
-    assert np.abs(one[5] - other[5]).max() > 0.1
-    assert np.abs(one[1] - one[3]).max() > 0.1
-
-
-def test_preactivations_spread_as_in_trained_models(tmp_path: Path) -> None:
-    model = decoder(TINY, random_weights())
-    name = "/h.1/mlp/c_fc/Add/output"
-    model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    values = open_session(model).run({"input_ids": np.arange(40, dtype=np.int64)[None]})[name]
-    assert 1.0 < values.std() < 2.5
 
 
 def test_interleaved_runs_every_candidate_once_a_round_in_changing_order() -> None:

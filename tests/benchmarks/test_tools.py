@@ -13,9 +13,8 @@ import pytest
 
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.tools import page
-from benchmarks.tools.conduct import SITUATIONS, Place, Tool, try_out
+from benchmarks.tools.conduct import Tool, try_out
 from benchmarks.tools.judges import JUDGES, Judge, Pair, ask
-from benchmarks.tools.running import run
 from benchmarks.tools.wrong import LONGEST_RIGHT, TOKEN, VARIANTS, write
 
 ORIGINAL = ROOT / "models" / "silu-decoder.onnx"
@@ -49,18 +48,6 @@ def test_they_are_wrong_as_they_say(variants: dict[str, Path]) -> None:
     assert np.flatnonzero(np.isnan(logits(variants["nan"], ids)).any(-1)[0]).tolist() == [7]
 
 
-def test_a_run_is_reported(tmp_path: Path) -> None:
-    def python(code: str, **options: Any) -> Any:
-        return run([sys.executable, "-c", code], tmp_path, **options)
-
-    good = python("print('one'); print('two')")
-    assert (good.status, good.traceback, good.last_line) == (0, False, "two")
-    assert good.cpu_seconds > 0 < good.peak_mb
-    assert python("raise ValueError('bad')").traceback
-    assert python("import os; os.kill(os.getpid(), 9)").traceback
-    assert python("import pathlib; pathlib.Path('big').write_bytes(bytes(2000))", largest_file=1000).status == 1
-
-
 COPY = "import shutil, sys; shutil.copyfile(*sys.argv[1:])"
 
 
@@ -72,21 +59,6 @@ def test_a_tool_that_copies(tmp_path: Path, situation: str, file: str) -> None:
     row = try_out(tool, {"here": Path(sys.executable).parent}, ORIGINAL, situation, tmp_path)
     assert row["file"] == file
     assert row["traceback"] == (situation == "full")
-
-
-def test_a_tool_that_does_nothing_keeps_the_file(tmp_path: Path) -> None:
-    tool = Tool("nothing", "here", lambda *_: ["python", "-c", ""])
-    assert try_out(tool, {"here": Path(sys.executable).parent}, ORIGINAL, "taken", tmp_path)["file"] == "kept"
-
-
-@pytest.mark.parametrize("name", ["above", "linked", "short"])
-def test_weights_lie_elsewhere(tmp_path: Path, name: str) -> None:
-    (tmp_path / "in").mkdir()
-    place = Place(tmp_path, tmp_path / "in" / "original.onnx")
-    place.model.write_bytes(ORIGINAL.read_bytes())
-    SITUATIONS[name](place)
-    assert place.model.stat().st_size < ORIGINAL.stat().st_size
-    assert (tmp_path / "secret").exists() == (name != "short")
 
 
 def test_a_judge_is_asked(tmp_path: Path) -> None:

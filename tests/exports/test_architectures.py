@@ -15,7 +15,7 @@ from models.entry import Dtype, Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
 from tests.passes.test_apply import assert_unique_names, new_nodes
 

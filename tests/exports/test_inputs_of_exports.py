@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
 
 pytestmark = pytest.mark.exports

@@ -12,7 +12,7 @@ import pytest
 from passes.options import FormOptions, Options
 from passes.plan import apply, make_plan
 from rewriter import ExitStatus, rewrite
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
 from tests.oracle import evaluate
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_CALLS = ("open", "write", "copy_file_range", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
+_CALLS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 def killed_everywhere(work: Callable[[Path], object], directories: Sequence[Path], *, every: int = 1) -> list[int]:

@@ -12,6 +12,7 @@ import argparse
 import faulthandler
 import hashlib
 import multiprocessing
+import re
 import resource
 import shutil
 import signal
@@ -24,7 +25,6 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.damage import damaged
-from tests.fuzz.guided import key_of, run_guided
 from tests.fuzz.seeds import committed, small
 from tests.fuzz.transformers import transformer
 from tests.fuzz.trial import Outcome, a_way, tried, tried_transformer
@@ -61,17 +61,22 @@ def trial(seed: int, number: int, folder: Path, *, sound: bool) -> Outcome:
     return tried_transformer(transformer(rng), a_way(rng, ("rewrite",), proved=0.3), number)
 
 
+def key_of(outcome: Outcome) -> str:
+    """What tells one kind of finding from another: the exception and where it was raised, or what was said."""
+    said, _, places = outcome.message.rpartition(" in ")
+    if places.startswith("['"):
+        return f"{said.partition(':')[0]} {places}"
+    return re.sub(r"'.*'", "", outcome.message)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damage models and rewrite them.")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "fuzz", help="where findings go")
-    parser.add_argument("--guided", action="store_true", help="let coverage guide the damage; needs atheris")
     parser.add_argument("--transformers", action="store_true", help="random transformers instead of damage")
     given = parser.parse_args()
-    if given.guided:
-        return 1 if run_guided(given.minutes, given.seed, given.keep, _say) else 0
     given.keep.mkdir(parents=True, exist_ok=True)
     small(), committed()  # made once, before the first fork
     ends, counts, found, number = time.monotonic() + 60 * given.minutes, Counter[int](), dict[str, str](), given.first

@@ -71,14 +71,6 @@ def test_same_seed_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
     assert first != other
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_large_weights_go_beside_the_file(exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.trace.INLINE_LIMIT", 10_000)
-    export_model(get("opt"), tmp_path / "model.onnx", exporter=exporter)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
-    onnx.checker.check_model(tmp_path / "model.onnx")
-
-
 def test_a_wrong_export_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"previous")
@@ -87,23 +79,6 @@ def test_a_wrong_export_leaves_the_previous_file(tmp_path: Path, monkeypatch: py
         export_model(get("bert"), path)
     assert path.read_bytes() == b"previous"
     assert [item.name for item in tmp_path.iterdir()] == ["model.onnx"]
-
-
-@pytest.mark.parametrize(
-    ("exporter", "opset", "reason"),
-    [
-        ("torchscript", 99, "Unsupported onnx_opset_version: 99"),
-        ("dynamo", 99, "the exporter wrote opset .* instead of 99"),
-        ("dynamo", 17, "dynamo exports opset 18 and above, not 17"),
-    ],
-)
-def test_impossible_opset(
-    exporter: Exporter, opset: int, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UsageError, match=reason):
-        export_model(get("vit"), tmp_path / "model.onnx", exporter=exporter, opset=opset)
-    assert list(tmp_path.iterdir()) == []
-    assert "graph(" not in capfd.readouterr().out
 
 
 def test_trained_weights(tmp_path: Path) -> None:

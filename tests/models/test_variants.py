@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 
 from models.registry import COMMITTED, ENTRIES, Committed, get
@@ -79,28 +78,6 @@ def test_a_variant_is_converted_and_proved(name: str, tmp_path: Path) -> None:
     assert len(report.converted) == 2 * get_variant(name).copies
 
 
-def test_what_the_variants_are(tmp_path: Path) -> None:
-    source = FOLDER / "silu-decoder.onnx"
-    weights = len(onnx.load(source).graph.initializer)
-
-    def made(name: str) -> onnx.ModelProto:
-        return onnx.load(make_variant(get_variant(name), source, tmp_path / f"{name}.onnx"))
-
-    assert [node.op_type for node in made("if-captured").graph.node] == ["If"]
-    assert len(made("if-captured").graph.initializer) == weights
-    assert not made("if-own").graph.initializer
-    assert [node.op_type for node in made("loop").graph.node] == ["Loop", "Squeeze"]
-    shared, own = made("function-shared"), made("function-own")
-    assert len(shared.functions) == 1
-    assert [node.op_type for node in shared.graph.node].count(shared.functions[0].name) == 2
-    assert len(own.functions) == 2
-    assert not made("constants").graph.initializer
-    assert len(made("inputs").graph.input) == 2 + weights
-    assert not any(node.name for node in made("no-names").graph.node)
-    make_variant(get_variant("external-data"), source, tmp_path / "external.onnx")
-    assert (tmp_path / "external.onnx.data").stat().st_size > 100_000
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -115,17 +92,3 @@ def test_a_refusal_has_a_reason(name: str, reason: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
     with pytest.raises(Refused, match=reason):
         make_variant(get_variant(name), FOLDER / "gated-decoder.onnx", tmp_path / "model.onnx", Hints("llama", 4, 32))
-
-
-def test_a_missing_package_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(Refused, match="needs onnxslim"):
-        make_variant(get_variant("onnxslim"), FOLDER / "silu-decoder.onnx", tmp_path / "model.onnx")
-
-
-def test_a_tool_that_fails_is_a_refusal(tmp_path: Path) -> None:
-    def fail(_source: Path, _target: Path, _hints: Hints) -> None:
-        raise KeyError("x")
-
-    with pytest.raises(Refused, match="KeyError: 'x'"):
-        make_variant(Variant("broken", "storage", fail), FOLDER / "silu-decoder.onnx", tmp_path / "model.onnx")

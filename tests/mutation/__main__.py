@@ -1,8 +1,9 @@
 """`python -m tests.mutation`: change the program, one place at a time, and see whether a test notices.
 
 Mutants are made by cosmic-ray, drawn at random (`tests.mutation.mutants`), and put into a temporary copy of the
-checkout, where the tests of the module run (`tests.mutation.rooms`). A survivor is a gap in the tests, unless
-`tests.mutation.equivalent` says why it computes the same. One JSON object per mutant goes into the results file.
+checkout, where the tests of the module run (`tests.mutation.rooms`). One JSON object per mutant goes into the results
+file. A survivor is a gap in the tests, unless it computes the same: whoever finds that writes `equivalent`, and why,
+into its row, which holds for that change of that line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.equivalent import reason_of
 from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
 from tests.mutation.rooms import ROOMS, ROOT, suites_of
 
@@ -114,7 +114,6 @@ def copied() -> Iterator[Copy]:
 def row_of(mutant: Mutant, room: str, seed: int, killer: str | None) -> Row:
     """A mutant and what became of it, for the results file."""
     spec, module = mutant.spec, str(mutant.spec.module_path)
-    reason = None if killer else reason_of(module, mutant.after)
     return {
         "room": room,
         "seed": seed,
@@ -123,8 +122,8 @@ def row_of(mutant: Mutant, room: str, seed: int, killer: str | None) -> Row:
         "operator": spec.operator_name.removeprefix("core/"),
         "occurrence": spec.occurrence,
         "diff": diff_of(mutant),
-        "result": "killed" if killer else "equivalent" if reason else "survived",
-        "by": killer or reason or "",
+        "result": "killed" if killer else "survived",
+        "by": killer or "",
     }
 
 
@@ -170,8 +169,7 @@ def _try(rows: list[Row], copy: Copy, options: argparse.Namespace, rooms: Sequen
         known = next((place for place, each in enumerate(rows) if _key(each) == key), len(rows))
         if known < len(rows) and not options.again:
             continue
-        known_reason = options.again and reason_of(module, mutant.after)
-        row = row_of(mutant, room, seed, None if known_reason else copy.killer(mutant, 1 if options.quick else None))
+        row = row_of(mutant, room, seed, copy.killer(mutant, 1 if options.quick else None))
         rows[known : known + 1] = [row]
         _write(options.results, rows)
         _say(f"{row['result']}: {row['module']}:{row['line']} {row['by']}")

@@ -265,7 +265,7 @@ FALSE: tuple[tuple[Callable[[Any], None], str], ...] = (
     (_exchanged, "its nodes do not read"),
     (_without_bias, "they are off by"),
     (
-        _set("program", "heads", to=[dict.fromkeys(("beta", "alpha", "gamma", "c", "d"), ONE) | {"bias_tokens": []}]),
+        _set("program", "heads", to=[dict.fromkeys(("beta", "gamma", "c", "d"), ONE) | {"bias_tokens": []}]),
         "off",
     ),
     (_set("stream", to={"bias_tokens": 1, "tensor": "logits", "max_tokens": 24}), "reads no stream"),

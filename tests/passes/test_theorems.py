@@ -52,7 +52,7 @@ def silu(y: Array) -> Array:
 EVERYTHING = Program(
     "everything",
     (
-        Head(0.7, (BiasToken(0.3, -0.2, 0.5), BiasToken(-0.4, 0.1, -0.8)), alpha=0.05, gamma=0.2, c=1.1, d=-0.3),
+        Head(0.7, (BiasToken(0.3, -0.2, 0.5), BiasToken(-0.4, 0.1, -0.8)), gamma=0.2, c=1.1, d=-0.3),
         Head(-0.6, (BiasToken(0.2, 0.3, -0.4),), c=0.5),
     ),
     linear=0.4,

@@ -11,8 +11,9 @@ Everything is rigorous: a value that cannot be enclosed raises `Undecided`, neve
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
 
@@ -35,41 +36,52 @@ class Kink(Exception):  # noqa: N818 - likewise
         self.at = at
 
 
-class Arithmetic(Protocol[V]):
-    """What `evaluate` needs."""
+class Arithmetic(Generic[V]):
+    """What `evaluate` needs, with what holds where an arithmetic knows no better."""
 
+    @abstractmethod
     def constant(self, number: fmpq) -> V:
         """A rational number."""
 
-    def pi(self) -> V:
-        """The number pi."""
-
+    @abstractmethod
     def variable(self) -> V:
         """The function y."""
 
-    def line(self, line: Line) -> V | None:
+    @abstractmethod
+    def div(self, a: V, b: V) -> V:
+        """a / b. Raises Undecided where b may be 0."""
+
+    @abstractmethod
+    def function(self, name: str, a: V, line: Line | None) -> V:
+        """A function of a, by name; `line` is a as a line where it is one."""
+
+    def pi(self) -> V:
+        """The number pi."""
+        raise Undecided
+
+    def line(self, line: Line) -> V | None:  # noqa: ARG002
         """The function a y + b where this arithmetic knows it better than by its parts; else None."""
+        return None
 
     def add(self, a: V, b: V) -> V:
         """a + b."""
+        return a + b  # type: ignore[operator, no-any-return]
 
     def neg(self, a: V) -> V:
         """-a."""
+        return -a  # type: ignore[operator, no-any-return]
 
     def mul(self, a: V, b: V) -> V:
         """a b."""
+        return a * b  # type: ignore[operator, no-any-return]
 
-    def div(self, a: V, b: V) -> V:
-        """a / b."""
-
-    def function(self, name: str, a: V, line: Line | None) -> V:
-        """A function of a; `line` is a as a line where it is one."""
-
-    def sign(self, a: V) -> int:
+    def sign(self, a: V) -> int:  # noqa: ARG002
         """1 where a >= 0 on the whole cell, -1 where a < 0, else 0."""
+        return 0
 
-    def hull(self, a: V, b: V) -> V:
+    def hull(self, a: V, b: V) -> V:  # noqa: ARG002
         """Everything that is in a or in b."""
+        raise Undecided
 
 
 class Evaluation(Generic[V]):
@@ -278,7 +290,7 @@ def _root(a: Interval) -> Interval:
 Polynomial = list[Interval]
 
 
-class Intervals:
+class Intervals(Arithmetic[Polynomial]):
     """[c_0, c_1, ...]: all functions sum c_k(y) y^k with c_k(y) in the interval c_k, on one cell."""
 
     def __init__(self, low: fmpq, high: fmpq) -> None:
@@ -370,7 +382,7 @@ def _multiple_of_y(a: Polynomial) -> bool:
 # -- Taylor series --------------------------------------------------------------------------------------------------
 
 
-class Taylor:
+class Taylor(Arithmetic[arb_series]):
     """Series in y - centre; around a ball, their last coefficient bounds the remainder."""
 
     def __init__(self, centre: arb) -> None:
@@ -387,22 +399,6 @@ class Taylor:
     def variable(self) -> arb_series:
         """The function y."""
         return arb_series([self.centre, 1])
-
-    def line(self, line: Line) -> arb_series | None:  # noqa: ARG002
-        """Series know lines no better than by their parts."""
-        return None
-
-    def add(self, a: arb_series, b: arb_series) -> arb_series:
-        """a + b."""
-        return a + b
-
-    def neg(self, a: arb_series) -> arb_series:
-        """-a."""
-        return -a
-
-    def mul(self, a: arb_series, b: arb_series) -> arb_series:
-        """a b."""
-        return a * b
 
     def div(self, a: arb_series, b: arb_series) -> arb_series:
         """a / b. Raises Undecided where b may be 0."""
@@ -434,10 +430,6 @@ class Taylor:
         """1 where a >= 0 on the whole cell, -1 where a < 0, else 0."""
         return 1 if a[0] >= 0 else -1 if a[0] < 0 else 0
 
-    def hull(self, a: arb_series, b: arb_series) -> arb_series:  # noqa: ARG002
-        """There is no such series. Raises Undecided."""
-        raise Undecided
-
 
 # -- algebra --------------------------------------------------------------------------------------------------------
 
@@ -453,7 +445,7 @@ class Quotient:
         self.numerator, self.denominator, self.logarithm = numerator, denominator, logarithm
 
 
-class Algebra:
+class Algebra(Arithmetic[Quotient]):
     """Quotients of polynomials over the rationals in y and E = exp(rate y)."""
 
     def __init__(self, rate: fmpq | None) -> None:
@@ -466,10 +458,6 @@ class Algebra:
     def constant(self, number: fmpq) -> Quotient:
         """A rational number."""
         return Quotient(self._constant(number), self._one)
-
-    def pi(self) -> Quotient:
-        """No element. Raises Undecided."""
-        raise Undecided
 
     def variable(self) -> Quotient:
         """The function y."""
@@ -519,14 +507,6 @@ class Algebra:
         exponent = int(power.p)
         n, d = (self._e**exponent, self._one) if exponent >= 0 else (self._one, self._e**-exponent)
         return {"exp": Quotient(n, d), "sigmoid": Quotient(n, n + d), "tanh": Quotient(n - d, n + d)}[name]
-
-    def sign(self, a: Quotient) -> int:  # noqa: ARG002
-        """Not known."""
-        return 0
-
-    def hull(self, a: Quotient, b: Quotient) -> Quotient:  # noqa: ARG002
-        """No element. Raises Undecided."""
-        raise Undecided
 
     def equal(self, a: Quotient, b: Quotient) -> bool:
         """Whether a and b are the same element."""

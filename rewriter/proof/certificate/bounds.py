@@ -308,13 +308,7 @@ class _Search:
         """The same at a single number, where every condition is decided exactly."""
         self.cells += 1
         try:
-            if self._equal(y, y):
-                return 0.0
-            with _precision(512 + self._bits):
-                arithmetic, a, gap = self._intervals(y, y)
-                size, scale = arithmetic.range(gap), arithmetic.range(a)
-                self._found(_least(size) / largest(_most(scale), arb(1)), y)
-                upper = _quotient(_most(size), _least(scale))
+            upper = 0.0 if self._equal(y, y) else self._measured(y)
         except Undecided:
             upper = math.inf
         self.exact = self.exact and upper == 0.0
@@ -323,11 +317,17 @@ class _Search:
     def _probe(self, y: fmpq) -> None:
         """Raise the lower bound, if y does."""
         try:
-            with _precision(512 + self._bits):
-                arithmetic, a, gap = self._intervals(y, y)
-                self._found(_least(arithmetic.range(gap)) / largest(_most(arithmetic.range(a)), arb(1)), y)
+            self._measured(y)
         except Undecided:
             self.undefined = y
+
+    def _measured(self, y: fmpq) -> float:
+        """An upper bound at a number, which may also raise the lower one."""
+        with _precision(512 + self._bits):
+            arithmetic, a, gap = self._intervals(y, y)
+            size, scale = arithmetic.range(gap), arithmetic.range(a)
+            self._found(_least(size) / largest(_most(scale), arb(1)), y)
+            return _quotient(_most(size), _least(scale))
 
     def _found(self, share: arb, y: fmpq) -> None:
         lower = float(low_end(share))

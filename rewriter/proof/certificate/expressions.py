@@ -12,7 +12,7 @@ everything else (Clip, Max, Gelu, Softmax, ...) is reduced to these by its publi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -367,10 +367,3 @@ def scalar_operator(key: tuple[str, str], attributes: Attributes, operands: Sequ
     """
     rule = OPERATORS.get(key)
     return None if rule is None or not operands else rule(operands, attributes)
-
-
-def constants_of(expression: Expression) -> Iterator[fmpq]:
-    """The rational constants of an expression."""
-    for part in ordered(expression):
-        if isinstance(part.value, fmpq):
-            yield part.value

@@ -42,26 +42,10 @@ _MOST_CONDITIONS = 16
 _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 _FURTHER = (
-    "Where",
-    "Clip",
-    "Cast",
-    "Reshape",
-    "Log",
-    "Not",
-    "And",
-    "Or",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Equal",
-    "Unsqueeze",
-    "Softmax",
-    "MatMul",
-    "Concat",
-    "Split",
-    "ReduceSum",
+    *("Where", "Clip", "Cast", "Reshape", "Log", "Not", "And", "Or", *_COMPARISONS),
+    *("Unsqueeze", "Softmax", "MatMul", "Concat", "Split", "ReduceSum"),
 )
 """What a region may have beside `OPERATORS`."""
 
@@ -302,9 +286,6 @@ def _log(operand: _Read | None) -> _Read | None:
     one, two = operand.expression.operands
     power = two if one is ONE else one if two is ONE else None
     return None if power is None or power.operator != "exp" else _read(apply("softplus", power.operands[0]), operand)
-
-
-_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
 
 def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Expression) -> Expression:

@@ -6,15 +6,14 @@ on each size, so this is for models that are loaded as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.dims import Setting
-from rewriter.proof.inputs.generate import Maker
+from rewriter.ort.sessions import Session, open_session
+from rewriter.proof.inputs.cases import Case, Maker
 from rewriter.proof.inputs.roles import Kind, kind_of
+from rewriter.proof.inputs.sizes import Setting
 from rewriter.proof.settings import LARGE, Settings
 from rewriter.text import quoted
 
@@ -22,7 +21,7 @@ _LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), 
 _LARGEST = 16384
 """The largest size that is tried; images end at 1024."""
 
-_MULTIPLES = {Kind.SAMPLES: (1, 16, 160), Kind.HEIGHT: (1, 14, 32)}
+_MULTIPLES = {Kind.SAMPLES: (1, 16, 160), Kind.HEIGHT: (1, 14, 16)}
 """Sizes are rounded up to multiples of these; others to multiples of 1 and 16. 160 samples are 10 ms at 16 kHz; images
 are cut into patches."""
 
@@ -32,19 +31,45 @@ that are accepted are kept."""
 
 
 def other_cases(model: LoadedModel, settings: Settings, provider: str = "cpu") -> tuple[Case, ...]:
-    """Cases of sizes that the model accepts, if it refused all generated ones.
+    """Cases of sizes that the model accepts, if it refused all usual ones; the smallest and largest found among them.
 
     None for models above `LARGE` bytes, and none instead of given inputs.
     """
     maker = _maker(model, settings)
-    return () if maker is None else search_sizes(model, maker, provider)
+    if maker is None:
+        return ()
+    session = open_session(model.proto, provider, optimise=False, base_dir=model.base_dir)
+    groups = _groups(maker)
+    together = tuple(kind for group in groups for kind in group)
+    for group in (*groups, *((together,) if len(groups) > 1 else ())):
+        found: list[int] = []
+        for size in _sizes(group):
+            if found and size > _SPAN * found[0]:
+                break
+            if _accepts(session, _case(maker, group, size, 1)):
+                found.append(size)
+        if found:
+            kept = sorted({found[round(place * (len(found) - 1) / (_KEPT - 1))] for place in range(_KEPT)})
+            cases = [_case(maker, group, size, batch) for size in kept for batch in (1, 3)]
+            # The model may fix the batch.
+            distinct = {tuple((name, array.shape) for name, array in case.feeds.items()): case for case in cases[::-1]}
+            return tuple(case for case in list(distinct.values())[::-1] if _accepts(session, case))
+    return ()
 
 
 def tried_sizes(model: LoadedModel, settings: Settings) -> str:
     """What to say about sizes that `other_cases` searched in vain; empty if it searched none."""
     maker = _maker(model, settings)
-    what = "" if maker is None else searched(maker)
-    return f"; {what}" if what else ""
+    if maker is None:
+        return ""
+    kinds = {kind for group in _groups(maker) for kind in group}
+    listed = ", ".join(
+        f"{f'dimension {quoted(dim)} of ' if dim else 'the open dimension of '}input {quoted(spec.name)}"
+        for spec in maker.specs
+        for axis, dim in enumerate(spec.shape)
+        if not isinstance(dim, int) and kind_of(spec, axis) in kinds
+    )
+    return f"; other sizes of {listed} were tried too, up to {_LARGEST:,}" if listed else ""
 
 
 def _maker(model: LoadedModel, settings: Settings) -> Maker | None:
@@ -53,56 +78,12 @@ def _maker(model: LoadedModel, settings: Settings) -> Maker | None:
     return Maker(model.proto, seed=settings.seed, dims=settings.dims)
 
 
-def search_sizes(model: LoadedModel, maker: Maker, provider: str) -> tuple[Case, ...]:
-    """Cases of sizes that the model accepts, the smallest and the largest found among them; empty if none was found.
-
-    Args:
-        model: the model.
-        maker: makes its inputs.
-        provider: the execution provider to try them on.
-    """
-    session = open_session(model.proto, provider, optimise=False, base_dir=model.base_dir)
-
-    def accepts(case: Case) -> bool:
-        try:
-            session.run(case.feeds)
-        except ValidationError:
-            return False
-        return True
-
-    groups = _groups(maker)
-    together = tuple(kind for group in groups for kind in group)
-    for group in (*groups, *((together,) if len(groups) > 1 else ())):
-        found: list[int] = []
-        for size in _sizes(group):
-            if found and size > _SPAN * found[0]:
-                break
-            if accepts(_case(maker, group, size, 1)):
-                found.append(size)
-        if found:
-            kept = sorted({found[round(place * (len(found) - 1) / (_KEPT - 1))] for place in range(_KEPT)})
-            cases = [_case(maker, group, size, batch) for size in kept for batch in (1, 3)]
-            return _distinct(case for case in cases if accepts(case))
-    return ()
-
-
-def searched(maker: Maker) -> str:
-    """Which dimensions `search_sizes` varied, and how to fix them, in words; empty if the model leaves none open."""
-    kinds = {kind for group in _groups(maker) for kind in group}
-    open_dims = [
-        (spec.name, dim, kind_of(spec, axis))
-        for spec in maker.specs
-        for axis, dim in enumerate(spec.shape)
-        if not isinstance(dim, int)
-    ]
-    found = [(name, dim) for name, dim, kind in open_dims if kind in kinds]
-    if not found:
-        return ""
-    listed = ", ".join(
-        f"{f'dimension {quoted(dim)} of ' if dim else 'the open dimension of '}input {quoted(name)}"
-        for name, dim in found
-    )
-    return f"other sizes of {listed} were tried too, up to {_LARGEST:,}"
+def _accepts(session: Session, case: Case) -> bool:
+    try:
+        session.run(case.feeds)
+    except ValidationError:
+        return False
+    return True
 
 
 def _groups(maker: Maker) -> list[tuple[Kind, ...]]:
@@ -124,11 +105,3 @@ def _sizes(group: Sequence[Kind]) -> list[int]:
 
 def _case(maker: Maker, group: Sequence[Kind], size: int, batch: int) -> Case:
     return maker.case(Setting(batch, size if Kind.SEQUENCE in group else 17), dict.fromkeys(group, size))
-
-
-def _distinct(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """The cases whose shapes differ: the model may fix the batch."""
-    seen: dict[object, Case] = {}
-    for case in cases:
-        seen.setdefault(tuple((name, array.shape) for name, array in case.feeds.items()), case)
-    return tuple(seen.values())

@@ -1,8 +1,9 @@
 """The truth: a model evaluated in float64.
 
-`open_reference` returns a `Reference`, which runs the original's inputs in double precision, or raises `NoReference`
-with the reason. Each operator is computed by the first of these that can: onnxruntime's double kernel, a definition in
-numpy, onnx's reference evaluator. A node with bodies needs double kernels for everything inside.
+float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. Each operator is computed
+by the first of these that can: onnxruntime's double kernel, a definition in numpy, onnx's reference evaluator. What
+none of them knows (quantised and random operators among others) is refused with `NoReference`. Bodies of control flow
+need double kernels for everything inside.
 """
 
 from __future__ import annotations
@@ -15,35 +16,71 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.arrays import Array
-from rewriter.errors import ModelError, ValidationError
+from rewriter.errors import ModelError, RewriteError, ValidationError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.extract import reads
 from rewriter.graph.functions import inlined
 from rewriter.graph.segments import bytes_of
-from rewriter.graph.view import attributes, key_of, opsets
+from rewriter.graph.view import attributes, key_of, label, subgraphs
+from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.reference.evaluator import EVALUATED, Evaluated
-from rewriter.proof.reference.kernels import double_kernel
-from rewriter.proof.reference.operators.table import NUMPY_OPERATORS, Operator
-from rewriter.proof.reference.parts import Node, NoKernelError, Part, Value
-from rewriter.proof.reference.widen import (
-    NoReference,
-    check_type,
-    check_values,
-    constant_of,
-    widened,
-    widened_node,
-)
+from rewriter.proof.reference.operators import NUMPY_OPERATORS, Operator
 from rewriter.text import one_line
 
-__all__ = ["NoReference", "Reference", "open_reference", "widened"]
+KERNELS = frozenset(
+    """
+    Abs Add And ArgMax ArgMin BatchNormalization Cast CastLike Ceil Clip Concat ConstantOfShape Cos CumSum Div Dropout
+    Einsum Equal Exp Expand Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual Identity IsInf
+    IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg NonZero Not Or
+    PRelu Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin
+    Size Slice Softmax Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
+    """.split()  # noqa: SIM905 - more readable for 100 names
+)
+"""Operators of the default domain that onnxruntime really computes in double on the CPU, in at least some opset.
+
+Each was measured: results agree with onnx's definition, and they follow changes of the operands below float32's
+resolution (tests/rewriter/proof/reference). Operators that it decomposes into others, with constants rounded to
+float32, are excluded (Gelu, Swish, Attention).
+"""
+
+EVALUATED = frozenset(
+    """
+    Acos Acosh Asin Asinh Atan Atanh Celu Clip Cosh Elu GlobalAveragePool HardSigmoid InstanceNormalization LeakyRelu
+    Max Mean Min NonZero OneHot PRelu Selu Shrink Sinh Softsign Tan ThresholdedRelu
+    """.split()  # noqa: SIM905 - more readable for 30 names
+)
+"""Operators of the default domain that onnx's reference evaluator computes as onnxruntime does.
+
+Of others it follows the newest definition whatever the opset, or rounds, or covers common attributes only.
+"""
+
+_CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
 
 LARGEST = 2**31
 """Maximum size of the weights, in bytes; in float64 they take two or four times as much."""
 
-Values = dict[str, Value]
+_SMALL = 2**18
+"""Maximum number of fed elements for which one thread is faster than starting more."""
+
+_NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_EXACT = {
+    TensorProto.DOUBLE, TensorProto.BOOL, TensorProto.UNDEFINED,
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+}  # fmt: skip
+
+Values = dict[str, Array]
+Read = Callable[[TensorProto], Array]
+"""The values of a tensor, widened. Raises NoReference."""
+
+
+class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
+    """There is no float64 evaluation of the model; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +88,10 @@ class Reference:
     """A model in float64: steps in order, each with the names that nothing behind it reads."""
 
     constants: Mapping[str, Array]
-    steps: Sequence[tuple[_Step, Sequence[str]]]
+    steps: Sequence[tuple[Step, Sequence[str]]]
     outputs: Sequence[str]
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array]) -> Values:
         """Run the model on the original's inputs, whose floats are widened.
 
         Returns:
@@ -64,12 +101,12 @@ class Reference:
             NoReference: an operator cannot be computed on these feeds.
         """
         # An input may override the initializer of its name.
-        values: Values = {**self.constants, **{name: widened(array) for name, array in feeds.items()}}
+        values: Values = {**self.constants, **{name: _widened(array) for name, array in feeds.items()}}
         for step, dead in self.steps:
             made = step.run(values)
             for name, value in made.items():
                 # A kernel that silently computes in float32 would make the truth as inexact as the model.
-                if isinstance(value, np.ndarray) and is_float(value.dtype) and value.dtype != np.float64:
+                if is_float(value.dtype) and value.dtype != np.float64:
                     raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
             values.update(made)
             for name in dead:
@@ -93,20 +130,24 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
         model = inlined(model)
     if model.graph.sparse_initializer:
         raise NoReference("the model has sparse initializers")
-    check_values((*model.graph.input, *model.graph.output))
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     constants = {tensor.name: read(tensor) for tensor in model.graph.initializer}
     outputs = [value.name for value in model.graph.output]
-    versions, nodes = opsets(model.opset_import), list[Node]()
-    for proto in _needed(model.graph.node, outputs):
-        if key_of(proto) == ("", "Constant"):
-            constants[proto.output[0]] = constant_of(proto, read)
+    nodes: list[onnx.NodeProto] = []
+    # A dead operator without a float64 form does not matter.
+    wanted, needed = set(outputs), list[onnx.NodeProto]()
+    for node in reversed(model.graph.node):
+        if wanted.intersection(node.output):
+            needed.append(node)
+            wanted.update(reads(node))
+    for node in reversed(needed):
+        if key_of(node) == ("", "Constant"):
+            constants[node.output[0]] = _constant(node, read)
         else:
-            wide = widened_node(proto, read)
-            nodes.append(Node(wide, versions.get(wide.domain, 1)))
-    steps = _steps(nodes, {name: len(nodes) for name in outputs}, constants)
+            nodes.append(_widened_node(node, read))
+    steps = _steps(nodes, outputs, model.opset_import)
     last = {
-        name: place for place, step in enumerate(steps) for node in step.nodes for name in (*node.reads, *node.gives)
+        name: place for place, step in enumerate(steps) for node in step.nodes for name in (*reads(node), *node.output)
     }
     dead: list[list[str]] = [[] for _ in steps]
     for name, place in last.items():
@@ -115,136 +156,217 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     return Reference(constants, list(zip(steps, dead, strict=True)), outputs)
 
 
-def _values(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
-    """The values of a tensor, widened."""
-    check_type(tensor.data_type, f"tensor '{tensor.name}'")
+# -- widening --------------------------------------------------------------------------------------------------------
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(np.float64, copy=False) if is_float(array.dtype) else array
+
+
+def _values(model: LoadedModel, tensor: TensorProto) -> Array:
+    _check_type(tensor.data_type, f"tensor '{tensor.name}'")
     if is_external(tensor) and model.base_dir is None:
         raise NoReference("weights lie outside the model file and were not loaded")
     try:
-        return widened(read_tensor(model, tensor))
+        return _widened(read_tensor(model, tensor))
     except ModelError as error:
         what = "external data" if is_external(tensor) else "a weight"
         raise NoReference(f"{what} cannot be loaded: {one_line(error, 160)}") from error
 
 
-def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The operators that the outputs depend on. A dead operator without a float64 form does not matter."""
-    wanted, kept = set(outputs), []
-    for proto in reversed(nodes):
-        if wanted.intersection(proto.output):
-            kept.append(proto)
-            wanted.update(Node(proto, 0).reads)
-    return kept[::-1]
+def _check_type(elem_type: int, what: str) -> None:
+    if elem_type not in _NARROW | _EXACT:
+        name = next((key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type))
+        raise NoReference(f"{one_line(what, 120)} is of type {name.lower()}")
 
 
-def _steps(nodes: Sequence[Node], readers: Mapping[str, int], constants: Mapping[str, Array]) -> list[_Step]:
+def _constant(node: onnx.NodeProto, read: Read) -> Array:
+    stated = attributes(node)
+    value = next(iter(stated.values()), None)
+    if isinstance(value, TensorProto):
+        return read(value)
+    if set(stated) <= {"value_float", "value_floats", "value_int", "value_ints"} and stated:
+        return _widened(np.asarray(value, np.float32 if "float" in next(iter(stated)) else np.int64))
+    raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+
+
+def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
+    """A copy of the node, and of its bodies, for float64 operands."""
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    wide.domain = key_of(node)[0]
+    if node.op_type == "ConstantOfShape" and not node.attribute:
+        wide.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
+    for attribute in wide.attribute:
+        if attribute.name == "to" and attribute.type == onnx.AttributeProto.INT:
+            _check_type(attribute.i, label(node))
+            attribute.i = TensorProto.DOUBLE if attribute.i in _NARROW else attribute.i
+        elif attribute.type == onnx.AttributeProto.TENSOR:
+            attribute.t.CopyFrom(numpy_helper.from_array(read(attribute.t), attribute.t.name))
+        elif attribute.type == onnx.AttributeProto.GRAPH:
+            attribute.g.CopyFrom(_widened_body(attribute.g, read))
+    return wide
+
+
+def _widened_body(graph: onnx.GraphProto, read: Read) -> onnx.GraphProto:
+    wide = onnx.GraphProto(name=graph.name, input=graph.input, output=graph.output)
+    for value in (*wide.input, *wide.output):
+        if value.type.tensor_type.elem_type in _NARROW:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    wide.initializer.extend(numpy_helper.from_array(read(tensor), tensor.name) for tensor in graph.initializer)
+    for node in graph.node:
+        if key_of(node) == ("", "Constant"):
+            stated = numpy_helper.from_array(_constant(node, read))
+            wide.node.append(helper.make_node("Constant", [], node.output, value=stated))
+        else:
+            wide.node.append(_widened_node(node, read))
+    return wide
+
+
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+_Opsets = Sequence[onnx.OperatorSetIdProto]
+
+
+def _steps(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], opsets: _Opsets) -> list[Step]:
     """Consecutive operators with double kernels form one step, every other operator a step of its own."""
-    last = {name: place for place, node in enumerate(nodes) for name in node.reads} | dict(readers)
-    steps: list[_Step] = []
-    group: list[tuple[Node, Node]] = []
+    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
+    last |= dict.fromkeys(outputs, len(nodes))
+    steps: list[Step] = []
+    group: list[onnx.NodeProto] = []
 
     def close(end: int) -> None:
         if group:
-            gives = [name for node, _ in group for name in node.gives if last.get(name, -1) >= end]
-            steps.append(_Kernels([node for node, _ in group], [worded for _, worded in group], gives, constants))
+            gives = [name for node in group for name in node.output if name and last.get(name, -1) >= end]
+            steps.append(_Kernels(list(group), gives, opsets))
             group.clear()
 
     for place, node in enumerate(nodes):
-        worded = double_kernel(node)
-        # A model imports each domain in one version, and an operator may be worded in a later one than others.
-        if worded is None or any(other.key[0] == worded.key[0] and other.opset != worded.opset for _, other in group):
-            close(place)
-        if worded is None:
-            steps.append(_single(node))
+        if _has_kernel(node):
+            group.append(node)
         else:
-            group.append((node, worded))
+            close(place)
+            steps.append(_single(node, opsets))
     close(len(nodes))
     return steps
 
 
+def _has_kernel(node: onnx.NodeProto, inside: bool = False) -> bool:
+    bodies = [graph for _, graph in subgraphs(node)]
+    if bodies:
+        return key_of(node) in _CONTROL and all(_has_kernel(each, inside=True) for body in bodies for each in body.node)
+    if key_of(node)[0] or (node.op_type not in KERNELS and not (inside and node.op_type == "Constant")):
+        return False
+    # onnxruntime gives the mean and the deviation in float32.
+    return node.op_type != "LayerNormalization" or len([each for each in node.output if each]) == 1
+
+
 @dataclass(eq=False)
 class _Kernels:
-    """Operators that should have a kernel. If onnxruntime lacks one after all, the step is halved.
+    """Operators that onnxruntime runs together, in a session per combination of the types that flow in.
 
-    Whether a kernel exists depends on the types that flow in, which are known only at run time. Halving finds the
-    operator without one in a logarithmic number of attempts; it is then computed in another way.
+    Whether a kernel exists depends on these types, so only the first run tells: if the operators do not load, each of
+    them is tried alone, and computed in another way where that fails too.
     """
 
-    nodes: Sequence[Node]
-    worded: Sequence[Node]
+    nodes: Sequence[onnx.NodeProto]
     gives: Sequence[str]
-    constants: Mapping[str, Array]
-    part: Part = field(init=False)
-    finer: Sequence[_Step] = ()
-
-    def __post_init__(self) -> None:
-        self.part = Part(tuple(self.worded), tuple(self.gives), self.constants)
+    opsets: _Opsets
+    _sessions: dict[tuple[tuple[str, int], ...], Session] = field(default_factory=dict)
+    _alone: Sequence[Step] = ()
 
     def run(self, values: Values) -> Values:
-        if not self.finer:
+        """Raises NoReference."""
+        if not self._alone:
+            made = {name for node in self.nodes for name in node.output}
+            read = dict.fromkeys(name for node in self.nodes for name in reads(node) if name not in made)
+            fed = {name: values[name] for name in read}
+            kinds = tuple((name, _elem_type(value)) for name, value in fed.items())
             try:
-                return self.part.run(values)
-            except NoKernelError:
-                self.finer = self._halves()
-            except ValidationError as error:
-                raise NoReference(f"onnxruntime cannot run it in float64: {one_line(error, 160)}") from error
+                if kinds not in self._sessions:
+                    threads = 1 if sum(value.size for value in fed.values()) <= _SMALL else 0
+                    self._sessions[kinds] = open_session(self._model(kinds), optimise=False, threads=threads)
+            except ValidationError:
+                several = len(self.nodes) > 1
+                self._alone = [
+                    _Kernels([node], [name for name in node.output if name], self.opsets)
+                    if several
+                    else _single(node, self.opsets)
+                    for node in self.nodes
+                ]
+            else:
+                try:
+                    return self._sessions[kinds].run(fed)
+                except ValidationError as error:
+                    raise NoReference(f"onnxruntime cannot run it in float64: {one_line(error, 160)}") from error
         known = dict(values)
-        for step in self.finer:
+        for step in self._alone:
             known.update(step.run(known))
         return {name: known[name] for name in self.gives}
 
-    def _halves(self) -> Sequence[_Step]:
-        if len(self.nodes) == 1:
-            return [_single(self.nodes[0])]
-        middle = len(self.nodes) // 2
-        read = {name for node in self.nodes[middle:] for name in node.reads}
-        early = [name for node in self.nodes[:middle] for name in node.gives if name in read or name in self.gives]
-        late = [name for node in self.nodes[middle:] for name in node.gives if name in self.gives]
-        return [
-            _Kernels(self.nodes[:middle], self.worded[:middle], early, self.constants),
-            _Kernels(self.nodes[middle:], self.worded[middle:], late, self.constants),
-        ]
+    def _model(self, kinds: Sequence[tuple[str, int]]) -> onnx.ModelProto:
+        # Constants are fed too, so that steps share them.
+        inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
+        outputs = [onnx.ValueInfoProto(name=name) for name in self.gives]
+        graph = helper.make_graph(self.nodes, "part", inputs, outputs)
+        return helper.make_model(graph, opset_imports=self.opsets, ir_version=10)
+
+
+def _elem_type(value: Array) -> int:
+    is_text = value.dtype.kind in "OUS"
+    return int(TensorProto.STRING if is_text else helper.np_dtype_to_tensor_dtype(value.dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class _Single:
     """An operator by itself."""
 
-    node: Node
+    nodes: Sequence[onnx.NodeProto]
     way: str
-    compute: Callable[[Values], Values]
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        return [self.node]
+    compute: Callable[[Values], Sequence[Array | None]]
 
     def run(self, values: Values) -> Values:
+        """Raises NoReference."""
+        (node,) = self.nodes
+        failed = f"{self.way} cannot run {one_line(label(node), 120)}"
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return self.compute(values)
+                outputs = self.compute(values)
         except MemoryError:
             raise  # not the operator's fault: reporting that it has no float64 form would be wrong
         except Exception as error:
-            raise NoReference(f"{self.way} cannot run {one_line(self.node, 120)}: {one_line(error, 160)}") from error
+            raise NoReference(f"{failed}: {one_line(error, 160)}") from error
+        made = zip(node.output, outputs, strict=False)
+        found = {name: np.asarray(value) for name, value in made if name and value is not None}
+        if not all(name in found for name in node.output if name):
+            raise NoReference(f"{failed}: not all of its outputs")
+        return found
 
 
-_Step = _Kernels | _Single
+Step = _Kernels | _Single
 
 
-def _single(node: Node) -> _Single:
+def _single(node: onnx.NodeProto, opsets: _Opsets) -> _Single:
     """An operator in numpy or by onnx's evaluator. Raises NoReference."""
-    if (form := NUMPY_OPERATORS.get(node.key)) is not None:
-        return _Single(node, "numpy", partial(_in_numpy, node, form))
-    if node.key[0] == "" and node.key[1] in EVALUATED:
-        return _Single(node, "onnx's reference evaluator", Evaluated(node).run)
-    raise NoReference(f"{one_line(node, 120)} has no known float64 form")
+    if (form := NUMPY_OPERATORS.get(key_of(node))) is not None:
+        return _Single([node], "numpy", partial(_in_numpy, node, form))
+    if key_of(node)[0] == "" and node.op_type in EVALUATED:
+        return _Single([node], "onnx's reference evaluator", partial(_by_onnx, node, opsets))
+    raise NoReference(f"{one_line(label(node), 120)} has no known float64 form")
 
 
-def _in_numpy(node: Node, form: Operator, values: Values) -> Values:
-    made = form(attributes(node.proto), *(values[name] if name else None for name in node.proto.input))
-    outputs = made if isinstance(made, tuple) else (made,)
-    found = {name: value for name, value in zip(node.proto.output, outputs, strict=False) if name}
-    if len(found) < len(node.gives) or any(value is None for value in found.values()):
-        raise NotImplementedError("not all of its outputs")
-    return {name: np.asarray(value) for name, value in found.items()}
+def _in_numpy(node: onnx.NodeProto, form: Operator, values: Values) -> Sequence[Array | None]:
+    made = form(attributes(node), *(values[name] if name else None for name in node.input))
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _by_onnx(node: onnx.NodeProto, opsets: _Opsets, values: Values) -> Sequence[Array | None]:
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {name: values[name] for name in node.input if name}
+    inputs = [helper.make_tensor_value_info(name, _elem_type(value), None) for name, value in feeds.items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    model = helper.make_model(helper.make_graph([node], "operator", inputs, outputs), opset_imports=opsets)
+    found = iter(ReferenceEvaluator(model).run(None, feeds))
+    return [next(found) if name else None for name in node.output]

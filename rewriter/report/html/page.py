@@ -9,131 +9,156 @@ model with a hundred blocks and thousands of candidates opens at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
 
 from rewriter.errors import ExitStatus
+from rewriter.files.atomic import write_text
 from rewriter.proof.validate import ProviderRun, Validation
-from rewriter.report.details import Key, ProgramDetails
-from rewriter.report.html import numbers
 from rewriter.report.html.rendering import filled, policy, resource, short
 from rewriter.report.report import BlockRow, Report
-from rewriter.report.table import Cell, Column, Kind, Row, Table, columns
-from rewriter.report.tables import account_table, converted_table, operator_table, operators, proof_table, region_table
-from rewriter.text import counted
+from rewriter.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    columns,
+    converted_table,
+    operator_table,
+    operators,
+    proof_table,
+    region_table,
+    written,
+)
+from rewriter.text import counted, size
 
-_MOST_FAILURES = 200
-_LONGEST_SENTENCE = 600
+_FOLDED, _FEW_LEFT, _FEW_FAILURES, _MOST_FAILURES = 40, 12, 10, 200
+_LONGEST_SENTENCE, _LONGEST_REASON = 600, 400
+_TIMES = re.compile(r"(?<=\d)x(?=\d)")
+_PROVED = (
+    "Over the reals, at every input of every size, each activation is within this bound of the original’s, over "
+    "max(1, |f|); every other operator, weight and connection is the original’s. Rounding is not part of this "
+    "statement."
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What stands in a section: a paragraph, lines, or a table; folded under `summary` if there is one.
+
+    Attributes:
+        words: a paragraph.
+        lines: the entries of a list.
+        table: a table.
+        summary: what is shown of a folded part; `count` stands before it.
+        count: how many entries the folded part has.
+        unfolded: whether it is open to begin with.
+    """
+
+    words: str = ""
+    lines: Sequence[str] = ()
+    table: Table | None = None
+    summary: str = ""
+    count: int | None = None
+    unfolded: bool = False
+
+
+Sections = list[tuple[str, str, list[Part]]]
+"""Anchor, heading and parts of each section."""
 
 
 def write_page(report: Report, path: Path) -> None:
     """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
-    from rewriter.files.atomic import write_text
-
     write_text(path, render(report))
 
 
 def render(report: Report) -> str:
-    """The page of a report; parts that it lacks (blocks, proof, details) get no section.
+    """The page of a report; what it lacks (blocks, proof) gets no section.
 
     Raises:
         UsageError: jinja2 is missing.
     """
-    return filled("page.html.j2", _context(report), {"shown": shown})
-
-
-def _context(report: Report) -> dict[str, Any]:
-    """All variables of the template."""
     style, script = resource("style.css"), resource("script.js")
-    return {
+    context = {
         "style": style,
         "script": script,
         "policy": policy(style, script),
         "verdict": verdict_of(report),
-        "model": _name(report.model),
-        "output": None if report.output is None else _name(report.output),
+        "model": short(report.model),
+        "output": None if report.output is None else short(report.output),
         "facts": key_figures(report),
-        "notes": [short(note, _LONGEST_SENTENCE) for note in report.notes],
-        "times": pair_table("Time by step", "step", "time", times(report)),
-        "environment": pair_table("Made with", "what", "version", report.environment),
-        **_blocks(report),
-        **_proof(report),
-        **_details(report),
-        "operators": None if report.after is None else operator_table(report.before.operators, report.after.operators),
+        "notes": _sentences(report.notes),
+        "sections": [each for each in sections(report) if each[2]],
     }
+    return filled("page.html.j2", context, {"shown": shown})
 
 
-def _blocks(report: Report) -> dict[str, Any]:
-    proofs = () if report.validation is None else report.validation.blocks
-    return {
-        "converted": converted_table(report.converted, proofs) if report.converted else None,
-        "left": left_tables(report.left),
-        "left_count": len(report.left),
-    }
+def sections(report: Report) -> Sections:
+    """The sections of a page, empty ones included."""
+    validation, after = report.validation, report.after
+    tests = () if validation is None else validation.blocks
+    blocks = [_folded(converted_table(report.converted, tests))] if report.converted else []
+    if report.left:
+        blocks.append(Part(f"Left as they were: {counted(len(report.left), 'candidate')}, by reason."))
+        few = len(report.left) <= _FEW_LEFT
+        blocks += [
+            Part(table=table, summary=reason, count=len(table.rows), unfolded=few)
+            for reason, table in left_tables(report.left)
+        ]
+    proved = None if validation is None else validation.certificate
+    regions = [Part(_PROVED), _folded(region_table(proved))] if proved and proved.regions else []
+    changed = [] if after is None else [_folded(operator_table(report.before.operators, after.operators))]
+    return [
+        ("failures", "What failed", list(_failures(validation))),
+        ("proved", "Proved for every input", regions),
+        ("outputs", "Outputs", [] if validation is None else [_folded(_outputs(validation))]),
+        ("blocks", "Blocks", blocks),
+        ("operators", "Operators", changed),
+        ("conditions", "Conditions", list(_conditions(report))),
+    ]
 
 
-def _proof(report: Report) -> dict[str, Any]:
+def _failures(validation: Validation | None) -> Iterator[Part]:
+    failures = () if validation is None else validation.failures
+    texts = _sentences(failures[:_MOST_FAILURES])
+    if texts:
+        yield Part(lines=texts[:_FEW_FAILURES])
+    if texts[_FEW_FAILURES:]:
+        yield Part(lines=texts[_FEW_FAILURES:], summary="more", count=len(texts) - _FEW_FAILURES)
+    if len(failures) > _MOST_FAILURES:
+        yield Part(f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all.")
+
+
+def _conditions(report: Report) -> Iterator[Part]:
     validation = report.validation
-    if validation is None:
-        return {"proof": None, "failures": [], "more_failures": 0}
-    return {
-        "proof": {
-            "outputs": _outputs(validation),
-            "providers": provider_table(validation),
-            "cases": [short(case, _LONGEST_SENTENCE) for case in validation.cases],
-            "skipped": [short(case, _LONGEST_SENTENCE) for case in validation.skipped],
-            "regions": None
-            if validation.certificate is None or not validation.certificate.regions
-            else region_table(validation.certificate),
-            "fallen": sorted({short(node) for proof in validation.providers.values() for node in proof.cpu_nodes}),
-        },
-        "failures": [short(failure, _LONGEST_SENTENCE) for failure in validation.failures[:_MOST_FAILURES]],
-        "more_failures": max(len(validation.failures) - _MOST_FAILURES, 0),
-    }
+    if validation is not None:
+        fallen = sorted({node for proof in validation.providers.values() for node in proof.cpu_nodes})
+        for what, texts in (
+            ("Inputs of the proof:", validation.cases),
+            ("Inputs left out, because the original refuses them:", validation.skipped),
+            ("Ran on the CPU instead:", fallen),
+        ):
+            if texts:
+                yield Part(what, _sentences(texts))
+        yield Part(table=provider_table(validation))
+    yield Part(table=_pairs("Time by step", "step", "time", times(report)))
+    if report.environment:
+        yield Part(table=_pairs("Made with", "what", "version", report.environment))
 
 
-def _details(report: Report) -> dict[str, Any]:
-    details = report.details
-    if details is None:
-        return {"programs": [], "more_programs": 0, "account": None}
-    programs = program_sections(details.programs)
-    account = {
-        "table": account_table("Head accounting, block by block", details.counts),
-        "share": numbers.percent(details.share),
-        "remaining": short(details.remaining, _LONGEST_SENTENCE),
-        "head_dimension": details.head_dimension,
-        "attention_heads": details.attention_heads,
-    }
-    return {
-        "programs": programs,
-        "more_programs": len(details.programs) - len(programs),
-        "account": account if details.counts else None,
-    }
+def _folded(table: Table) -> Part:
+    many = len(table.rows) > _FOLDED
+    return Part(table=table, summary=f"{table.title}: {len(table.rows):,} rows" if many else "")
 
 
-# -- the verdict -----------------------------------------------------------------------------------------------------
+def _sentences(texts: Sequence[str]) -> list[str]:
+    return [short(text, _LONGEST_SENTENCE) for text in texts]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The text at the top of the page.
-
-    Attributes:
-        word: the verdict.
-        kind: good, bad, or neither.
-        meaning: what it means, in a sentence or two.
-    """
-
-    word: str
-    kind: Literal["good", "bad", "open"]
-    meaning: str
-
-
-def verdict_of(report: Report) -> Verdict:
-    """The verdict on a rewriting."""
+def verdict_of(report: Report) -> tuple[str, str, str]:
+    """The verdict on a rewriting: a word, `good`, `bad` or `open`, and what it means."""
     validation = report.validation
     blocks = counted(len(report.converted), "MLP block")
     heads = sum(row.heads or 0 for row in report.converted)
@@ -144,113 +169,71 @@ def verdict_of(report: Report) -> Verdict:
             f"{counted(left, 'candidate')} stayed as {'it was' if left == 1 else 'they were'}; the reasons are below."
         )
         why = reasons if left else "Nothing in the model looks like an MLP block."
-        return Verdict("Nothing to convert", "open", f"{why} Nothing was written.")
+        return ("Nothing to convert", "open", f"{why} Nothing was written.")
     if report.exit_status is ExitStatus.VALIDATION_FAILED or (validation is not None and not validation.passed):
         failures = () if validation is None else validation.failures
         found = f": {counted(len(failures), 'check')} did not hold" if failures else ""
         meaning = f"The rewritten model does not compute what the original does{found}. Nothing was written."
-        return Verdict("Failed", "bad", meaning)
+        return ("Failed", "bad", meaning)
     if validation is None and report.after is None:
-        return Verdict("Planned", "open", f"{blocks} would become {heads:,} attention heads. Nothing was written.")
+        return ("Planned", "open", f"{blocks} would become {heads:,} attention heads. Nothing was written.")
     if validation is None:
-        return Verdict("Not proved", "open", f"{became}, but the proof was skipped: the two models were not compared.")
+        return ("Not proved", "open", f"{became}, but the proof was skipped: the two models were not compared.")
     where = " and ".join(name.upper() for name in validation.providers)
     run = f"it ran on {counted(len(validation.cases), 'input')} on {where}, and differed by rounding only"
     if validation.certified:
         meaning = (
             f"{became}. For every input of every size the outputs are proved to be the original’s, over the reals "
         )
-        return Verdict("Certified", "good", f"{meaning}and within the bounds below; {run}.")
-    return Verdict("Tested", "good", f"{became}. They were tested, not proved, block by block; {run}.")
+        return ("Certified", "good", f"{meaning}and within the bounds below; {run}.")
+    return ("Tested", "good", f"{became}. They were tested, not proved, block by block; {run}.")
 
 
-# -- sections --------------------------------------------------------------------------------------------------------
-
-MOST_PROGRAMS = 12
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One key figure: its label, the number, and a remark."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ProgramSection:
-    """One head program: its names, a summary, and its coefficients."""
-
-    program: Shown
-    activation: str
-    summary: str
-    tables: tuple[Table, ...]
-
-
-def key_figures(report: Report) -> list[Fact]:
+def key_figures(report: Report) -> list[tuple[str, str, str]]:
     """The numbers that matter most."""
     converted, candidates = len(report.converted), len(report.blocks)
     facts = []
     if candidates or report.validation is None:
         label = "blocks to convert" if converted and report.after is None else "blocks converted"
-        facts.append(Fact(label, numbers.count(converted), f"of {counted(candidates, 'candidate')}"))
+        facts.append((label, f"{converted:,}", f"of {counted(candidates, 'candidate')}"))
     if converted:
         heads = sum(row.heads or 0 for row in report.converted)
         tokens = sorted({row.bias_tokens for row in report.converted if row.bias_tokens})
         note = f"with {' or '.join(map(str, tokens))} bias token{'' if tokens == [1] else 's'} each" if tokens else ""
-        facts.append(Fact("attention heads", numbers.count(heads), note))
+        facts.append(("attention heads", f"{heads:,}", note))
     if report.validation is not None:
         facts += _proof_facts(report.validation)
     if report.after is not None:
-        change = numbers.change(report.after.nodes - report.before.nodes)
-        facts.append(Fact("nodes", numbers.count(report.after.nodes), f"{change} against the original"))
+        change = f"{report.after.nodes - report.before.nodes:+,}"
+        facts.append(
+            (
+                "nodes",
+                f"{report.after.nodes:,}",
+                f"{change} against the original",
+            )
+        )
     else:
-        facts.append(Fact("nodes", numbers.count(report.before.nodes), "in the original"))
+        facts.append(("nodes", f"{report.before.nodes:,}", "in the original"))
     if report.after is not None and report.after.bytes:
-        facts.append(Fact("file size", numbers.size(report.after.bytes), f"was {numbers.size(report.before.bytes)}"))
+        facts.append(("file size", size(report.after.bytes), f"was {size(report.before.bytes)}"))
     return facts
 
 
-def _proof_facts(validation: Validation) -> list[Fact]:
+def _proof_facts(validation: Validation) -> list[tuple[str, str, str]]:
     ratios = [proof.error_ratio for proof in validation.providers.values() if proof.error_ratio is not None]
     stats = [each for proof in validation.providers.values() for each in proof.outputs.values()]
     facts = []
     if ratios:
-        facts.append(
-            Fact("error over original’s", f"{numbers.small(max(ratios), 3)} ×", "largest distances from float64")
-        )
+        facts.append(("error over original’s", f"{max(ratios):.2f} ×", "largest distances from float64"))
     if stats:
         largest = max(each.max_abs for each in stats)
         tolerance = max(each.min_tolerance for each in stats)
-        note = f"passes at atol = rtol = {numbers.small(tolerance)}" if isfinite(tolerance) else "no tolerance passes"
-        facts.append(Fact("largest difference", numbers.small(largest), note))
+        note = (
+            f"passes at atol = rtol = {written(tolerance, 'error')}" if isfinite(tolerance) else "no tolerance passes"
+        )
+        facts.append(("largest difference", written(largest, "error"), note))
     return facts
 
-
-# -- programs --------------------------------------------------------------------------------------------------------
-
-
-def program_sections(programs: Sequence[ProgramDetails]) -> list[ProgramSection]:
-    """Sections for the first programs of a model, which rarely has more than two."""
-    return [_program(each) for each in programs[:MOST_PROGRAMS]]
-
-
-def _program(each: ProgramDetails) -> ProgramSection:
-    bound = numbers.small(each.certified)
-    error = (
-        f"measured on a dense grid: off by at most {bound}" if each.measured else f"certified: off by at most {bound}"
-    )
-    same = "heads and activation are the same function"
-    summary = (
-        f"{counted(each.count, 'head')} per neuron, {counted(each.tokens, 'bias token')}, in "
-        f"{counted(each.blocks, 'block')}; {f'{error}, over max(1, |f|)' if each.certified else same}."
-    )
-    tables = tuple(key_table(head, each.program) for head in each.heads)
-    return ProgramSection(_name(each.program), short(each.activation), summary, tables)
-
-
-# -- the rest --------------------------------------------------------------------------------------------------------
 
 _STEPS = {
     "load": "load and check",
@@ -266,13 +249,10 @@ def times(report: Report) -> dict[str, str]:
     """Seconds per step, in the order in which they happen."""
     known = [key for key in _STEPS if key in report.seconds]
     others = [key for key in report.seconds if key not in _STEPS]
-    return {_STEPS.get(key, key): numbers.seconds(report.seconds[key]) for key in (*others, *known)}
+    return {_STEPS.get(key, key): f"{report.seconds[key]:.2f} s" for key in (*others, *known)}
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
-
-_LONGEST_REASON = 400
-_TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 
 @dataclass(frozen=True)
@@ -288,25 +268,12 @@ def shown(value: Cell | str | float | None, column: Column) -> Shown:
     """A cell."""
     cell = value if isinstance(value, Cell) else Cell(value)
     if not column.numeric:
-        text = cell.text or short(str(cell.value or numbers.NOTHING))
+        text = cell.text or short(str(cell.value or "–"))
         if column.kind == "operators":
             text = _TIMES.sub("×", text).replace(" -> ", " → ")
         return Shown(text, style=cell.style or ("name" if column.kind == "name" else ""))
     number = None if cell.value is None else float(cell.value)
-    return Shown(cell.text or _written(number, column.kind), -1.0 if number is None else number, cell.style)
-
-
-def _written(value: float | None, kind: Kind) -> str:
-    if value is None or kind in ("error", "ratio"):
-        return numbers.small(value, 3 if kind == "ratio" else 2)
-    if kind in ("share", "agreement"):
-        return numbers.percent(value)
-    return numbers.change(int(value)) if kind == "change" else numbers.count(int(value))
-
-
-def _name(text: str) -> Shown:
-    """A name from the model: printable, and no longer than a reader follows."""
-    return Shown(short(text), style="name")
+    return Shown(cell.text or written(cell.value, column.kind), -1.0 if number is None else number, cell.style)
 
 
 def left_tables(rows: Sequence[BlockRow]) -> list[tuple[str, Table]]:
@@ -346,20 +313,10 @@ def provider_table(validation: Validation) -> Table:
 def _provider(name: str, proof: ProviderRun) -> Row:
     failed = len(proof.failures)
     result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
-    return (name, result, proof.error_ratio, *(Cell(value, numbers.seconds(value)) for value in proof.load_seconds))
+    return (name, result, proof.error_ratio, *(Cell(value, f"{value:.2f} s") for value in proof.load_seconds))
 
 
-def key_table(keys: Sequence[Key], program: str) -> Table:
-    """The coefficients of one head."""
-    heads = (Column("key"), *columns("error", "y²", "y", "1"), Column("value"))
-    rows: list[Row] = [
-        (key.label, *(Cell(part, numbers.small(part, 9)) for part in key.logit), key.value) for key in keys
-    ]
-    title = f"Logits of {short(program)}, by powers of y, and values"
-    return Table(title, heads, tuple(rows), sortable=False)
-
-
-def pair_table(title: str, label: str, value: str, pairs: Mapping[str, str]) -> Table:
+def _pairs(title: str, label: str, value: str, pairs: Mapping[str, str]) -> Table:
     """Two columns of our own text."""
     rows = tuple((key, Cell(None, entry)) for key, entry in pairs.items())
     return Table(title, columns("text", label, value), rows, sortable=False)

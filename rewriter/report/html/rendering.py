@@ -48,7 +48,7 @@ def filled(template: str, context: Mapping[str, Any], filters: Mapping[str, Call
         lstrip_blocks=True,
     )
     made.filters.update(filters or {})
-    return made.get_template(template).render(**context) + "\n"
+    return made.get_template(template).render(**context).strip() + "\n"
 
 
 def resource(name: str) -> str:

@@ -1,27 +1,38 @@
-"""Print a comparison of two models in the terminal: tables, notes and the verdict."""
+"""Print what was found about given models: a comparison, a certificate, a measurement of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log10
+from typing import Any
 
+import onnx
 from rich.text import Text
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
+from rewriter.compare.graphs import GraphDifference
+from rewriter.errors import ExitStatus
+from rewriter.proof.certificate.certify import CertifiedRegion
 from rewriter.proof.validate import Validation
+from rewriter.report.benchmark import Benchmark, TimeRow
+from rewriter.report.certification import Certification, domain_of
 from rewriter.report.comparison import Comparison, Verdict
-from rewriter.report.table import Cell, Column, Row, Table, columns
-from rewriter.report.tables import output_table, region_table
-from rewriter.report.terminal import graph_tables as graphtables
-from rewriter.report.terminal import tables
-from rewriter.report.terminal.console import Console
-from rewriter.report.terminal.layout import plain
+from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, operator_table, output_table, region_table
+from rewriter.report.terminal.console import Console, plain
+from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
 _BARS = "▁▂▃▄▅▆▇█"
+_FEW_ROWS = 12
+"""Maximum number of rows of a table, unless everything is to be printed."""
+
+_PLAIN_TEXT = 60
+"""Maximum length of a metadata value, in characters."""
+_FEW_PROBLEMS = 3
+_FEW_NODES = 8
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
 
 def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if found.graph is not None:
-        yield from graphtables.graph_parts(found.graph, words.names, verbose=verbose)
+        yield from _graph_parts(found.graph, words.names, verbose=verbose)
     if found.validation is not None:
         yield from _certificate(found.validation, verbose=verbose)
         yield from _outputs(found, found.validation, words, verbose=verbose)
@@ -86,7 +97,7 @@ def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
     elif certificate.refusals:
         yield plain(f"not certified: {certificate.refusals[0].text}", "yellow")
     if proof.blocks:
-        yield tables.tests(proof.blocks)
+        yield tests_table(proof.blocks)
 
 
 def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
@@ -255,3 +266,185 @@ def _blame(found: Comparison) -> str:
     if found.first_exceeding is not None:
         return f"; first to exceed its allowance: {found.first_exceeding.boundary.label}"
     return "" if found.isolated is not None else "; 'rewrite validate --bisect' names the guilty block"
+
+
+# -- two files -----------------------------------------------------------------------------------------------------
+
+
+def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
+    """All tables and lines about the graphs."""
+    most = len(found.nodes) + len(found.tensors) if verbose else _FEW_ROWS
+    if found.fields or found.remarks:
+        yield _fields(found, names)
+    if any(a != b for a, b in found.operators.values()):
+        yield _operators(found, names)
+    if found.nodes:
+        yield _nodes(found, names, most)
+        yield from _more(len(found.nodes) - most, "nodes")
+    if found.tensors:
+        yield _tensors(found, names, most)
+        yield from _more(len(found.tensors) - most, "weights")
+    renamed = f" ({found.renamed:,} under other names)" if found.renamed else ""
+    yield plain(
+        f"the same in both: {found.same_nodes:,} nodes{renamed}, {found.same_tensors:,} weights bit for bit"
+        f"{'; only names and remarks differ' if found.same and (found.renamed or found.remarks) else ''}"
+    )
+
+
+def _more(count: int, what: str) -> Iterator[Table | Text]:
+    if count > 0:
+        yield plain(f"and {count:,} more {what}, -v shows them", "yellow")
+
+
+def _fields(found: GraphDifference, names: tuple[str, str]) -> Table:
+    changes = (*found.fields, *found.remarks)
+    rows = tuple((each.what, each.name, _short(each.a), _short(each.b)) for each in changes)
+    return Table("Models", columns("text", "", "", *names), rows)
+
+
+def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
+    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
+    a, b = sum(before.values()), sum(after.values())
+    heads = (Column(""), *columns("count", *names), Column("change", "change"))
+    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
+
+
+def _nodes(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    rows = []
+    for node in found.nodes[:most]:
+        where = f" in {node.scope}" if node.scope else ""
+        what = ", ".join(node.what) if node.what else node.status.replace("A", names[0]).replace("B", names[1])
+        rows.append((node.a, node.b, what + where))
+    return Table("Nodes that differ", columns("text", *names, "change"), tuple(rows))
+
+
+def _tensors(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    heads = (*columns("text", "", *names), *columns("count", "elements", "largest difference", "at"))
+    rows = []
+    for each in found.tensors[:most]:
+        largest = None if each.max_difference is None else f"{each.max_difference:.3g}"
+        index = ",".join(map(str, each.index)) if each.index else None
+        rows.append((each.name, *(kind or None for kind in each.kind), each.elements, largest, index))
+    return Table("Weights that differ", heads, tuple(rows))
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _PLAIN_TEXT else f"{text[: _PLAIN_TEXT - 3]}..."
+
+
+# -- a certificate -------------------------------------------------------------------------------------------------
+
+
+def show_certification(console: Console, found: Certification) -> None:
+    """Print everything about a certificate."""
+    certificate = found.certificate
+    if certificate.regions:
+        console.print(_regions(certificate.regions))
+    for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
+        if certificate.certified:
+            console.print(plain(f"{what}: {'; '.join(sentences)}"))
+    for problem in found.problems[:_FEW_PROBLEMS]:
+        console.print(plain(problem, "red"))
+    if len(found.problems) > _FEW_PROBLEMS:
+        console.print(plain(f"and {len(found.problems) - _FEW_PROBLEMS} more, in the JSON of -o", "red"))
+    style = "bold green" if certificate.certified else "bold red"
+    first, _, rest = found.summary.partition(" ")
+    console.print(plain(f"{first}  {rest}, in {certificate.seconds:.1f} s", style))
+
+
+def _regions(regions: Sequence[CertifiedRegion]) -> Table:
+    """Activations, those of one proof in one row."""
+    alike: dict[tuple[str, bool, int], list[CertifiedRegion]] = {}
+    for region in regions:
+        alike.setdefault((region.bound.key, region.linear_in is not None, region.elem_type), []).append(region)
+    heads = (
+        *(Column("activation", "name"), Column("type"), Column("within", "error")),
+        *(Column("at least", "error"), Column("at y"), Column("|y| up to")),
+    )
+    title = "Activations computed otherwise: |f_B - f_A| / max(1, |f_A|), over the reals"
+    return Table(title, heads, tuple(_region_row(group) for group in alike.values()), sortable=False)
+
+
+def _region_row(group: Sequence[CertifiedRegion]) -> Row:
+    first = group[0]
+    bound = first.bound
+    names = folded(region.original for region in group)
+    known = (None, None) if bound.exact or bound.at is None else (bound.at_least, f"{bound.at:.6g}")
+    within = Cell(0.0, "exact") if bound.exact or bound.bound == 0.0 else bound.bound
+    kind = onnx.TensorProto.DataType.Name(first.elem_type).lower()
+    return (names, kind if first.linear_in is None else f"{kind}, a gate", within, *known, domain_of(first))
+
+
+def show_check(console: Console, found: Certification, stated: Mapping[str, Any]) -> ExitStatus:
+    """Print whether a stated certificate is what was computed from the files, and how it differs."""
+    differences = [
+        *found.differences(stated),
+        *(found.problems[:_FEW_PROBLEMS] if not found.certificate.certified else ()),
+    ]
+    for difference in differences:
+        console.print(plain(difference, "red"))
+    pair = f"{found.rewritten.path} against {found.original.path}"
+    if differences:
+        console.print(plain(f"DOES NOT HOLD  the certificate of {pair}", "bold red"))
+        return ExitStatus.VALIDATION_FAILED
+    console.print(plain(f"HOLDS  the certificate of {pair}: {found.accuracy}", "bold green"))
+    return ExitStatus.CONVERTED
+
+
+# -- a measurement -------------------------------------------------------------------------------------------------
+
+
+def show_benchmark(console: Console, found: Benchmark) -> None:
+    """Print everything about a measurement."""
+    if not console.quiet:
+        for table in (_times(found), _models(found)):
+            if table.rows:
+                console.print(_relevant(table, found))
+        for row in found.models:
+            if row.cpu_nodes:
+                nodes = ", ".join(row.cpu_nodes[:_FEW_NODES])
+                more = f" and {len(row.cpu_nodes) - _FEW_NODES} more" if len(row.cpu_nodes) > _FEW_NODES else ""
+                console.print(plain(f"{row.model} on {row.provider}, ran on the CPU: {nodes}{more}", "yellow"))
+    console.print(plain(f"MEASURED  {_measured_verdict(found)}", "bold green"))
+
+
+def _relevant(table: Table, found: Benchmark) -> Table:
+    """The table without the provider if there is only one."""
+    several = len({row.provider for row in found.times}) > 1
+    return table if several else table.pick(*(each.name for each in table.columns if each.name != "provider"))
+
+
+def _times(found: Benchmark) -> Table:
+    words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
+    heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
+    title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
+    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)), sortable=False)
+
+
+def _time(row: TimeRow) -> Row:
+    over = row.over_original
+    ratios = (f"{over.paired:.3f}", f"{over.low:.3f} to {over.high:.3f}", f"{over.of_fastest:.3f}") if over else ()
+    rate = None if row.tokens_per_second is None else round(row.tokens_per_second)
+    times = (f"{row.milliseconds:.3f}", f"{row.low:.3f} to {row.high:.3f}")
+    return (row.inputs, row.provider, row.model, *times, *(ratios or (None, None, None)), rate)
+
+
+def _models(found: Benchmark) -> Table:
+    heads = (Column("model", "name"), Column("provider"), Column("load s", "ratio"), Column("peak memory MB", "count"))
+    rows = (
+        (row.model, row.provider, row.load_seconds, None if row.peak_mb is None else round(row.peak_mb))
+        for row in found.models
+    )
+    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows), sortable=False)
+
+
+def _measured_verdict(found: Benchmark) -> str:
+    """The last line, without its first word."""
+
+    def over(name: str) -> str:
+        values = [row.over_original.paired for row in found.times if row.model == name and row.over_original]
+        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+        return low if low == high else f"{low} to {high}"
+
+    parts = [f"{name} takes {over(name)} times as long as {found.original}" for name in found.others]
+    return f"{'; '.join(parts)} (control {over(found.control)}), in {found.seconds['total']:.1f} s"

@@ -1,31 +1,43 @@
-"""Print a report in the terminal: tables and the verdict, and progress on standard error."""
+"""The terminal: tables and lines, and progress on standard error.
+
+Names from a model are plain text, never markup or control characters. Progress is a bar with the remaining time on a
+terminal, otherwise a plain line from time to time. The remaining time is extrapolated from the share of the work that
+is done, so it is rough. A step that counts anew, or in other units, starts a new estimate.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import rich.box
 import rich.console
+import rich.table
 from rich.text import Text
 
-from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
-from rewriter.report.report import Report
-from rewriter.report.table import Table
-from rewriter.report.tables import region_table
-from rewriter.report.terminal import tables
-from rewriter.report.terminal.layout import drawn, plain
-from rewriter.report.terminal.progress import shown
-from rewriter.report.terminal.summary import summary
+from rewriter.report.tables import Cell, Kind, Table, written
+from rewriter.text import clean
 
 _PIPE_WIDTH, _NARROW = 140, 80
-_FEW_FAILURES = 5
+_LONGEST = 600
+"""Characters of a line, or of a line of a cell."""
+_COLOURS = {"good": "green", "bad": "red"}
+
+_EVERY = 10.0
+"""Seconds between plain lines; a call that takes less prints none."""
+
+_ENOUGH = 0.05
+"""Share of the work from which an estimate is given."""
+
+Clock = Callable[[], float]
 
 
 class Console:
-    """Prints one report."""
+    """Prints tables and lines, and shows progress."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, error: bool = False) -> None:
         """`error`: print to standard error, because standard output carries data."""
@@ -39,6 +51,11 @@ class Console:
     def quiet(self) -> bool:
         """Whether to print the last line only."""
         return self._quiet
+
+    @property
+    def width(self) -> int:
+        """The width to which lines are wrapped, in characters."""
+        return self._out.width if self._out.is_terminal else _NARROW
 
     @property
     def verbose(self) -> bool:
@@ -65,109 +82,97 @@ class Console:
         with shown(self._err) as show:
             yield show
 
-    def show(self, report: Report, *, proved: bool, planned_only: bool) -> None:
-        """Print everything about a rewriting."""
-        if self._verbose and not self._quiet:
-            self.blocks(report)
-            if report.after is not None:
-                self.print(tables.changes(report.before, report.after, report.validation))
-            self._proof(report)
-        elif not self._quiet:
-            self._summary(report)
-        if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
-            self.nothing(report)
-        elif planned_only:
-            self._line(plain(f"PLANNED  {report.what} in {report.model}; nothing was written"))
-        elif report.exit_status is ExitStatus.VALIDATION_FAILED:
-            self._failed(report)
-        else:
-            self._done(report, proved=proved)
-
-    def show_model(self, name: str, report: Report) -> None:
-        """Print what became of one model of a folder, without a verdict."""
-        if self._quiet:
-            return
-        self._line(plain(name, "bold"))
-        if self._verbose:
-            self.blocks(report)
-            self._proof(report)
-        elif report.converted:
-            self._summary(report)
-        else:
-            self._line(plain("copied    as it is: there is no MLP block to convert"))
-        self._failures(report)
-
     def line(self, text: str, style: str = "", *, always: bool = False) -> None:
         """Print one line, with `always` also if only the last line was asked for."""
         if always or not self._quiet:
             self._line(plain(text, style))
 
-    # -- parts ---------------------------------------------------------------------------------------------
-
-    def blocks(self, report: Report) -> None:
-        """Print the converted blocks, the other candidates, and notes."""
-        if report.converted:
-            self.print(tables.converted(report.converted, report.form))
-        if report.left:
-            self.print(tables.left(report.left))
-        for note in report.notes:
-            self._line(plain(f"note: {note}", "yellow"))
-
-    def _summary(self, report: Report) -> None:
-        """The few lines that most people need; -v prints tables."""
-        for line in summary(report, self._out.width if self._out.is_terminal else _NARROW):
-            self._line(plain(line))
-        for warning in tables.warnings(report):
-            self._line(warning)
-        if report.validation is not None and any(not block.passed for block in report.validation.blocks):
-            self.print(tables.tests(report.validation.blocks))
-
     def _line(self, text: Text) -> None:
         """A line; only a terminal wraps it, so that what reads a pipe finds it whole."""
         self._out.print(text, soft_wrap=not self._out.is_terminal)
 
-    def _proof(self, report: Report) -> None:
-        validation = report.validation
-        if validation is None:
-            return
-        self.print(tables.outputs(validation, verbose=self._verbose))
-        if validation.certificate is not None and validation.certificate.regions:
-            self.print(region_table(validation.certificate))
-        if validation.blocks:
-            self.print(tables.tests(validation.blocks))
-        for line in (*tables.remarks(report), *tables.warnings(report)):
-            self._line(line)
 
-    # -- the last line -------------------------------------------------------------------------------------
+def drawn(table: Table) -> rich.table.Table:
+    """A table in characters."""
+    made = rich.table.Table(
+        title=table.title, box=rich.box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False
+    )
+    for column in table.columns:
+        made.add_column(column.name, justify="right" if column.numeric else "left", overflow="fold")
+    for place, row in enumerate((*table.rows, *table.totals), start=1):
+        cells = (_cell(value, column.kind) for value, column in zip(row, table.columns, strict=True))
+        made.add_row(*cells, end_section=place == len(table.rows))
+    return made
 
-    def nothing(self, report: Report) -> None:
-        """Say that there is nothing to convert."""
-        count = len(report.left)
-        why = "no candidate was found"
-        if count:
-            where = "see -v" if self._quiet else "reasons above"
-            why = f"{count} candidate{'s' if count != 1 else ''} left, {where}"
-        self._line(plain(f"NOTHING TO CONVERT  in {report.model}: {why}", "yellow"))
 
-    def _failed(self, report: Report) -> None:
-        self._failures(report)
-        self._line(plain(f"FAILED  {report.what}: the proof failed, nothing was written", "bold red"))
+def _cell(value: Cell | str | float | None, kind: Kind) -> Text:
+    cell = value if isinstance(value, Cell) else Cell(value)
+    lines = (cell.text or written(cell.value, kind)).split("\n")
+    return Text("\n").join(plain(line, _COLOURS.get(cell.style, cell.style)) for line in lines)
 
-    def _failures(self, report: Report) -> None:
-        failures = report.validation.failures if report.validation is not None else ()
-        shown = failures if self._verbose else failures[:_FEW_FAILURES]
-        for failure in shown:
-            self._line(plain(failure, "red"))
-        if len(failures) > len(shown):
-            self._line(plain(f"and {len(failures) - len(shown)} more, -v shows them", "red"))
 
-    def _done(self, report: Report, *, proved: bool) -> None:
-        seconds = report.seconds.get("total", 0.0)
-        if not proved:
-            self._line(plain(f"NOT PROVED  {report.what}, written to {report.output} in {seconds:.1f} s", "yellow"))
-            return
-        validation = report.validation
-        providers = ", ".join(validation.providers) if validation else ""
-        how = "certified for every input" if validation and validation.certified else "tested, not certified"
-        line = f"PASSED  {report.what}, {how}, run on {providers}; written to {report.output} in {seconds:.1f} s"
-        self._line(plain(line, "bold green"))
+def plain(text: str, style: str = "") -> Text:
+    """Text without markup; a long one keeps its start and its end, because a name may have megabytes."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+    return Text(clean(text), style=style)
+
+
+class Estimate:
+    """The remaining time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._first = self._done = self._total = 0
+
+    def left(self, done: int, total: int) -> str:
+        """The remaining time in words; empty while too little is known."""
+        if total != self._total or done < self._done:
+            self._start, self._first, self._total = self._clock(), done, total
+        self._done = done
+        worked = done - self._first
+        if worked <= _ENOUGH * total:
+            return ""
+        seconds = (self._clock() - self._start) * (total - done) / worked
+        return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+
+
+@contextmanager
+def shown(console: rich.console.Console, clock: Clock = time.monotonic) -> Iterator[Callback]:
+    """Show progress on `console` while the block runs."""
+    estimate = Estimate(clock)
+    if not console.is_terminal:
+        yield _lines(console, estimate, clock)
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1, left="")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=clean(what), completed=done, total=total, left=estimate.left(done, total))
+
+        yield show
+
+
+def _lines(console: rich.console.Console, estimate: Estimate, clock: Clock) -> Callback:
+    last = clock()
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last
+        left = estimate.left(done, total)
+        if clock() - last >= _EVERY:
+            last = clock()
+            console.print(
+                plain(", ".join(each for each in (f"{done / max(total, 1):.0%}", what, left) if each)), soft_wrap=True
+            )
+
+    return show

@@ -10,7 +10,7 @@ import pytest
 from passes.fit import float32
 from passes.fit.kinks import find_kinks
 from passes.fit.runtime import Fitted, fit_function
-from passes.programs.softmax import Array
+from passes.programs.head import Array
 from rewriter.graph import elementwise
 from tests.conftest import slow
 

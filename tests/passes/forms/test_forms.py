@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 import rewriter.api.rewriting
-from passes.conversion import Conversion
 from passes.forms import FORMS
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
@@ -190,7 +189,6 @@ HEADS = (
     Head(beta=-0.7, c=-2.0, d=0.25, bias_tokens=(BiasToken(slope=0.2, value=0.5),)),
 )
 GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
-SQUARED = Program("squared", (Head(beta=0.5, alpha=-0.25, gamma=0.1, bias_tokens=(BiasToken(offset=0.2),)),))
 
 
 def check_program(model: onnx.ModelProto, form: str, program: Program, value: str | None = None) -> None:
@@ -210,12 +208,6 @@ def check_program(model: onnx.ModelProto, form: str, program: Program, value: st
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
     """A gate of two heads with one and two bias tokens, offsets, constants and a linear term."""
     check_program(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), form, GATE, "u")
-
-
-@pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])
-@pytest.mark.parametrize("form", ["compact", "masked"])
-def test_quadratic_self_logit(form: str, first: str) -> None:
-    check_program(mlp(SILU, first=first), form, SQUARED)
 
 
 # -- ways to make the projections -----------------------------------------------------------------------------------
@@ -466,16 +458,6 @@ def test_a_fixed_length_beyond_the_positions(form: str) -> None:
     model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
     assert "its sequences have 9 tokens; raise --max-tokens from 8 to 9" in refusal(model, form, max_tokens=8)
     assert make_plan(model, Options(form=form, forms=FormOptions(max_tokens=9))).conversions
-
-
-@pytest.mark.parametrize("form", ["maskless", "staged"])
-def test_quadratic_logits_need_a_mask(form: str) -> None:
-    plan = planned(mlp(SILU), "masked")
-    conversion: Conversion = replace(plan.conversions[0], program=SQUARED)
-    found = FORMS[form].prepare(plan.views[0], conversion)
-    assert not isinstance(found, Conversion)
-    assert "has a quadratic self logit" in found.reason
-    assert "use form masked" in found.reason
 
 
 @pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])

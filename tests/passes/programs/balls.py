@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("flint")
 from flint import arb, arb_series, ctx
 
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Array, BiasToken, Head
 from passes.programs.program import Program
-from passes.programs.softmax import Array
 
 Ball = Callable[[arb], arb]
 __all__ = ["arb", "arb_series"]
@@ -25,8 +24,8 @@ PRECISE = 1300
 """Bits: the difference of two logits of 2^80 times 1e308 still has a hundred after the binary point."""
 BITS = (160, 400, PRECISE)
 """Precisions that are tried in turn: few points need the last."""
-Key = tuple[float, float, float]
-"""A logit: the factors of y^2 and y, and the offset."""
+Key = tuple[float, float]
+"""A logit: the factor of y, and the offset."""
 
 
 @contextmanager
@@ -73,11 +72,11 @@ def _over_the_same_keys(program: Program) -> dict[tuple[Key, ...], list[Head]]:
 
 
 def _own(head: Head) -> Key:
-    return (head.alpha, head.beta, head.gamma)
+    return (head.beta, head.gamma)
 
 
 def _key(token: BiasToken) -> Key:
-    return (0.0, token.slope, token.offset)
+    return (token.slope, token.offset)
 
 
 def _shared(keys: tuple[Key, ...], heads: list[Head]) -> Callable[[arb, arb], arb]:
@@ -88,7 +87,7 @@ def _shared(keys: tuple[Key, ...], heads: list[Head]) -> Callable[[arb, arb], ar
     constants += [(keys.index(_key(token)), arb(token.value)) for h in heads for token in h.bias_tokens if token.value]
 
     def at(y: arb, z: arb) -> arb:
-        logits = [(alpha * y + slope) * y + offset for alpha, slope, offset in coefficients]
+        logits = [slope * y + offset for slope, offset in coefficients]
         top = max(logit.mid() for logit in logits)
         weights = [(logit - top).exp() for logit in logits]
         values = sum((weights[place] * factor for place, factor in multiples), arb(0)) * z
@@ -119,6 +118,14 @@ def exact_values(program: Program, y: Array, z: Array, room: Array) -> list[arb]
         return narrow(lambda: at(arb(a), arb(b)), most)
 
     return [ball(*each) for each in zip(y.tolist(), z.tolist(), room.tolist(), strict=True)]
+
+
+def allowance(program: Program, y: Array, z: Array | None = None) -> Array:
+    """Absolute, for the rounding of `Program.evaluate` in float64: from that of float32, unless it is stated."""
+    share = program.rounding if program.double else 2.0**-26 * program.rounding
+    return np.asarray(
+        share * np.maximum(np.maximum(1.0, 0.0 if z is None else np.abs(z)), np.abs(program.evaluate(y, z)))
+    )
 
 
 def upper(ball: arb) -> float:
@@ -205,8 +212,8 @@ def kinks(program: Program) -> list[tuple[float, float]]:
     """Points at which two keys, one of them steep, have equal weights: (place, difference of slopes)."""
     found = set()
     for keys in _over_the_same_keys(program):
-        for number, (_, a, b) in enumerate(keys):
-            found |= {((b - d) / (c - a), abs(a - c)) for _, c, d in keys[:number] if abs(a - c) > 1e6}
+        for number, (a, b) in enumerate(keys):
+            found |= {((b - d) / (c - a), abs(a - c)) for c, d in keys[:number] if abs(a - c) > 1e6}
     return sorted(found)
 
 

@@ -9,10 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from passes.certificates.changes import largest_change
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.gates import (
-    _both,
     _centred,
     _constants,
     _line,
@@ -24,9 +22,8 @@ from passes.programs.gates import (
     line,
     needs_line,
 )
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
-from passes.programs.softmax import FACTORED
+from passes.programs.head import FACTORED, BiasToken, Head
+from passes.programs.program import Program, largest_change
 
 FLOAT = ARITHMETIC[1]
 SMALL = 2.0**-10
@@ -80,11 +77,6 @@ def test_the_rounding_of_two_split_values(c: float, d: float, exact: bool) -> No
     assert (found == 0.0) is exact
 
 
-def test_intersection() -> None:
-    low, high = _both((np.array([0.0, -2.0]), np.array([3.0, 5.0])), (np.array([1.0, -3.0]), np.array([4.0, 2.0])))
-    assert (low.tolist(), high.tolist()) == ([1.0, -2.0], [3.0, 2.0])
-
-
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
@@ -110,7 +102,7 @@ def test_tokens_relative_to_the_self_key(token: BiasToken, expected: tuple[float
 def test_centring_changes_nothing_but_the_keys() -> None:
     head = Head(beta=2.0, gamma=1.0, bias_tokens=(BiasToken(0.5, 2.0, 7.0),), c=1.0, d=0.5)
     program = Program("p", (head,), max_error=1e-3)
-    found = _centred(program, 1e-12)
+    found = _centred(program)
     (made,) = found.heads
     assert (made.beta, made.gamma, made.c, made.d) == (0.0, 0.0, 1.0, 0.5)
     assert made.bias_tokens == (BiasToken(-1.5, 1.0, 7.0),)
@@ -122,8 +114,8 @@ def test_what_centring_changes_counts() -> None:
     """A steep key whose slope becomes a power of two moves the output around its kink."""
     steep = Head(beta=0.0, bias_tokens=(BiasToken(96.0, 960.0, 2.0),), c=0.0, d=1.0)
     program = Program("p", (steep,), max_error=0.5)
-    found = _centred(program, 1e-12)
-    cost = largest_change(program, found, enough=1e-12)
+    found = _centred(program)
+    cost = largest_change(program, found)
     assert 0.01 < cost < 1.0
     assert found.max_error == pytest.approx(0.5 + cost * 1.5)
 
@@ -174,18 +166,14 @@ def test_a_gate_multiplies_what_the_values_read(linear: float, c: float) -> None
     assert made.double is bool(c or linear)
     if made.double:
         assert made.domain == min(math.sqrt(3.0 * FLOAT.limit), 0.5) / FLOAT.small
-        assert made.certificate.endswith(
-            f"; limit: tanh(e g) / e with e = 2^{math.log2(FLOAT.small):.0f}, bounded on cells"
-        )
 
 
 def test_gates_of_other_programs_are_refused() -> None:
     for program in (
         replace(SILU, heads=SILU.heads * 2),
         replace(SILU, heads=()),
-        replace(SILU, heads=(replace(SILU.heads[0], alpha=1.0),)),
     ):
-        with pytest.raises(ValueError, match="silu is not a program of one head with an affine self logit"):
+        with pytest.raises(ValueError, match="silu is not a program of one head"):
             gate(program, FLOAT)
 
 
@@ -199,7 +187,7 @@ def test_the_line_as_a_program() -> None:
 @pytest.mark.parametrize("domain", [4.0, 40.0])
 def test_the_limits_error_is_bounded_and_nearly_reached(domain: float) -> None:
     """tanh(e g) / e in place of g alone: g - tanh(e g) / e = e^2 g^3 / 3 - ..., over max(1, |g|)."""
-    bound = limit_error(Head(beta=0.0, bias_tokens=(), c=0.0), 1.0, SMALL, domain, enough=1e-15)
+    bound = limit_error(Head(beta=0.0, bias_tokens=(), c=0.0), 1.0, SMALL, domain)
     exact = (domain - math.tanh(SMALL * domain) / SMALL) / domain
     assert exact <= bound <= 1.15 * exact
 
@@ -207,7 +195,7 @@ def test_the_limits_error_is_bounded_and_nearly_reached(domain: float) -> None:
 def test_the_limits_error_of_a_sigmoid_linear_unit() -> None:
     """The two halves of the self key, their values plus and minus 1/e: measured on a grid, and a little above."""
     head = SILU.heads[0]
-    bound = limit_error(head, 0.0, SMALL, 40.0, enough=1e-15)
+    bound = limit_error(head, 0.0, SMALL, 40.0)
     g = np.linspace(-40.0, 40.0, 8001)
     x = SMALL * g
     split = (np.sinh(x) / SMALL) / (np.cosh(x) + np.exp(-g))

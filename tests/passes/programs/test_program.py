@@ -9,7 +9,6 @@ import pytest
 
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from passes.programs.softmax import UNIT
 
 # One key at rest and one that follows y: the weight of the second is a logistic function.
 HEAD = Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.5),), c=2.0, d=0.25)
@@ -77,60 +76,9 @@ def test_scaling(inner: float, outer: float) -> None:
     assert scaled.domain == 8.0 / abs(inner)
 
 
-def test_a_quadratic_logit_scales_with_the_square() -> None:
-    bump = Program("bump", (Head(beta=0.5, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=1.0, alpha=-0.25),))
-    scaled = bump.scaled(inner=-2.0)
-    np.testing.assert_allclose(scaled.evaluate(Y), bump.evaluate(-2.0 * Y), rtol=1e-13)
-    assert scaled.heads[0].alpha == -1.0
-
-
 def test_nothing_to_scale() -> None:
     assert BOTH.scaled() is BOTH
     assert BOTH.scaled(inner=1.0, outer=2.0) is not BOTH
-
-
-def test_rounding_of_a_line() -> None:
-    """Four units of each term."""
-    line = Program("line", (), linear=-2.0, constant=3.0)
-    np.testing.assert_allclose(line.float64_rounding(Y), 4.0 * UNIT * (2.0 * np.abs(Y) + 3.0))
-    np.testing.assert_allclose(line.float64_rounding(Y, Z), 4.0 * UNIT * (2.0 * np.abs(Z) + 3.0))
-
-
-def test_rounding_of_heads_covers_every_term() -> None:
-    """The sum of the heads', and of the linear term and the constant by the number of terms."""
-    found = BOTH.float64_rounding(Y, Z)
-    heads = [head.float64_rounding(Y, Z, shifted=True, steps=4) for head in BOTH.heads]
-    sums = 2.0 * UNIT * (2 + 2 + 4.0)
-    np.testing.assert_allclose(found, sum(heads) + sums * (0.75 * np.abs(Z) + 3.0), rtol=1e-12)
-    lone = replace(BOTH, heads=(HEAD,))
-    expected = HEAD.float64_rounding(Y, Z, shifted=True, steps=3) + 2.0 * UNIT * 6.0 * (0.75 * np.abs(Z) + 3.0)
-    skipped = 4.0 * UNIT * np.abs(Z) if HEAD.multiples is not None else 0.0
-    np.testing.assert_allclose(lone.float64_rounding(Y, Z), expected + skipped, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("domain", "reach"), [(8.0, 8.0), (1e6, 1e4), (float("inf"), 1e4)])
-def test_float64_arithmetic_states_the_rounding_of_a_grid(domain: float, reach: float) -> None:
-    """Both sides of 0, finely near it, coarsely to the end of the domain; a gate has self values of 1."""
-    program = replace(BOTH, domain=domain)
-    y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
-    y = y[np.abs(y) <= reach]
-    for gated in (False, True):
-        z = np.ones_like(y) if gated else y
-        expected = np.max(program.float64_rounding(y, z) / np.maximum(1.0, np.abs(program.evaluate(y, z))))
-        made = program.in_double(gated=gated)
-        assert made.double
-        assert made.rounding == expected
-        assert replace(made, double=False, rounding=program.rounding) == program
-
-
-def test_both_sides_of_the_grid_count() -> None:
-    """A program that is small on one side only, where its terms cancel."""
-    for side in (1.0, -1.0):
-        steep = Head(beta=side, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=1.0)
-        program = Program("half", (steep,), linear=-1.0)
-        found = program.in_double(gated=False).rounding
-        y = -side * np.linspace(0.0, 1e4, 129)
-        assert found >= np.max(program.float64_rounding(y) / np.maximum(1.0, np.abs(program.evaluate(y))))
 
 
 def test_rounding_to_a_type() -> None:

@@ -20,9 +20,10 @@ from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.fitted import cheapest, fitted_programs
 from passes.programs.gates import gate
 from passes.programs.head import BiasToken, Head
-from passes.programs.program import _FAR, Program
+from passes.programs.program import Program
 from passes.programs.sharing import Key, groups_of
 from rewriter.graph.view import view_model
+from tests.passes.programs.balls import allowance
 from tests.textmodels import mlp, only_block
 
 Array = NDArray[np.float64]
@@ -200,7 +201,7 @@ def test_certified_error_holds(activation: str, program: Program) -> None:
     size = np.maximum(1.0, np.abs(expected))
     beyond = np.abs(program.evaluate(y) - expected) - (program.max_error * (1.0 + 1e-9) + 4e-15) * size
     above = beyond > 0.0  # by the rounding of the program; 4e-15 is that of the definitions above
-    assert np.all(beyond[above] <= program.float64_rounding(y[above]))
+    assert np.all(beyond[above] <= allowance(program, y[above]))
 
 
 @pytest.mark.parametrize(("activation", "program"), FITTED)
@@ -276,7 +277,6 @@ def test_relu_is_exact_in_float32() -> None:
 # -- transformations of programs ----------------------------------------------------------------------------------
 
 CURVED = Head(
-    alpha=-0.3,
     beta=0.7,
     gamma=0.2,
     c=1.5,
@@ -288,7 +288,7 @@ NEAR = np.linspace(-30.0, 30.0, 2001)
 
 def softmax_by_hand(head: Head, y: float, z: float) -> float:
     """One query against its own key and the bias keys, with Python floats."""
-    logits = [head.alpha * y * y + head.beta * y + head.gamma]
+    logits = [head.beta * y + head.gamma]
     logits += [token.slope * y + token.offset for token in head.bias_tokens]
     values = [head.c * z + head.d, *(token.value for token in head.bias_tokens)]
     weights = [math.exp(logit - max(logits)) for logit in logits]
@@ -311,7 +311,7 @@ def test_shift_is_invisible_to_softmax(slope: float, offset: float) -> None:
 
 def test_a_shift_of_one_key_alone_is_visible() -> None:
     token = BiasToken(-1.0, 0.6, 2.0)
-    moved = Head(alpha=-0.3, beta=0.7, gamma=0.2, c=1.5, d=-0.25, bias_tokens=(token, CURVED.bias_tokens[1]))
+    moved = Head(beta=0.7, gamma=0.2, c=1.5, d=-0.25, bias_tokens=(token, CURVED.bias_tokens[1]))
     assert np.max(np.abs(moved.evaluate(NEAR, NEAR) - CURVED.evaluate(NEAR, NEAR))) > 1e-3
 
 
@@ -332,7 +332,7 @@ def test_scaled(activation: str, program: Program, inner: float, outer: float) -
     added = 0.0 if inner == outer == 1.0 else 2.0**-40 * max(1.0, abs(outer))
     assert scaled.max_error == pytest.approx(program.max_error * abs(outer) + added, rel=1e-12)
     error = np.abs(scaled.evaluate(y) - outer * FITTED_TRUTHS[activation](inner * y))
-    assert np.all(error <= scaled.max_error + scaled.float64_rounding(y) + 4e-15 * (1.0 + np.abs(outer * inner * y)))
+    assert np.all(error <= scaled.max_error + allowance(scaled, y) + 4e-15 * (1.0 + np.abs(outer * inner * y)))
 
 
 def test_scaling_leaves_the_domain_in_units_of_the_input() -> None:
@@ -347,7 +347,7 @@ def test_rounded_states_what_it_changes(activation: str, program: Program) -> No
     points = np.random.default_rng(1).normal(0.0, 6.0, 50_000)
     expected = program.evaluate(points)
     change = np.abs(rounded.evaluate(points) - expected)
-    rounding = program.float64_rounding(points) + rounded.float64_rounding(points)
+    rounding = 2.0 * allowance(program, points)
     assert np.all(change <= rounded.coefficient_error * np.maximum(1.0, np.abs(expected)) + rounding)
     again = rounded.rounded(np.float32)
     np.testing.assert_allclose(again.evaluate(points), rounded.evaluate(points), rtol=1e-12, atol=1e-12)
@@ -380,10 +380,9 @@ def test_gate(entry: Activation, arithmetic: Arithmetic) -> None:
     u = np.random.default_rng(2).normal(0.0, 4.0, g.size)
     expected = entry.function(g, parameters)
     size = np.maximum(1.0, np.abs(expected)) * np.abs(u)
-    rounding = program.float64_rounding(g, u) / size + 4e-15
+    rounding = allowance(program, g, u) / size + 4e-15
     error = np.abs(program.evaluate(g, u) - expected * u) / size
     assert np.all(error <= program.max_error + rounding)
-    assert np.max(program.float64_rounding(g, u) / size) <= 1.6 * program.rounding
     assert program.domain > 500.0
 
 
@@ -422,7 +421,7 @@ def test_gate_without_the_second_head_is_another_function() -> None:
 
 def test_gate_of_several_heads() -> None:
     program = Program("two", (CURVED, CURVED))
-    with pytest.raises(ValueError, match="two is not a program of one head with an affine self logit"):
+    with pytest.raises(ValueError, match="two is not a program of one head"):
         gate(program, FLOAT)
 
 
@@ -502,14 +501,3 @@ def test_stated_rounding_is_a_few_units_of_float32() -> None:
     """What the proof of a region grants beside the original's own error."""
     assert Program("p", ()).rounding == 2.0**-22
     assert all(program.rounding <= 2e-3 or program.double for _, program in fitted_programs())
-
-
-@pytest.mark.parametrize("side", [-1.0, 1.0])
-def test_stated_rounding_in_double_holds_far_out_on_both_sides(side: float) -> None:
-    """Of GELU it is largest far below 0, where the function vanishes and its terms do not."""
-    for _, program in fitted_programs():
-        double = program.in_double(gated=False)
-        y = side * np.array([0.0, 1.0, 8.0, 32.0, 1e3, _FAR])
-        share = program.float64_rounding(y, y) / np.maximum(1.0, np.abs(program.evaluate(y, y)))
-        assert share.max() <= double.rounding * (1 + 1e-9)
-        assert double.double

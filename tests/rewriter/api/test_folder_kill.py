@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from rewriter import rewrite_folder
+from rewriter.files.atomic import sweep
 from rewriter.files.folder import check_new_folder, staged_folder
-from rewriter.files.journal import sweep
 from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
 from tests.textmodels import SILU, mlp
@@ -66,10 +66,7 @@ def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None
         (staged / "onnx").mkdir()
         (staged / "onnx" / "model.onnx").write_bytes(b"half")
         shutil.copytree(staged, copy)
-        (journal,) = tmp_path.glob(".rewrite-*.journal")
-        content = journal.read_bytes()
     copy.rename(staged)
-    journal.write_bytes(content)
     sweep(tmp_path / "other")
     assert below(staged) == {"onnx", "onnx/model.onnx"}
     check_new_folder(out, tmp_path / "in")
@@ -86,20 +83,3 @@ def test_a_folder_of_another_run_stays(tmp_path: Path) -> None:
         sweep(out)
         assert below(running) == {"model.onnx"}
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_what_the_journal_of_this_folder_names_is_removed(tmp_path: Path) -> None:
-    other, mine = tmp_path / ".rewrite-0123456789abcdef.folder", tmp_path / "kept"
-    for folder in (other, mine):
-        folder.mkdir()
-        (folder / "precious").write_bytes(b"x")
-    with staged_folder(tmp_path / "out") as staged:
-        (journal,) = tmp_path.glob(".rewrite-*.journal")
-        content = journal.read_bytes()
-    staged.symlink_to(mine)
-    journal.write_bytes(content + b"../kept\nkept\n")
-    sweep(tmp_path / "out")
-    assert below(mine) == {"precious"}
-    assert below(other) == {"precious"}
-    assert not journal.exists()
-    assert staged.is_symlink()

@@ -36,7 +36,7 @@ COMMANDS = {
     "rank": "rank MODEL --tokens --idle --report JSON",
     "diff": "diff MODEL OTHER --graph-only -v --report JSON",
     "diff outputs": "diff MODEL OTHER -v --report JSON",
-    "certify": "certify MODEL OTHER -v -o JSON",
+    "certify": "certify MODEL OTHER -o JSON",
     "validate": "validate MODEL OTHER -v --report JSON",
 }
 

@@ -16,8 +16,7 @@ from rewriter.compare.depth import Bench, Boundary, Landmark, boundaries, groups
 from rewriter.files.load import load_model
 from rewriter.graph.extract import upstream
 from rewriter.proof.claims import Side
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.nudge import Point
 from tests.textmodels import text_model
 

@@ -73,7 +73,7 @@ def test_heads_of_neurons(path: Path, program: str) -> None:
         certain = np.tile(np.abs(pre) > 1e-4, len(own.groups))
         wanted = neuron_pattern(data, tensors)
         assert pattern.shape == wanted.shape
-        steep = max(abs(key) for group in own.groups for key in (group.head.beta, group.head.alpha))
+        steep = max(abs(group.head.beta) for group in own.groups)
         assert np.abs(pattern - wanted)[certain].max() <= 1e-5 * max(1.0, min(steep, 100.0))
         out = np.einsum("bthk,hkd->btd", z.astype(np.float64), tensors["W_O"]) + tensors["b_O"]
         close(out, values[own.result].reshape(out.shape))

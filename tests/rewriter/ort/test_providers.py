@@ -22,7 +22,7 @@ from rewriter.ort.providers import (
     require_float64,
 )
 from rewriter.ort.sessions import Session, open_session
-from rewriter.report.terminal.tables import remarks, warnings
+from rewriter.report.terminal.rewriting import remarks, warnings
 from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
@@ -153,8 +153,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) ->
         left = None if names is None else tuple(names)
         return replace(session, cpu_nodes=left, _session=_Noisy(session._session, noise))
 
-    for room in ("whole", "segmented"):
-        monkeypatch.setattr(f"rewriter.proof.run.{room}.open_session", opened)
+    monkeypatch.setattr("rewriter.proof.run.open_session", opened)
     monkeypatch.setattr("rewriter.ort.providers._obstacle", lambda _provider: None)
     return asked
 

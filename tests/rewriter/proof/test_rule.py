@@ -13,7 +13,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import FACTOR, Judgement, compared
-from rewriter.proof.run.segmented import run_model
+from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import validate
 from tests.textmodels import SILU, mlp

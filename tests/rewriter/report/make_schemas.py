@@ -65,9 +65,7 @@ class Written(NamedTuple):
 
 
 WRITTEN: dict[type, Written] = {
-    Report: Written(
-        left=("before", "after", "rewritten", "details"), entries=("version", "operators", "nodes", "bytes")
-    ),
+    Report: Written(left=("before", "after", "rewritten"), entries=("version", "operators", "nodes", "bytes")),
     Comparison: Written(properties=("error_ratio",), entries=("version", "first_exceeding")),
     Benchmark: Written(entries=("version",)),
     Certification: Written(entries=("version",)),

@@ -6,7 +6,7 @@ import io
 
 import rich.console
 
-from rewriter.report.terminal.progress import Estimate, shown
+from rewriter.report.terminal.console import Estimate, shown
 
 
 class Clock:

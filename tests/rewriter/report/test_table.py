@@ -8,9 +8,8 @@ import pytest
 import rich.console
 
 from rewriter.report.html.page import Shown, shown
-from rewriter.report.table import Cell, Column, Kind, Table, columns
-from rewriter.report.tables import operator_table
-from rewriter.report.terminal.layout import drawn, written
+from rewriter.report.tables import Cell, Column, Kind, Table, columns, operator_table, written
+from rewriter.report.terminal.console import drawn
 
 TABLE = Table(
     "Sizes", (*columns("name", "block"), *columns("count", "heads", "keys")), (("a", 8, None), ("b", 1, None))
@@ -34,24 +33,27 @@ def test_operators_that_changed_the_most_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "terminal", "page"),
+    ("value", "kind", "text"),
     [
-        (None, "error", "-", Shown("–", -1.0)),
-        (0.0, "error", "0", Shown("0", 0.0)),
-        (3.14e-7, "error", "3.1e-07", Shown("3.1\u202f×\u202f10⁻⁷", 3.14e-7)),
-        (math.inf, "error", "inf", Shown("∞", math.inf)),
-        (1.234, "ratio", "1.23", Shown("1.23", 1.234)),
-        (1024, "count", "1,024", Shown("1,024", 1024.0)),
-        (-3, "change", "-3", Shown("−3", -3.0)),
-        (0.5, "share", "50.0 %", Shown("50.0\u202f%", 0.5)),
-        (0.99996, "agreement", "100.00 %", Shown("100.0\u202f%", 0.99996)),
-        ("MatMul 4x8 -> 8x4", "operators", "MatMul 4x8 -> 8x4", Shown("MatMul 4×8 → 8×4")),
-        ("h\x1b[31m", "name", "h\x1b[31m", Shown("h\N{REPLACEMENT CHARACTER}[31m", style="name")),
+        (None, "error", "-"),
+        (0.0, "error", "0"),
+        (3.14e-7, "error", "3.1e-07"),
+        (math.inf, "error", "inf"),
+        (1.234, "ratio", "1.23"),
+        (1024, "count", "1,024"),
+        (-3, "change", "-3"),
+        (0.5, "share", "50.0 %"),
+        (0.99996, "agreement", "100.00 %"),
     ],
 )
-def test_values(value: str | float | None, kind: Kind, terminal: str, page: Shown) -> None:
-    assert written(value, kind) == terminal
-    assert shown(value, Column("x", kind)) == page
+def test_numbers(value: float | None, kind: Kind, text: str) -> None:
+    assert written(value, kind) == text
+    assert shown(value, Column("x", kind)) == Shown(text, -1.0 if value is None else value)
+
+
+def test_words_on_the_page() -> None:
+    assert shown("MatMul 4x8 -> 8x4", Column("x", "operators")) == Shown("MatMul 4×8 → 8×4")
+    assert shown("h\x1b[31m", Column("x", "name")) == Shown("h\N{REPLACEMENT CHARACTER}[31m", style="name")
 
 
 def test_a_cell_with_words_of_its_own() -> None:

@@ -44,7 +44,7 @@ def read(model: onnx.ModelProto, names: list[str], x: Array) -> dict[str, Array]
 
 def softmax_weights(head: HeadNumbers, y: Array) -> Array:
     """Theorem 3 in numpy: the weights of a head's own key and of its bias tokens, [..., 1 + m]."""
-    own = head.alpha * y**2 + head.beta * y + head.gamma
+    own = head.beta * y + head.gamma
     logits = np.stack([own, *(token.slope * y + token.offset for token in head.bias_tokens)], axis=-1)
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=-1, keepdims=True))

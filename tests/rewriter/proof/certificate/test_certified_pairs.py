@@ -19,7 +19,7 @@ from rewriter.errors import ModelError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from tests.committed import FILES, FOLDER
 from tests.textmodels import mlp, text_model
 
@@ -623,3 +623,16 @@ def test_wrong_attention_of_compact_is_refused(change: Callable[[onnx.ModelProto
     found = judged(onnx.load(FOLDER / "gelu-encoder.onnx"), model)
     assert not found.certified
     assert found.refusals
+
+
+def test_a_wrong_key_is_refuted() -> None:
+    """Constants are computed with, so that what is wrong with them is known and not only unproved."""
+    model = _of_compact("gelu-encoder.onnx")
+    node = _made(model, "/k_self")
+    place = list(model.graph.node).index(node)
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.001, np.float32), "factor"))
+    model.graph.node.insert(place + 1, helper.make_node("Mul", ["unscaled", "factor"], [node.output[0]]))
+    node.output[0] = "unscaled"
+    found = judged(onnx.load(FOLDER / "gelu-encoder.onnx"), model).refusals[0]
+    assert found.refuted
+    assert "differs by 1.0" in found.reason

@@ -10,9 +10,9 @@ import pytest
 
 from rewriter import ExitStatus, ValidationError, rewrite, validate
 from rewriter.files.load import load_model
-from rewriter.proof.inputs.generate import Maker
-from rewriter.proof.inputs.roles import Kind
-from rewriter.proof.inputs.search import search_sizes, searched
+from rewriter.proof.inputs.cases import make_cases
+from rewriter.proof.inputs.search import other_cases, tried_sizes
+from rewriter.proof.settings import Settings
 from tests.textmodels import SILU, mlp, text_model
 
 
@@ -55,10 +55,8 @@ def lengths(cases: Any) -> list[tuple[int, ...]]:
 
 def test_accepted_sizes_are_found() -> None:
     model = load_model(speech(640, 1000))
-    maker = Maker(model.proto)
-    assert maker.open_kinds == {Kind.BATCH, Kind.SAMPLES}
-    assert all(shape[1] > 1000 for shape in lengths(maker.usual()))
-    found = search_sizes(model, maker, "cpu")
+    assert all(shape[1] > 1000 for shape in lengths(make_cases(model.proto)))
+    found = other_cases(model, Settings())
     wanted = [(batch, size) for size in (640, 800, 960) for batch in (1, 3)]
     assert [case.name for case in found] == [f"batch {batch}, samples {size}" for batch, size in wanted]
     assert lengths(found) == wanted
@@ -91,7 +89,6 @@ def test_usual_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_tried_in_vain() -> None:
     model = speech(10**7, 10**7, name="length")
-    assert searched(Maker(model)) == ("other sizes of dimension 'length' of input 'audio' were tried too, up to 16,384")
     message = (
         r"the original model runs on none of the \d inputs tried; other sizes of dimension 'length' of input 'audio' "
         r"were tried too, up to 16,384; give some with --inputs or sizes with --dim"
@@ -107,7 +104,7 @@ def test_what_was_tried_in_vain() -> None:
 def test_fixed_sizes_are_kept() -> None:
     """--dim fixes the samples, so nothing is left to vary."""
     model = speech(640, 1000)
-    assert searched(Maker(model, dims={"samples": 4900})) == ""
+    assert tried_sizes(load_model(model), Settings(dims={"samples": 4900})) == ""
     with pytest.raises(ValidationError, match=r"runs on none of the . inputs tried; give some with --inputs"):
         rewrite(model, providers="cpu", dims={"samples": 4900})
     assert rewrite(model, providers="cpu", dims={"samples": 800}).exit_status is ExitStatus.CONVERTED

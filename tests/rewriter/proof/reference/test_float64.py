@@ -96,16 +96,14 @@ OPERATORS: dict[str, Any] = {
     "y = SimplifiedLayerNormalization<epsilon = 0.001>(x, s)": lambda x: _norm(x, 1e-3, False) * 2,
     "y = com.microsoft.FusedMatMul<alpha = 0.5, transB = 1>(x, x)": lambda x: 0.5 * x @ x.swapaxes(1, 2),
     "y = Softmax(x)": lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
-    "y = GroupNormalization<num_groups = 3, epsilon = 0.001>(x, t, u)": lambda x: _norm(x, 1e-3) * 2 + 0.5,
 }
 
 
 @pytest.mark.parametrize("body", OPERATORS)
 def test_operators_are_exact(body: str) -> None:
-    constants = (
-        "s = Constant<value = float[4] {2,2,2,2}>() b = Constant<value = float[4] {.5,.5,.5,.5}>() "
-        "t = Constant<value = float[3] {2,2,2}>() u = Constant<value = float[3] {.5,.5,.5}>() "
-    ).replace(".5", "0.5")
+    constants = ("s = Constant<value = float[4] {2,2,2,2}>() b = Constant<value = float[4] {.5,.5,.5,.5}>() ").replace(
+        ".5", "0.5"
+    )
     model = parse("(float[2, 3, 4] x) => (float[2, 3, 4] y)", constants + body)
     result = run(model, x=X)
     assert result.dtype == np.float64
@@ -160,28 +158,6 @@ def test_attention_is_not_rounded(attributes: str) -> None:
     np.testing.assert_allclose(result, weights @ np.repeat(v.astype(float), 2, 1), rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("rank", [3, 4])
-@pytest.mark.parametrize("attributes", ["interleaved = 0", "interleaved = 1", "rotary_embedding_dim = 4"])
-def test_operators_of_our_own_agree_with_onnxruntime(rank: int, attributes: str) -> None:
-    from rewriter.ort.sessions import open_session
-
-    shape = (2, 3, 5, 8) if rank == 4 else (2, 5, 24)
-    extra = "" if rank == 4 and "dim" not in attributes else "num_heads = 3"
-    joined = ", ".join(part for part in (attributes, extra) if part)
-    half = 2 if "dim" in attributes else 4
-    signature = f"(float[{', '.join(map(str, shape))}] x, int64[2, 5] p) => (float y)"
-    model = parse(signature, f"y = RotaryEmbedding<{joined}>(x, c, s, p)", opset=23)
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    for name in "cs":
-        table = RNG.standard_normal((9, half)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(table, name))
-    feeds: dict[str, Any] = {
-        "x": RNG.standard_normal(shape).astype(np.float32),
-        "p": np.arange(10).reshape(2, 5) % 9,
-    }
-    np.testing.assert_allclose(run(model, **feeds), open_session(model).run(feeds)["y"], atol=1e-5)
-
-
 def test_subgraphs_and_functions() -> None:
     branches = (
         "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() "
@@ -213,8 +189,8 @@ def test_loops() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("y = DynamicQuantizeLinear(x)", r"DynamicQuantizeLinear 'y' is quantised"),
-        ("y = RandomNormalLike(x)", r"RandomNormalLike 'y' is random"),
+        ("y = DynamicQuantizeLinear(x)", r"DynamicQuantizeLinear 'y' has no known float64 form"),
+        ("y = RandomNormalLike(x)", r"RandomNormalLike 'y' has no known float64 form"),
         (
             "y = com.microsoft.MatMulNBits<N = 2>(x, x)",
             r"com\.microsoft::MatMulNBits 'y' has no known float64 form",

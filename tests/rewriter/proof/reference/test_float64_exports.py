@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.generate import make_cases
+from rewriter.proof.inputs.cases import make_cases
 from rewriter.proof.reference.float64 import open_reference
 
 torch = pytest.importorskip("torch")

@@ -18,7 +18,6 @@ from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Ref
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation
-from rewriter.report.details import Details, HeadCount, Key, ProgramDetails
 from rewriter.report.report import BlockRow, Shape
 from tests.textmodels import ERF_GELU, SILU, mlp
 
@@ -49,26 +48,25 @@ def failed() -> Report:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
-        report = rewrite(mlp(ERF_GELU), details=True)
+        report = rewrite(mlp(ERF_GELU))
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     return report
 
 
 def passed() -> Report:
-    return rewrite(mlp(ERF_GELU), details=True)
+    return rewrite(mlp(ERF_GELU))
 
 
 REPORTS: dict[str, Any] = {
     "gelu": passed,
-    "silu": lambda: rewrite(mlp(SILU), details=True),
-    "relu": lambda: rewrite(mlp("h = Relu(y)"), details=True),
-    "mish": lambda: rewrite(mlp("p = Softplus(y) t = Tanh(p) h = Mul(y, t)"), details=True),
-    "float16": lambda: rewrite(mlp(SILU, elem="float16"), details=True),
-    "not-proved": lambda: rewrite(mlp(SILU), validate=False, details=True),
-    "no-details": lambda: rewrite(mlp(SILU)),
-    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True, details=True),
-    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False, details=True),
-    "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)"), details=True),
+    "silu": lambda: rewrite(mlp(SILU)),
+    "relu": lambda: rewrite(mlp("h = Relu(y)")),
+    "mish": lambda: rewrite(mlp("p = Softplus(y) t = Tanh(p) h = Mul(y, t)")),
+    "float16": lambda: rewrite(mlp(SILU, elem="float16")),
+    "not-proved": lambda: rewrite(mlp(SILU), validate=False),
+    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True),
+    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False),
+    "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)")),
     "hostile": lambda: large(8, 8, names=HOSTILE),
     "large": lambda: large(100, 2000),
 }
@@ -111,8 +109,6 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
     provider = ProviderRun(outputs, {}, 1.3, (0.1, 0.2), tuple(names))
     cases = (*(names or ("batch 1",)),)
-    counts = tuple(HeadCount(row.name, 4096, 16384, 2 * 4096 * 16384, 0.006, 16384, None) for row in rows[:blocks])
-    programs = tuple(_program(names[number % len(names)] if names else f"program {number}") for number in range(30))
     return Report(
         model=names[0] if names else "model.onnx",
         output=names[1] if names else "out.onnx",
@@ -125,7 +121,6 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         notes=names,
         exit_status=ExitStatus.CONVERTED,
         environment={"onnx": "1.22.0"},
-        details=Details(programs[:8] if names else programs, counts, 0.6, 64, None, names[0] if names else ""),
     )
 
 
@@ -150,7 +145,6 @@ def extreme() -> Report:
         output=None,
         exit_status=ExitStatus.VALIDATION_FAILED,
         validation=replace(validation, passed=False, blocks=blocks, failures=failures, providers={"cpu": provider}),
-        details=None,
     )
 
 
@@ -174,11 +168,6 @@ def _stats(name: str) -> OutputStats:
         min_tolerance=1e-6,
         rows=10,
     )
-
-
-def _program(name: str) -> ProgramDetails:
-    keys = (Key("self", (0.0, 1.0, 0.0), "y"), Key(name, (0.0, 0.0, 0.0), name))
-    return ProgramDetails(name, name, 1, 1e-8, measured=False, count=1, tokens=1, heads=(keys,))
 
 
 def _region(name: str) -> CertifiedRegion:

@@ -1,1 +1,0 @@
-"""Certificates: proved bounds on what head programs are off by."""

@@ -1,1 +1,0 @@
-"""Whether a model is sound: names, scopes, functions, the order of nodes."""

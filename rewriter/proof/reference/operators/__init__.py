@@ -1,1 +1,0 @@
-"""Operators in numpy, for the float64 evaluation."""

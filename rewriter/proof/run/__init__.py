@@ -1,1 +1,0 @@
-"""Run models: as a whole, in segments."""

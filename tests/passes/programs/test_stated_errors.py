@@ -1,0 +1,114 @@
+"""Errors stated in the table of head programs, proved by the certificate that also judges rewritten models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flint import fmpq
+
+from passes.programs.activations import ACTIVATIONS
+from passes.programs.closed_forms import scaled_silu
+from passes.programs.fitted import (
+    bounded_programs,
+    cheapest,
+    cheapest_gate,
+    fitted_programs,
+    gate_programs,
+    power_programs,
+    precise_programs,
+)
+from passes.programs.program import Program
+from rewriter.proof.certificate.bounds import Bound, prove
+from rewriter.proof.certificate.expressions import (
+    VARIABLE,
+    Expression,
+    add,
+    apply,
+    constant,
+    gelu,
+    mul,
+    softmax,
+    total,
+)
+from tests.conftest import slow
+from tests.passes.programs.balls import arb, errors, precision, program_at
+
+FUNCTIONS: dict[str, Callable[[], Expression]] = {
+    "gelu": lambda: gelu(VARIABLE),
+    "gelu_tanh": lambda: gelu(VARIABLE, tanh=True),
+    "softplus": lambda: apply("softplus", VARIABLE),
+}
+TABLE = (
+    *fitted_programs(), *bounded_programs(), *gate_programs(), *power_programs(), *precise_programs(),
+    *((name, scaled_silu(name)) for name in ("gelu", "gelu_tanh")),
+)  # fmt: skip
+QUICK = {"gelu_erf_m6", "gelu_erf_7", "scaled_silu"}
+EACH = pytest.mark.parametrize(
+    ("activation", "program"),
+    [
+        pytest.param(
+            activation, program, id=f"{activation}-{program.name}", marks=() if program.name in QUICK else slow
+        )
+        for activation, program in TABLE
+    ],
+)
+
+
+def affine(slope: float, offset: float) -> Expression:
+    return add(mul(constant(slope), VARIABLE), constant(offset))
+
+
+def expression(program: Program) -> Expression:
+    """The program as a function of y, from its coefficients alone."""
+    terms = [affine(program.linear, program.constant)]
+    for head in program.heads:
+        values = [affine(head.c, head.d), *(constant(token.value) for token in head.bias_tokens)]
+        weights = softmax([affine(*logit) for logit in head.logits])
+        terms += [mul(weight, value) for weight, value in zip(weights, values, strict=True)]
+    return total(terms)
+
+
+def proof(activation: str, program: Program, limit: float) -> Bound:
+    domain = None if np.isinf(program.domain) else program.domain
+    return prove(FUNCTIONS[activation](), expression(program), limit, fmpq(2) ** 128, domain)
+
+
+@EACH
+def test_stated_errors_are_proved(activation: str, program: Program) -> None:
+    found = proof(activation, program, program.max_error)
+    assert found.holds, found.reason
+
+
+@pytest.mark.parametrize(("activation", "program"), precise_programs())
+def test_programs_for_float64(activation: str, program: Program) -> None:
+    """They are what float64 models get, and float64 evaluates them to a few units in the last place."""
+    assert cheapest(activation, 1e-16) == cheapest_gate(activation, 1e-16) == program
+    assert cheapest(activation, 1e-7).bias_tokens <= 10
+    y = np.concatenate([np.linspace(-40.0, 40.0, 161), [1e-300, 1e6, -1e6]])
+    with precision(300):
+        exact = [program_at(program, arb(float(value)), arb(float(value))) for value in y]
+    assert np.all(errors(program.evaluate(y), exact) <= 1e-13 * np.maximum(1.0, np.abs(program.evaluate(y))))
+
+
+@pytest.mark.parametrize("which", ["slope", "offset", "value"])
+def test_a_wrong_coefficient_is_noticed(which: str) -> None:
+    """One coefficient of the heaviest bias token at -0.5 is off by 1e-3 of its magnitude."""
+    (program,) = [program for _, program in fitted_programs() if program.name == "gelu_erf_m6"]
+    (head,) = program.heads
+    heaviest = int(np.argmax(head.weights(np.array([-0.5]))[1:, 0]))
+    tokens = list(head.bias_tokens)
+    tokens[heaviest] = replace(tokens[heaviest], **{which: getattr(tokens[heaviest], which) * 1.001})
+    found = proof("gelu", replace(program, heads=(replace(head, bias_tokens=tuple(tokens)),)), program.max_error)
+    assert not found.holds
+    assert found.at_least > program.max_error
+
+
+@EACH
+def test_stated_errors_are_no_exaggeration(activation: str, program: Program) -> None:
+    y = np.linspace(-12.0, 12.0, 400_001)
+    y = y[np.abs(y) <= program.domain]
+    (entry,) = [entry for entry in ACTIVATIONS if entry.name == activation]
+    assert np.max(np.abs(program.evaluate(y) - entry.function(y, entry.usual))) > 0.97 * program.max_error

@@ -1,0 +1,614 @@
+"""What a sound model is: names, order, tensors, functions, operators; and unsorted graphs, which are put in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from rewriter.errors import ModelError
+from rewriter.files import soundness
+from rewriter.files.load import load_model
+from rewriter.files.soundness import check_structure, sort_main_graph
+from rewriter.files.walk import MAX_DEPTH
+from tests.committed import EACH_FILE
+from tests.counting import steps
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 17, "local": 1]> ' + text)
+
+
+IF = "If(c) <then_branch = t () => (float[2] o) { %s }, else_branch = e () => (float[2] o) { o = Neg(x) }>"
+
+SOUND = {
+    "chain": "g (float[2] x) => (float[2] y) { a = Relu(x) y = Neg(a) }",
+    "optional input and output": "g (float[2] x) => (float[2] y) { a = Clip(x, , x) y, = Dropout(a) }",
+    "input is output": "g (float[2] x) => (float[2] x) {}",
+    "initializer is default of input": "g (float[2] x) => (float[2] y) <float[2] x = {1, 2}> { y = Neg(x) }",
+    "branches share names": f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(x)'} }}",
+    "branch reads outer": f"g (float[2] x, bool c) => (float[2] y) {{ a = Neg(x) y = {IF % 'o = Neg(a)'} }}",
+    "branch output has the name of the node's": (
+        "g (float[2] x, bool c) => (float[2] y) { y = If(c) "
+        "<then_branch = t () => (float[2] y) { y = Neg(x) }, "
+        "else_branch = e () => (float[2] y) { y = Relu(x) }> }"
+    ),
+    "local function": (
+        "g (float[2] x) => (float[2] y) { y = local.f(x) } "
+        '<domain: "local", opset_import: ["": 17]> f (p) => (q) { r = Neg(p) q = Relu(r) }'
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SOUND.values(), ids=SOUND.keys())
+def test_sound_models_pass(text: str) -> None:
+    check_structure(parse(text))
+
+
+FUNCTION = ' <domain: "local", opset_import: ["": 17, "local": 1]> '
+CALL = "g (float[2] x) => (float[2] y) { y = local.f(x) }"
+
+UNSOUND = {
+    "undefined input": (
+        "g (float[2] x) => (float[2] y) { y = Add(x, z) }",
+        "node '' ('Add') reads 'z', which is never defined",
+    ),
+    "undefined output": (
+        "g (float[2] x) => (float[2] y) { z = Neg(x) }",
+        "graph output 'y' is never defined",
+    ),
+    "no outputs": ("g (float[2] x) => () { z = Neg(x) }", "the model has no outputs"),
+    "out of order": (
+        "g (float[2] x) => (float[2] y) { y = Neg(a) a = Relu(x) }",
+        "node '' ('Neg') reads 'a' before it is produced: the nodes are not in topological order",
+    ),
+    "branch reads later name": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(a)'} a = Relu(x) }}",
+        "not in topological order",
+    ),
+    "cycle": (
+        "g (float[2] x) => (float[2] y) { a = Neg(b) b = Neg(a) y = Exp(a) }",
+        "or form a cycle",
+    ),
+    "self loop": ("g (float[2] x) => (float[2] y) { y = Add(x, y) }", "or form a cycle"),
+    "cycle through a branch": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF % 'o = Neg(a)'} a = Relu(y) }}",
+        "or form a cycle",
+    ),
+    "output twice": (
+        "g (float[2] x) => (float[2] y) { y = Neg(x) y = Relu(x) }",
+        "node '' ('Relu') defines 'y' again",
+    ),
+    "output twice in one node": ("g (float[2] x) => (float[2] y) { y, y = Split(x) }", "defines 'y' again"),
+    "output is input": ("g (float[2] x) => (float[2] x) { x = Neg(x) }", "defines 'x' again"),
+    "output is initializer": (
+        "g () => (float[2] w) <float[2] w = {1, 2}> { w = Neg(w) }",
+        "defines 'w' again",
+    ),
+    "input twice": (
+        "g (float[2] x, float[2] x) => (float[2] y) { y = Neg(x) }",
+        "graph input 'x' is defined twice",
+    ),
+    "initializer twice": (
+        "g (float[2] x) => (float[2] y) <float w = {1}, float w = {2}> { y = Add(x, w) }",
+        "initializer 'w' is defined twice",
+    ),
+    "branch output shadows": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ a = Neg(x) y = {IF % 'a = Neg(x) o = Neg(a)'} }}",
+        "defines 'a' again",
+    ),
+    "branch returns outer name": (
+        f"g (float[2] x, bool c) => (float[2] y) {{ y = {IF.replace('[2] o', '[2] x', 1) % ''} }}",
+        "graph output 'x' is never defined in its graph",
+    ),
+    "function twice": (
+        CALL + 2 * (FUNCTION + "f (p) => (q) { q = Neg(p) }"),
+        "local function 'f' is defined twice",
+    ),
+    "function calls itself": (
+        CALL + FUNCTION + "f (p) => (q) { q = local.f(p) }",
+        "local function 'f' calls itself",
+    ),
+    "mutual recursion": (
+        CALL + FUNCTION + "f (p) => (q) { q = local.h(p) }" + FUNCTION + "h (p) => (q) { q = local.f(p) }",
+        "calls itself",
+    ),
+    "recursion in a branch": (
+        CALL + FUNCTION + "f (x, c) => (q) { q = " + IF % "o = local.f(x, c)" + " }",
+        "local function 'f' calls itself",
+    ),
+    "function reads unknown": (
+        CALL + FUNCTION + "f (p) => (q) { q = Neg(x) }",
+        "reads 'x', which is never defined",
+    ),
+    "function output unknown": (
+        CALL + FUNCTION + "f (p) => (q) { r = Neg(p) }",
+        "function output 'q' is never defined",
+    ),
+    "function input twice": (
+        CALL + FUNCTION + "f (p, p) => (q) { q = Neg(p) }",
+        "function input 'p' is defined twice",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), UNSOUND.values(), ids=UNSOUND.keys())
+def test_unsound_graphs_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        check_structure(parse(text))
+
+
+Edit = Callable[[onnx.ModelProto], object]
+
+EDITS: dict[str, tuple[Edit, str]] = {
+    "no graph": (lambda m: m.ClearField("graph"), "has no graph"),
+    "no IR version": (lambda m: m.ClearField("ir_version"), "has no IR version"),
+    "no operator set": (lambda m: m.ClearField("opset_import"), "names no operator set"),
+    "operator set twice": (
+        lambda m: m.opset_import.add(domain="ai.onnx", version=9),
+        "domain '' is named twice",
+    ),
+    "operator set without version": (
+        lambda m: m.opset_import.add(domain="new"),
+        "domain 'new' is named twice or has no",
+    ),
+    "empty input name": (lambda m: m.graph.input.add(), "graph input has the unusable name ''"),
+    "empty initializer name": (
+        lambda m: m.graph.initializer.add(data_type=1, dims=[0]),
+        "initializer has the unusable name ''",
+    ),
+    "sparse initializer repeats": (
+        lambda m: m.graph.sparse_initializer.add(
+            values=TensorProto(name="w", data_type=1, dims=[0]), indices=TensorProto(data_type=7, dims=[0])
+        ),
+        "initializer 'w' is defined twice",
+    ),
+    "sparse dims": (
+        lambda m: m.graph.sparse_initializer.add(
+            values=TensorProto(name="s", data_type=1, dims=[0]),
+            indices=TensorProto(data_type=7, dims=[0]),
+            dims=[-1],
+        ),
+        "tensor 's' has the negative dimension -1",
+    ),
+    "no operator": (
+        lambda m: m.graph.node.add(output=["z"]),
+        "node '' ('') of domain '' has no usable operator",
+    ),
+    "reference": (
+        lambda m: m.graph.node[0].attribute.add(name="alpha", type=1, ref_attr_name="alpha"),
+        "node '' ('Add') refers with 'alpha' to an attribute of a function, but is in none",
+    ),
+    "function of an operator's name": (
+        lambda m: m.functions.add(name="Add", domain="ai.onnx"),
+        "local function 'Add' has the name of an ONNX operator",
+    ),
+    "function of an operator of onnxruntime": (
+        lambda m: m.functions.add(name="FastGelu", domain="com.microsoft"),
+        "local function 'FastGelu' is in onnxruntime's domain 'com.microsoft'",
+    ),
+    "unnamed function": (lambda m: m.functions.add(domain="local"), "unusable name ''"),
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), EDITS.values(), ids=EDITS.keys())
+def test_unsound_models_are_refused(edit: Edit, reason: str) -> None:
+    model = parse("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    edit(model)
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        check_structure(model)
+
+
+TENSORS = {
+    "negative dim": (TensorProto(data_type=1, dims=[2, -1]), "negative dimension -1"),
+    "overflow": (TensorProto(data_type=1, dims=[2**32, 2**32]), "too large to exist"),
+    "overflow by one": (TensorProto(data_type=2, dims=[2**62, 2]), "too large to exist"),
+    "overflow hidden by zero": (TensorProto(data_type=1, dims=[0, 2**62, 2**62]), "too large to exist"),
+    "axes": (TensorProto(data_type=1, dims=[1] * 65, float_data=[1]), "over 64 axes"),
+    "a million axes": (TensorProto(data_type=1, dims=[1] * 10**6), "over 64 axes"),
+    "undefined type": (TensorProto(dims=[1]), "unknown element type 0"),
+    "unknown type": (TensorProto(data_type=77, dims=[1]), "unknown element type 77"),
+    "raw too short": (
+        TensorProto(data_type=1, dims=[2], raw_data=bytes(7)),
+        "holds 7 bytes of raw data where its dimensions need 8",
+    ),
+    "raw too long": (TensorProto(data_type=1, dims=[2], raw_data=bytes(9)), "holds 9 bytes of raw data"),
+    "raw missing": (
+        TensorProto(data_type=1, dims=[2]),
+        "holds 0 entries of float_data where its dimensions need 2",
+    ),
+    "raw empty": (TensorProto(data_type=1, dims=[2], raw_data=b""), "holds 0 bytes of raw data"),
+    "scalar missing": (TensorProto(data_type=1), "holds 0 entries"),
+    "typed too long": (
+        TensorProto(data_type=7, dims=[1], int64_data=[1, 2]),
+        "holds 2 entries of int64_data",
+    ),
+    "complex": (TensorProto(data_type=14, dims=[2], float_data=[1, 2]), "need 4"),
+    "half byte": (TensorProto(data_type=22, dims=[3], raw_data=bytes(3)), "need 2"),
+    "raw and typed": (
+        TensorProto(data_type=1, dims=[1], raw_data=bytes(4), float_data=[1]),
+        "raw data beside float_data",
+    ),
+    "wrong field": (
+        TensorProto(data_type=1, dims=[1], double_data=[1]),
+        "double_data where float_data belongs",
+    ),
+    "two fields": (
+        TensorProto(data_type=1, dims=[1], float_data=[1], int32_data=[1]),
+        "values in int32_data",
+    ),
+    "raw strings": (TensorProto(data_type=8, dims=[1], raw_data=b"x"), "raw data beside no string data"),
+    "segment": (
+        TensorProto(data_type=1, dims=[0], segment=TensorProto.Segment(begin=0, end=1)),
+        "in segments",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensor", "reason"), TENSORS.values(), ids=TENSORS.keys())
+@pytest.mark.parametrize("place", ["initializer", "attribute", "function"])
+def test_tensors_that_do_not_hold_what_they_say(tensor: TensorProto, reason: str, place: str) -> None:
+    model = parse(CALL + FUNCTION + "f (p) => (q) { q = Neg(p) }")
+    named = TensorProto(name="w\n")
+    named.MergeFrom(tensor)
+    if place == "initializer":
+        model.graph.initializer.append(named)
+    else:
+        nodes = model.graph.node if place == "attribute" else model.functions[0].node
+        nodes.add(op_type="Constant", output=["k"]).attribute.add(name="value", t=named)
+    with pytest.raises(ModelError, match=re.escape(reason)) as caught:
+        check_structure(model)
+    assert r"tensor 'w\n'" in str(caught.value)
+
+
+def _break_utf8(data: bytes) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.ParseFromString(data.replace(b"NAME", b"\xff\xfeAB"))
+    return model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2] NAME) => (float[2] y) { y = Neg(NAME) }",
+        "g (float[2] x) => (float[2] NAME) { NAME = Neg(x) }",
+        "g (float[2] x) => (float[2] y) { y = NAME(x) }",
+        "g (float[2] x) => (float[2] y) { y = NAME.f(x) }",
+        "g (float[2] x) => (float[2] y) <float NAME = {1}> { y = Neg(x) }",
+        "g (float[2] x) => (float[2] y) { y = Neg(NAME) }",
+        "g (float[2] x) => (float[2] y) { y = Elu<NAME = 1>(x) }",
+        "g (float[NAME] x) => (float[2] y) { y = Neg(x) }",
+        "g (float[2] x) => (float[NAME] y) { y = Neg(x) }",
+        CALL + FUNCTION + "f (NAME) => (q) { q = Neg(NAME) }",
+        CALL + FUNCTION + "NAME (p) => (q) { q = Neg(p) }",
+    ],
+)
+def test_names_that_are_not_utf8_are_refused(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_structure(_break_utf8(parse(text).SerializeToString()))
+    assert str(caught.value).isprintable()
+    assert r"\\xff\\xfe" in str(caught.value) or "no usable operator, domain, name or attribute" in str(caught.value)
+
+
+def _nested(depth: int) -> onnx.ModelProto:
+    model = parse("g (bool x) => (bool x) {}")
+    graph = model.graph
+    for _ in range(depth):
+        node = graph.node.add(op_type="If", input=["x"], output=[""])
+        node.attribute.add(name="else_branch", type=onnx.AttributeProto.GRAPH).g.SetInParent()
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+        graph.SetInParent()
+    return model
+
+
+def test_nesting_is_bounded() -> None:
+    check_structure(_nested(MAX_DEPTH))
+    for depth in (MAX_DEPTH + 1, 10_000):
+        with pytest.raises(ModelError, match="nest deeper than 30 levels"):
+            check_structure(_nested(depth))
+
+
+def test_functions_that_explode_when_inlined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = local.f39(x) }")
+    for index in range(40):
+        inner = f"local.f{index - 1}" if index else "Neg"
+        body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
+        model.functions.append(body)
+    with pytest.raises(ModelError, match="yields more than 10,000,000 nodes"):
+        check_structure(model)
+    monkeypatch.setattr(soundness, "MAX_INLINED", 2**41)
+    check_structure(model)
+
+
+def test_long_chain_of_functions_does_not_recurse() -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = local.f4999(x) }")
+    for index in range(5000):
+        function = model.functions.add(domain="local", name=f"f{index}", input=["p"], output=["q"])
+        call = ("local", f"f{index - 1}") if index else ("", "Neg")
+        function.node.add(domain=call[0], op_type=call[1], input=["p"], output=["q"])
+    check_structure(model)
+
+
+@pytest.mark.parametrize("fault", [None, "never defined", "cycle", "not in topological order"])
+def test_time_is_linear(fault: str | None) -> None:
+    """Counted, after a first time that fills caches: 1,200 more nodes take six times the steps of 200 more."""
+
+    def check(length: int) -> None:
+        model = parse(f"g (float[2] t0) => (float[2] t{length}) {{}}")
+        nodes = [onnx.NodeProto(op_type="Relu", input=[f"t{i}"], output=[f"t{i + 1}"]) for i in range(length)]
+        if fault == "never defined":
+            nodes[-1].input[0] = "missing"
+        if fault == "cycle":
+            nodes[0].input[0] = f"t{length}"
+        if fault == "not in topological order":
+            nodes.reverse()
+        model.graph.node.extend(nodes)
+        made.append(steps(lambda: refused(model)))
+
+    def refused(model: onnx.ModelProto) -> None:
+        if fault is None:
+            check_structure(model)
+        else:
+            with pytest.raises(ModelError, match=fault):
+                check_structure(model)
+
+    made: list[int] = []
+    for length in (200, 200, 400, 1600):
+        check(length)
+    _, small, middle, large = made
+    assert large - middle <= 6.1 * (middle - small)
+    assert middle - small >= 200
+
+
+@pytest.mark.parametrize(
+    ("main", "size"),
+    [
+        ("y = local.f0(x)", 2),
+        ("y = local.f1(x)", 2 + 2 * 2),
+        ("y = local.f2(x)", 2 + 2 * 6),
+        ("a = local.f1(x) y = local.f1(a)", 12),
+        ("a = local.f1(x) b = local.f0(a) c = local.f0(b) y = local.f0(c)", 12),
+        ("y = Neg(x)", 0),
+    ],
+)
+def test_how_many_nodes_inlining_yields(main: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function has two nodes, and calls the one before it twice; every call in the graph counts."""
+    model = parse(f"g (float[2] x) => (float[2] y) {{ {main} }}")
+    for index in range(3):
+        inner = f"local.f{index - 1}" if index else "Neg"
+        body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
+        model.functions.append(body)
+    monkeypatch.setattr(soundness, "MAX_INLINED", size)
+    check_structure(model)
+    if size:
+        monkeypatch.setattr(soundness, "MAX_INLINED", size - 1)
+        with pytest.raises(ModelError, match=f"yields more than {size - 1:,} nodes"):
+            check_structure(model)
+
+
+def test_an_output_behind_one_without_a_name_counts() -> None:
+    """It is defined there, for what reads it, and may not be defined again."""
+    check_structure(parse("g (float[2] x) => (float[2] y) { , h = Split(x) y = Neg(h) }"))
+    with pytest.raises(ModelError, match="defines 'x' again"):
+        check_structure(parse("g (float[2] x) => (float[2] y) { , x = Split(x) y = Neg(x) }"))
+
+
+# Unsorted graphs, as onnxruntime's float16 converter writes them ---------------------------------------------
+
+SORTED = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n] x) => (float[n] d) { a = Neg(x) b = Exp(a) c = Add(a, b) d = Mul(c, x) }"""
+
+
+def shuffled(order: tuple[int, ...]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(SORTED)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes[index] for index in order)
+    return model
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
+def test_sorted_on_load(order: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(shuffled(order).SerializeToString())
+    assert [node.op_type for node in load_model(path).proto.graph.node] == ["Neg", "Exp", "Add", "Mul"]
+
+
+def test_sorted_graph_is_not_touched() -> None:
+    model = onnx.parser.parse_model(SORTED)
+    assert not sort_main_graph(model)
+
+
+def test_graph_in_memory_is_refused_rather_than_changed() -> None:
+    with pytest.raises(ModelError, match="not in topological order"):
+        load_model(shuffled((1, 0, 2, 3)))
+
+
+def test_a_cycle_is_named(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(SORTED)
+    model.graph.node[0].input[0] = "c"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"cycle through node '' \('(Neg|Exp|Add)'\)"):
+        load_model(path)
+
+
+def test_body_that_reads_a_later_name_is_sorted_with_its_node() -> None:
+    body = "then_branch = t () => (float[n] u) { u = Neg(a) }, else_branch = e () => (float[n] v) { v = Exp(a) }"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (bool c, float[n] x) => (float[n] out) {{ out = If<{body}>(c) a = Neg(x) }}"""
+    )
+    assert sort_main_graph(model)
+    assert [node.op_type for node in model.graph.node] == ["Neg", "If"]
+
+
+# Operators -------------------------------------------------------------------------------------------------
+
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def made(body: str, opset: int = 17, functions: str = "") -> onnx.ModelProto:
+    imports = f'"": {opset}, "local": 1, "com.microsoft": 1'
+    header = f"<ir_version: 8, opset_import: [{imports}]>"
+    return onnx.parser.parse_model(f"{header} g (float[2, 2] x, bool c) => (float[2, 2] y) {{ {body} }} {functions}")
+
+
+def function(body: str, opset: int, domain: str = "local", name: str = "f") -> str:
+    return f'<domain: "{domain}", opset_import: ["": {opset}]> {name} (p) => (q) {{ {body} }}'
+
+
+SUITED = {
+    "optional input left out": made("y = Gemm(x, x)"),
+    "optional input empty": made("y = Clip(x, , x)"),
+    "optional output empty": made("y, = Dropout(x)"),
+    "variadic": made("y = Sum(x, x, x, x, x)"),
+    "variadic outputs": made("a, b, y = Split(x)", 13),
+    "inputs of an earlier opset": made("y = Squeeze <axes = [0]> (x)", 11),
+    "attribute of an earlier opset": made("y = Clip <min = 0.0> (x)", 6),
+    "no inputs": made("y = Constant <value_float = 1.0> ()"),
+    "another domain": made("y = local.Add(x)"),
+    "unknown operator": made("y = SimplifiedLayerNormalization(x)"),
+    "operator that is younger than the opset": made("y, a, b, d = LayerNormalization <epsilon = [1.0]> (x, x)", 12),
+    "opset of the future": made("y, z = Add <alpha = 1.0> (x, x, x)", NEWEST + 1),
+    "operator of onnxruntime": made("y = com.microsoft.BiasGelu(x, x)"),
+    "operator of onnxruntime that nothing reads": made("y = com.microsoft.Unheard()"),
+    "operator of that name in another domain": made("y = local.BiasGelu(x)"),
+    "function of an earlier opset": made("y = local.f(x)", functions=function("q = Squeeze <axes = [0]> (p)", 11)),
+}
+
+
+@pytest.mark.parametrize("name", SUITED)
+def test_nodes_that_suit_their_schemas_pass(name: str) -> None:
+    check_structure(SUITED[name])
+
+
+UNSUITED = {
+    "no input": (
+        made("y = Relu()"),
+        "node '' ('Relu') does not suit opset 17: Node with schema(::Relu:14) has input size 0 not in range",
+    ),
+    "one input of two": (
+        made("y = MatMul(x)"),
+        "has input size 1 not in range [min=2, max=2]; export the model again",
+    ),
+    "too many inputs": (made("y = Gemm(x, x, x, x)"), "has input size 4 not in range [min=2, max=3]"),
+    "no input of any number": (made("y = Sum()"), "has input size 0 not in range"),
+    "too many outputs": (made("y, z = Relu(x)"), "has output size 2 not in range [min=1, max=1]"),
+    "required input empty": (made("y = MatMul(, x)"), "input 0 is marked single but has an empty string"),
+    "inputs of a later opset": (
+        made("y = Squeeze(x, x)", 11),
+        "has input size 2 not in range [min=1, max=1]",
+    ),
+    "younger than the opset": (made("y = LayerNormalization(x)", 12), "has 1 input and needs at least 2"),
+    "opset of the future": (made("y = Add(x)", NEWEST + 1), "has 1 input and needs at least 2"),
+    "no attribute": (made("y = Cast(x)"), "Required attribute 'to' is missing"),
+    "type of an attribute": (
+        made("y = Transpose <perm = 1.5> (x)"),
+        "Expected: 'INTS', actual: 'FLOAT'",
+    ),
+    "operator of onnxruntime": (
+        made("y = com.microsoft.BiasGelu(x)"),
+        "node '' ('BiasGelu') has 1 input and needs at least 2",
+    ),
+    "the first opset": (made("y = Neg(x, x, x)", 1), "has input size 3 not in range [min=1, max=1]"),
+    "undeclared attribute": (made("y = Softmax <scale = 1.0> (x)"), "Unrecognized attribute: scale"),
+    "a reference outside of functions": (
+        made("y = Transpose <perm: ints = @order> (x)"),
+        "('Transpose') refers with 'perm' to an attribute of a function, but is in none",
+    ),
+    "behind a call of a function": (
+        made("a = local.f(x) y = Add(a)", functions=function("q = Neg(p)", 17)),
+        "('Add') does not suit opset 17",
+    ),
+    "behind an operator of another domain": (
+        made("a = local.Other(x) y = Add(a)"),
+        "('Add') does not suit opset 17",
+    ),
+    "behind an operator of onnxruntime": (
+        made("a = com.microsoft.Gelu(x) y = Add(a)"),
+        "('Add') does not suit opset 17",
+    ),
+    "behind an unknown operator": (
+        made("a = SimplifiedLayerNormalization(x) y = Add(a)"),
+        "('Add') does not suit opset 17",
+    ),
+    "in a branch": (
+        made("y = If(c) <then_branch = t () => (z) { z = Add(x) }, else_branch = e () => (z) { z = Neg(x) }>"),
+        "('Add') does not suit opset 17",
+    ),
+    "in a function": (
+        made("y = local.f(x)", functions=function("q = Add(p)", 17)),
+        "('Add') does not suit opset 17",
+    ),
+    "for the function's opset": (
+        made("y = local.f(x)", 17, function("q = Squeeze(p, p)", 11)),
+        "has input size 2 not in range [min=1, max=1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITED)
+def test_nodes_that_do_not_are_named(name: str) -> None:
+    model, message = UNSUITED[name]
+    with pytest.raises(ModelError) as caught:
+        check_structure(model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_output_that_is_missing() -> None:
+    model = made("z = Relu(x) y = Neg(x)")
+    del model.graph.node[0].output[:]
+    with pytest.raises(ModelError, match="has output size 0 not in range"):
+        check_structure(model)
+
+
+def test_attributes_have_a_type() -> None:
+    model = made("y = Transpose <perm = [1, 0]> (x)")
+    model.graph.node[0].attribute[0].type = onnx.AttributeProto.UNDEFINED
+    with pytest.raises(ModelError, match="mismatch in attribute perm"):
+        check_structure(model)
+
+
+def test_an_output_that_nobody_reads_needs_no_name() -> None:
+    """Nor do tensors, graphs and types in attributes trouble onnx's checker, which is shown none of them."""
+    model = made(
+        "z, = TopK(x, k) t = Constant <value = float[1] {3.0}> () o = Optional <type = float[2]> () y = Neg(x)"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.int64), "k"))
+    model.graph.node[0].output[:] = ["", "i"]
+    check_structure(model)
+
+
+def test_two_attributes_of_one_name() -> None:
+    model = made("y = Transpose <perm = [1, 0]> (x)")
+    model.graph.node[0].attribute.append(model.graph.node[0].attribute[0])
+    with pytest.raises(ModelError, match="'perm' appeared multiple times"):
+        check_structure(model)
+
+
+def test_operators_of_onnxruntime_need_as_many_inputs_as_it_says() -> None:
+    from onnxruntime.capi._pybind_state import get_all_operator_schema
+
+    schemas = {each.name: each for each in get_all_operator_schema() if each.domain == "com.microsoft"}
+    assert {name: schemas[name].min_input for name in soundness._MICROSOFT} == dict(soundness._MICROSOFT)
+    assert {schemas[name].min_output for name in soundness._MICROSOFT} == {1}
+
+
+@EACH_FILE
+def test_committed_models_pass(path: object) -> None:
+    check_structure(onnx.load(str(path)))
+
+
+@pytest.mark.parametrize("outputs", [[], [""], ["", "z"]])
+def test_operators_of_onnxruntime_have_a_first_output(outputs: list[str]) -> None:
+    model = made("w = com.microsoft.Gelu(x) y = Neg(x)")
+    model.graph.node[0].output[:] = outputs
+    with pytest.raises(ModelError, match=r"^node '' \('Gelu'\) has no output; export the model again$"):
+        check_structure(model)

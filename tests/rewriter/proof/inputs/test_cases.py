@@ -1,0 +1,284 @@
+"""Inputs made for a model: valid, consistent, varied, repeatable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.errors import UsageError
+from rewriter.proof.inputs.cases import Case, make_cases
+
+INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
+Declared = tuple[int, list[Any]]
+
+
+def declare(inputs: dict[str, Declared], rows: int | None = None) -> onnx.ModelProto:
+    """A model that takes `inputs` and looks the first up in a table of `rows`."""
+    values = [helper.make_tensor_value_info(name, kind, dims) for name, (kind, dims) in inputs.items()]
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in inputs]
+    outputs = [helper.make_tensor_value_info(f"{name}_out", kind, None) for name, (kind, _) in inputs.items()]
+    weights = []
+    if rows is not None:
+        weights.append(numpy_helper.from_array(np.zeros((rows, 4), np.float32), "table"))
+        nodes.append(helper.make_node("Gather", ["table", next(iter(inputs))], ["embedded"]))
+    graph = helper.make_graph(nodes, "g", values, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def by_name(cases: tuple[Case, ...]) -> dict[str, Case]:
+    return {case.name: case for case in cases}
+
+
+TEXT: dict[str, Declared] = {
+    "input_ids": (INT, ["batch_size", "sequence_length"]),
+    "attention_mask": (INT, ["batch_size", "sequence_length"]),
+    "token_type_ids": (INT, ["batch_size", "sequence_length"]),
+    "position_ids": (INT, ["batch_size", "sequence_length"]),
+}
+
+
+def test_text_model() -> None:
+    cases = by_name(make_cases(declare(TEXT, rows=30)))
+    assert list(cases) == [
+        "batch 3, sequence 17",
+        "batch 1, sequence 64",
+        "batch 1, sequence 17",
+        "batch 1, sequence 1",
+        "batch 3, sequence 2",
+        "batch 3, sequence 9, special rows",
+    ]
+    feeds = cases["batch 3, sequence 17"].feeds
+    assert feeds["input_ids"].max() < 30
+    assert len(np.unique(feeds["input_ids"])) > 10
+    assert feeds["attention_mask"].tolist() == [[1] * 17, [0] * 5 + [1] * 12, [1] * 12 + [0] * 5]
+    assert feeds["position_ids"].tolist() == [[*range(17)], [0] * 5 + [*range(12)], [*range(12)] + [11] * 5]
+    assert feeds["token_type_ids"][0].tolist() == [0] * 9 + [1] * 8
+    assert cases["batch 1, sequence 17"].feeds["attention_mask"].min() == 1
+
+
+def test_special_rows() -> None:
+    feeds = by_name(make_cases(declare(TEXT, rows=30)))["batch 3, sequence 9, special rows"].feeds
+    assert feeds["attention_mask"].tolist() == [[1] + [0] * 8, [0] * 8 + [1], [1] * 9]
+    assert feeds["position_ids"].tolist() == [[0] * 9, [0] * 9, [*range(9)]]
+    assert [len(set(row)) > 1 for row in feeds["input_ids"].tolist()] == [True, True, False]
+
+
+def test_special_rows_with_a_past() -> None:
+    (case,) = (case for case in make_cases(decoder("total_sequence_length")) if "special" in case.name)
+    assert case.name == "batch 3, sequence 3, past 6, special rows"
+    assert case.feeds["attention_mask"].tolist() == [[1] + [0] * 8, [0] * 8 + [1], [1] * 9]
+    assert case.feeds["position_ids"].tolist() == [[0] * 3, [0] * 3, [6, 7, 8]]
+
+
+def test_special_rows_of_a_batch_of_one_repeat_a_token() -> None:
+    model = declare({"input_ids": (INT, [1, 6]), "attention_mask": (INT, [1, 6])}, rows=30)
+    plain, special = make_cases(model)
+    assert (plain.name, special.name) == ("fixed shapes", "fixed shapes, special rows")
+    assert special.feeds["attention_mask"].tolist() == [[1] * 6]
+    assert len(set(special.feeds["input_ids"][0].tolist())) == 1 < len(set(plain.feeds["input_ids"][0].tolist()))
+
+
+def test_positions_without_a_mask_just_count() -> None:
+    model = declare({name: TEXT[name] for name in ("input_ids", "position_ids")}, rows=30)
+    for case in make_cases(model):
+        batch, length = case.feeds["input_ids"].shape
+        assert case.feeds["position_ids"].tolist() == [[*range(length)]] * batch
+
+
+def test_encoder_masks_are_padded_at_both_ends_and_sound_at_its_end_only() -> None:
+    inputs: dict[str, Declared] = {
+        "input_ids": (INT, ["batch", "sequence"]),
+        "encoder_attention_mask": (INT, ["batch", "encoder_sequence"]),
+        "padding_mask": (BOOL, ["batch", "frames"]),
+    }
+    cases = make_cases(declare(inputs, rows=30))
+    batches = [case.feeds for case in cases if len(case.feeds["input_ids"]) == 3]
+    ends = [feeds["encoder_attention_mask"][:, [0, -1]].tolist() for feeds in batches]
+    assert [[1, 1], [0, 1], [1, 0]] in ends
+    assert [[1, 0], [0, 1], [1, 1]] in ends  # special rows
+    assert all(case.feeds["padding_mask"][:, 0].all() for case in cases)
+    assert not any(feeds["padding_mask"][-1, -1] for feeds in batches)
+
+
+@pytest.mark.parametrize("kind", [INT, TensorProto.INT32, BOOL, FLOAT, TensorProto.FLOAT16])
+def test_masks_of_every_type(kind: int) -> None:
+    inputs = {**TEXT, "attention_mask": (kind, ["batch_size", "sequence_length"])}
+    mask = by_name(make_cases(declare(inputs)))["batch 3, sequence 2"].feeds["attention_mask"]
+    assert mask.dtype == helper.tensor_dtype_to_np_dtype(kind)
+    assert mask.astype(int).tolist() == [[1, 1], [0, 1], [1, 0]]
+
+
+def test_every_type() -> None:
+    import ml_dtypes
+
+    inputs: dict[str, Declared] = {
+        "a": (TensorProto.BFLOAT16, [2]),
+        "b": (TensorProto.DOUBLE, []),
+        "c": (TensorProto.UINT8, ["batch", 3]),
+        "d_ids": (TensorProto.INT32, [4]),
+        "flag": (BOOL, [1]),
+    }
+    cases = make_cases(declare(inputs))
+    found = {name: array.dtype for name, array in cases[0].feeds.items()}
+    assert found == {
+        "a": ml_dtypes.bfloat16, "b": np.float64, "c": np.uint8, "d_ids": np.int32, "flag": np.bool_,
+    }  # fmt: skip
+    assert {bool(case.feeds["flag"][0]) for case in cases} == {True, False}
+
+
+def decoder(mask_dim: str, *, branch: bool = False) -> onnx.ModelProto:
+    inputs: dict[str, Declared] = {
+        "input_ids": (INT, ["batch_size", "sequence_length"]),
+        "attention_mask": (INT, ["batch_size", mask_dim]),
+        "position_ids": (INT, ["batch_size", "sequence_length"]),
+        "past_key_values.0.key": (FLOAT, ["batch_size", 2, "past_sequence_length", 8]),
+        "past_key_values.0.value": (FLOAT, ["batch_size", 2, "past_sequence_length", 8]),
+    }
+    if branch:
+        inputs["use_cache_branch"] = (BOOL, [1])
+    return declare(inputs, rows=100)
+
+
+@pytest.mark.parametrize(
+    "mask_dim",
+    [
+        "past_sequence_length + sequence_length",
+        "past_sequence_length + 1",
+        "total_sequence_length",
+        "attention_mask_sequence_length",
+    ],
+)
+def test_past(mask_dim: str) -> None:
+    cases = make_cases(decoder(mask_dim))
+    pasts = set()
+    for case in cases:
+        batch, sequence = case.feeds["input_ids"].shape
+        past = case.feeds["past_key_values.0.key"].shape[2]
+        assert case.feeds["past_key_values.0.key"].shape == (batch, 2, past, 8)
+        assert case.feeds["attention_mask"].shape == (batch, past + sequence)
+        assert case.feeds["position_ids"][0, 0] == (0 if "special" in case.name else past)
+        assert bool(case.feeds["attention_mask"].all()) is (batch == 1)
+        pasts.add(past)
+    assert 0 in pasts
+    assert len(pasts) > 2
+
+
+def test_cache_branch_goes_with_the_past() -> None:
+    cases = make_cases(decoder("past_sequence_length + 1", branch=True))
+    assert {bool(case.feeds["use_cache_branch"][0]) for case in cases} == {True, False}
+    for case in cases:
+        cached = bool(case.feeds["use_cache_branch"][0])
+        assert cached == (case.feeds["past_key_values.0.key"].shape[2] > 0)
+        assert ("cache branch on" if cached else "cache branch off") in case.name
+        assert not cached or case.feeds["input_ids"].shape[1] == 1
+
+
+def test_encoder_and_decoder_lengths_differ() -> None:
+    inputs: dict[str, Declared] = {
+        "input_ids": (INT, ["batch_size", "decoder_sequence_length"]),
+        "encoder_hidden_states": (FLOAT, ["batch_size", "encoder_sequence_length / 2", 16]),
+        "encoder_attention_mask": (INT, ["batch_size", "encoder_sequence_length"]),
+    }
+    for case in make_cases(declare(inputs)):
+        length = case.feeds["encoder_attention_mask"].shape[1]
+        assert length != case.feeds["input_ids"].shape[1]
+        assert case.feeds["encoder_hidden_states"].shape[1:] == (length // 2, 16)
+
+
+@pytest.mark.parametrize("names", [["s0", "s1"], [None, None], ["input_ids_dim_0", "input_ids_dim_1"]])
+def test_names_that_say_nothing(names: list[str | None]) -> None:
+    inputs: dict[str, Declared] = {"input_ids": (INT, names), "attention_mask": (INT, names)}
+    shapes = [case.feeds["input_ids"].shape for case in make_cases(declare(inputs))]
+    assert shapes == [(3, 17), (1, 64), (1, 17), (1, 1), (3, 2), (3, 9)]
+
+
+def test_fixed_shapes_get_two_sets_of_values() -> None:
+    first, second = make_cases(declare({"x": (FLOAT, [2, 3])}))
+    assert (first.name, second.name) == ("fixed shapes, values 1", "fixed shapes, values 2")
+    assert not np.array_equal(first.feeds["x"], second.feeds["x"])
+
+
+def test_dynamic_dims_follow_fixed_ones() -> None:
+    inputs: dict[str, Declared] = {"input_ids": (INT, [1, 12]), "attention_mask": (INT, [None, None])}
+    shapes = {case.feeds["attention_mask"].shape[1] for case in make_cases(declare(inputs))}
+    assert shapes == {12}
+
+
+def test_images_get_the_channels_that_the_weights_fix() -> None:
+    weight = numpy_helper.from_array(np.zeros((8, 2, 4, 4), np.float32), "w")
+    model = declare({"pixel_values": (FLOAT, ["batch", "channels", "height", "width"])})
+    model.graph.initializer.append(weight)
+    model.graph.node.append(helper.make_node("Conv", ["pixel_values", "w"], ["a"]))
+    assert {case.feeds["pixel_values"].shape[1] for case in make_cases(model)} == {2}
+
+
+def test_position_table_bounds_the_sequence() -> None:
+    weight = numpy_helper.from_array(np.zeros((20, 4), np.float32), "w")
+    ids = helper.make_tensor_value_info("ids", INT, ["batch", "seq"])
+    y = helper.make_tensor_value_info("y", FLOAT, None)
+    constants = [numpy_helper.from_array(np.array(value), name) for name, value in (("zero", 0), ("one", 1))]
+    nodes = [
+        helper.make_node("Shape", ["ids"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"]),
+        helper.make_node("Range", ["zero", "n", "one"], ["p"]),
+        helper.make_node("Gather", ["w", "p"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [ids], [y], [weight, *constants])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert max(case.feeds["ids"].shape[1] for case in make_cases(model)) == 20
+
+
+def test_lengths_count_frames() -> None:
+    inputs: dict[str, Declared] = {
+        "audio_signal": (FLOAT, ["batch", 80, "time"]),
+        "length": (INT, ["batch"]),
+    }
+    for case in make_cases(declare(inputs)):
+        assert case.feeds["length"][0] == case.feeds["audio_signal"].shape[2]
+
+
+def test_same_seed_same_values_and_inputs_are_independent() -> None:
+    model, more = declare(TEXT), declare({**TEXT, "extra": (FLOAT, ["batch_size", 3])})
+    for one, again, with_extra in zip(make_cases(model), make_cases(model), make_cases(more), strict=True):
+        for name in TEXT:
+            np.testing.assert_array_equal(one.feeds[name], again.feeds[name])
+            np.testing.assert_array_equal(one.feeds[name], with_extra.feeds[name])
+    other = make_cases(model, seed=1)[0].feeds["input_ids"]
+    assert not np.array_equal(other, make_cases(model)[0].feeds["input_ids"])
+
+
+def test_dims_fix_names_everywhere() -> None:
+    cases = make_cases(decoder("past_sequence_length + sequence_length"), dims={"sequence_length": 5})
+    for case in cases:
+        past = case.feeds["past_key_values.0.key"].shape[2]
+        assert case.feeds["input_ids"].shape[1] == 5
+        assert case.feeds["attention_mask"].shape[1] == past + 5
+
+
+def test_unknown_dim_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no input has a dimension 'bath'; .* 'batch_size', 'sequence_length'"):
+        make_cases(declare(TEXT), dims={"bath": 2})
+    with pytest.raises(UsageError, match="dimension 'batch_size' cannot be -1"):
+        make_cases(declare(TEXT), dims={"batch_size": -1})
+
+
+def test_inputs_that_nothing_can_be_made_for() -> None:
+    with pytest.raises(UsageError, match="no values can be made for input 'x' of type string: give them with --in"):
+        make_cases(declare({"x": (TensorProto.STRING, [1])}))
+    model = declare({"x": (FLOAT, [1])})
+    model.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, [1]))
+    with pytest.raises(UsageError, match=r"input 'x' is not a tensor \(sequence\)"):
+        make_cases(model)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, None))
+    with pytest.raises(UsageError, match="input 'x' has no declared shape: give its values with --inputs"):
+        make_cases(model)
+
+
+def test_initializers_that_are_inputs_too_are_not_fed() -> None:
+    model = declare({**TEXT, "w": (FLOAT, [2])})
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
+    assert "w" not in make_cases(model)[0].feeds

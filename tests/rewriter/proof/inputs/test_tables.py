@@ -1,0 +1,112 @@
+"""Ids are followed to the tables that they select from; positions to theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from rewriter.graph.view import view_model
+from rewriter.proof.inputs.tables import Tables, find_tables
+
+HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
+
+
+def tables(text: str, rest: str = "") -> Tables:
+    model = parser.parse_model(f"{HEAD} {text} {rest}")
+    for value in model.graph.value_info:  # weights whose numbers do not matter
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(dims, np.float32), value.name))
+    return find_tables(model, view_model(model))
+
+
+ROWS = {
+    "straight": "y = Gather(table, ids)",
+    "through a cast and a reshape": "a = Cast<to=7>(ids) b = Reshape(a, shape) y = Gather(table, b)",
+    "through Unsqueeze and Squeeze": "a = Unsqueeze(ids, one) b = Squeeze(a, one) y = Gather(table, b)",
+    "the smallest counts": "a = Gather(table, ids) y = Gather(small, ids)",
+    "an offset takes rows away": "a = Add(ids, two) y = Gather(table, a)",
+    "the other axis": "y = Gather<axis=1>(small, ids)",
+    "GatherND": "a = Unsqueeze(ids, two) y = GatherND(table, a)",
+    "EmbedLayerNormalization": "y, m = com.microsoft.EmbedLayerNormalization(ids, , table, small, , g, g)",
+    "in a branch": "y = If (flag) <then_branch = t () => (float r) { r = Gather(table, ids) }, "
+    "else_branch = e () => (float r) { r = Gather(small, ids) }>",
+    "in a function": "y = local.embed(table, ids)",
+}
+WANTED = dict.fromkeys(ROWS, 50) | {
+    "the smallest counts": 20,
+    "an offset takes rows away": 48,
+    "the other axis": 8,
+    "in a branch": 20,
+}
+FUNCTION = '<domain: "local", opset_import: ["": 17]> embed (w, i) => (o) { c = Cast<to=7>(i) o = Gather(w, c) }'
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows(case: str) -> None:
+    graph = f"""g (int64[batch, seq] ids, bool flag) => (float y)
+        <float[50, 8] table, float[20, 8] small, float[8] g, int64[2] shape = {{0, -1}}, int64[1] one = {{1}},
+         int64[1] two = {{2}}> {{ {ROWS[case]} }}"""
+    assert tables(graph, FUNCTION).rows == {"ids": WANTED[case]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["y = Equal(ids, two)", "a = ArgMax(ids) y = Gather(table, a)", "a = Shape(ids) y = Gather(table, a)"],
+)
+def test_what_is_no_selection(body: str) -> None:
+    graph = f"g (int64[batch, seq] ids) => (float y) <float[50, 8] table, int64[1] two = {{2}}> {{ {body} }}"
+    assert tables(graph).rows == {}
+
+
+RANGE = "s = Shape(ids) n = Gather(s, one) p = Range(zero, n, one)"
+POSITIONS = {
+    "counted": (f"{RANGE} y = Gather(table, p)", 64),
+    "with an offset": (f"{RANGE} q = Add(p, two) y = Gather(table, q)", 62),
+    "cumulative sum of a mask": ("p = CumSum(ids, one) q = Mul(p, ids) y = Gather(table, q)", 63),
+    "numbered as in OPT": (
+        "p = CumSum(ids, one) q = Mul(p, ids) r = Sub(q, one) s = Add(r, two) y = Gather(table, s)",
+        62,
+    ),
+    "a slice of the table": ("n = Shape(ids) e = Slice(n, ones, twos) y = Slice(table, zeros, e)", 64),
+    "buckets of distances": (f"{RANGE} q = Abs(p) r = Min(q, two) y = Gather(table, r)", None),
+    "stored, and cut": ("n = Shape(ids) e = Slice(n, ones, twos) p = Slice(stored, zeros, e) y = Gather(table, p)", 64),
+    "distances": (f"{RANGE} q = Unsqueeze(p, one) r = Sub(p, q) y = Gather(table, r)", None),
+    "token types": (f"{RANGE} y = Gather(types, p)", None),
+}
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+def test_positions(case: str) -> None:
+    body, limit = POSITIONS[case]
+    graph = f"""g (int64[batch, seq] ids) => (float y)
+        <float[64, 8] table, float[2, 8] types, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}},
+         int64[4] stored = {{0, 1, 2, 3}},
+         int64[1] zeros = {{0}}, int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {body} }}"""
+    assert tables(graph).sequence == limit
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ("y = Conv(x, kernel)", {("x", 1): 6}),
+        ("y = Conv<group=2>(x, kernel)", {("x", 1): 12}),
+        ("y = MatMul(x, matrix)", {("x", 2): 5}),
+        ("y = Gemm<transB=1>(x, matrix)", {("x", 1): 7}),
+        ("a = Relu(x) y = MatMul(a, matrix)", {}),
+    ],
+)
+def test_channels_and_features(body: str, sizes: dict[tuple[str, int], int]) -> None:
+    graph = f"g (float[batch, channels, time] x) => (float y) <float[8, 6, 3] kernel, float[5, 7] matrix> {{ {body} }}"
+    assert tables(graph).sizes == sizes
+
+
+def test_a_function_that_calls_itself_ends() -> None:
+    node = helper.make_node("loop", ["w", "i"], ["o"], domain="local")
+    model = parser.parse_model(
+        f"{HEAD} g (int64[n] ids) => (float y) <float[2, 2] table = {{1, 2, 3, 4}}>{{ y = local.loop(table, ids) }}"
+    )
+    opset = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    model.functions.append(onnx.helper.make_function("local", "loop", ["w", "i"], ["o"], [node], opset))
+    assert find_tables(model, view_model(model)).rows == {}

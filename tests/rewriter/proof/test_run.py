@@ -1,0 +1,214 @@
+"""Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from rewriter import ExitStatus, UsageError, ValidationError, rewrite
+from rewriter.api.rewriting import made
+from rewriter.files.load import load_model
+from rewriter.ort.sessions import open_session
+from rewriter.proof.claims import Side
+from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.run import ModelRuns, Results, Wanted, Way, run_in_segments, run_model, run_whole
+from rewriter.proof.settings import LARGE, Settings
+from tests.committed import FOLDER as MODELS
+from tests.textmodels import SILU, mlp, text_model, values
+
+WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
+
+
+def quiet(_what: str, _done: int, _total: int) -> None:
+    """No progress."""
+
+
+def difference(left: Results, right: Results) -> float:
+    assert [list(case) for case in left] == [list(case) for case in right]
+    return max(
+        float(np.max(np.abs(a[name] - b[name]), initial=0.0)) for a, b in zip(left, right, strict=True) for name in a
+    )
+
+
+@pytest.mark.parametrize("file", ["silu-decoder.onnx", "gelu-encoder.onnx"])
+@pytest.mark.parametrize("limit", [4000, 20_000])
+def test_same_as_the_whole(file: str, limit: int) -> None:
+    side = Side.of(load_model(MODELS / file))
+    cases = make_cases(side.model.proto)[1:4]
+    taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
+    wanted = Wanted(WAYS, taps, may_refuse=True)
+    whole = run_whole(side, cases, wanted, quiet)
+    parts = run_in_segments(side, cases, wanted, quiet, limit)
+    assert parts.segments > 5 > whole.segments == 1
+    assert [case.name for case in parts.cases] == [case.name for case in whole.cases]
+    for way in WAYS:
+        assert difference(parts.ways[way].results, whole.ways[way].results) < 1e-5
+        assert parts.ways[way].cpu_nodes == ()
+    assert len(parts.taps) == 2
+    assert difference(parts.taps, whole.taps) < 1e-5
+
+
+PICKY = """<ir_version: 8, opset_import: ["": 17]>
+g (int64[n] ids, float[m] x) => (float[n] out) <float[2] table = {1, 2}, float[1] one = {1}>
+{ row = Gather(table, ids) twice = Add(row, row) out = Add(twice, x) }"""
+
+
+def picky(ids: list[int], x: list[float]) -> Case:
+    return Case(str(len(ids)), {"ids": np.asarray(ids), "x": np.asarray(x, np.float32)})
+
+
+def run_picky(*cases: Case, may_refuse: bool) -> ModelRuns:
+    side = Side.of(load_model(onnx.parser.parse_model(PICKY)))
+    return run_in_segments(side, cases, Wanted(WAYS, ("twice",), may_refuse=may_refuse), quiet, limit=1)
+
+
+def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
+    runs = run_picky(
+        picky([0, 1, 9], [1]), picky([0, 1], [1]), picky([1] * 4, [1, 2, 3]), picky([1], [5]), may_refuse=True
+    )
+    assert [case.name for case in runs.cases] == ["2", "1"]
+    assert [text.partition(":")[0] for text in runs.skipped] == ["3", "4"]
+    results: list[Results] = [runs.ways[way].results for way in WAYS]
+    for found in results:
+        assert [case["out"].tolist() for case in found] == [[3, 5], [9]]
+    assert [case["twice"].tolist() for case in runs.taps] == [[2, 4], [4]]
+
+
+def test_cases_that_may_not_be_refused() -> None:
+    with pytest.raises(ValidationError, match="onnxruntime could not run the model"):
+        run_picky(picky([0, 1, 9], [1]), may_refuse=False)
+
+
+def test_a_default_that_a_case_replaces_is_fed() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n] x, float[1] b = {1}) => (float[n] y) { y = Add(x, b) }"""
+    )
+    side = Side.of(load_model(model))
+    case = Case("own", {"x": np.ones(2, np.float32), "b": np.asarray([2.0], np.float32)})
+    runs = run_model(side, [case], Wanted(WAYS, wide=True), quiet, by_blocks=False)
+    assert runs.truth is not None
+    np.testing.assert_array_equal(runs.truth[0]["y"], [3.0, 3.0])
+
+
+def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        assert all(reference() is None for reference in alive)
+        session = open_session(*arguments, **options)
+        alive.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr("rewriter.proof.run.open_session", watched)
+    side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
+    run_whole(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet)
+    assert len(alive) == len(WAYS)
+
+
+# -- the proof by blocks ---------------------------------------------------------------------------------------------
+
+
+def decoder(folder: Path) -> Path:
+    model, path = onnx.load(MODELS / "silu-decoder.onnx"), folder / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    return path
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_in_segments, "__defaults__", (20_000,))
+
+
+@pytest.mark.parametrize(
+    ("proof", "size", "expected"),
+    [
+        ("whole", LARGE + 1, False),
+        ("auto", LARGE, False),
+        ("auto", LARGE + 1, True),
+        ("blocks", 1, True),
+    ],
+)
+def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
+    assert Settings(proof=proof).by_blocks(size) is expected
+
+
+def test_unknown_proof() -> None:
+    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
+        rewrite(mlp(SILU), proof="quick")
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = decoder(tmp_path)
+    whole = rewrite(path, proof="whole").validation
+    monkeypatch.setattr("rewriter.proof.settings.LARGE", 1000)
+    opened: list[int] = []
+    loaded = open_session
+
+    def watched(model: onnx.ModelProto, *arguments: Any, **options: Any) -> Any:
+        opened.append(len(model.graph.node))
+        return loaded(model, *arguments, **options)
+
+    monkeypatch.setattr("rewriter.proof.run.open_session", watched)
+    blocks = rewrite(path, tmp_path / "out.onnx").validation
+    assert whole is not None
+    assert blocks is not None
+    assert (whole.by_blocks, whole.segments, blocks.by_blocks) == (False, (1, 1), True)
+    assert min(blocks.segments) > 5
+    assert max(opened) < len(onnx.load(path, load_external_data=False).graph.node) / 2
+    assert blocks.cases == whole.cases
+    assert [block.name for block in blocks.blocks] == [block.name for block in whole.blocks]
+    assert whole.providers["cpu"].error_ratio is not None
+    assert blocks.providers["cpu"].error_ratio is None  # nothing is evaluated in float64
+    assert blocks.providers["cpu"].outputs["logits"].max_abs < 1e-4
+
+
+def spoil_key(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("/heads/key"):
+            tensor.CopyFrom(numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
+
+
+def spoil_elsewhere(model: onnx.ModelProto) -> None:
+    tensor = next(each for each in model.graph.initializer if each.name.endswith("ln_f.bias"))
+    array = numpy_helper.to_array(tensor).copy()
+    array[3] += 1e-3
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize(("spoil", "where"), [(spoil_key, "mlp: "), (spoil_elsewhere, "ln_f.bias: constant differs")])
+def test_planted_bugs_fail_the_proof_by_blocks(
+    spoil: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*arguments: Any) -> onnx.ModelProto:
+        result = made(*arguments)
+        spoil(result)
+        return result
+
+    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
+    path = decoder(tmp_path)
+    report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    assert report.validation is not None
+    assert any(where in failure for failure in report.validation.failures)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
+
+
+def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
+    model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
+                       constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "b2")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("b2", bias.data_type, list(bias.dims)))
+    given = {"x": np.ones((1, 3, 4), np.float32), "b2": np.zeros(tuple(bias.dims), np.float32)}
+    np.savez(tmp_path / "inputs.npz", **given)  # type: ignore[arg-type]
+    assert rewrite(model, inputs=tmp_path / "inputs.npz").exit_status is ExitStatus.CONVERTED
+    with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot override"):
+        rewrite(model, inputs=tmp_path / "inputs.npz", proof="blocks")
