@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
+from passes.forms.whole import COUNT, ROWS
 from passes.match.blocks import Block
 from passes.options import Options
 from passes.plan import make_plan
 from passes.record import BlockRecord, Record, UnreadableError, read_record
-from passes.whole.names import COUNT, ROWS
 from rewriter.api.rows import claims_of
 from rewriter.api.run import Run, name_of, silent
 from rewriter.compare.depth import (
@@ -35,8 +35,7 @@ from rewriter.compare.depth import (
     tap,
 )
 from rewriter.compare.generation import generate
-from rewriter.compare.graphs import difference
-from rewriter.compare.signature import signature_differences
+from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.tolerances import Rule, Tolerance
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
