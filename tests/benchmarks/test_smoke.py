@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from benchmarks import error_propagation, forms, gates, large_model, latency, plan_scaling, validation
 from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from benchmarks.footprint import entered, one_block
 from benchmarks.memory import available
 from passes.forms import FORMS
 from rewriter import rewrite
@@ -153,3 +154,10 @@ def test_error_propagation(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "error-propagation.svg"
     assert ET.fromstring(figure.read_text(encoding="utf-8")).tag.endswith("svg")  # noqa: S314 - our own file
     assert "| silu | masked |" in (tmp_path / "error-propagation.md").read_text(encoding="utf-8")
+
+
+def test_a_conversion_crosses_few_files() -> None:
+    """The measure of how much a reader must know; a step over it wants a reason."""
+    rewrite(one_block())
+    assert entered(lambda: rewrite(one_block(), validate=False))[0] <= 45
+    assert entered(lambda: rewrite(one_block()))[0] <= 65
