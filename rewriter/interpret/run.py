@@ -21,7 +21,7 @@ import numpy as np
 from passes.match.projections import Projection
 from passes.programs.head import Head
 from rewriter.arrays import Array
-from rewriter.compare.depth import GROUP_BYTES, groups, open_tapped
+from rewriter.compare.depth import GROUP_BYTES, groups
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
@@ -36,6 +36,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run import open_tapped
 
 Values = Mapping[str, Array]
 
