@@ -15,7 +15,9 @@ from passes.options import Options
 from passes.plan import make_plan
 from rewriter import inspect, rewrite
 from rewriter.cli import run
+from rewriter.cli.accounting import show_inspection
 from rewriter.ort.sessions import open_session
+from rewriter.report.terminal.console import Console
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.textmodels import mlp
@@ -47,13 +49,12 @@ def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(MODELS / "silu-decoder.onnx")
-    assert run(["inspect", model, "--tokens", "1000"]) == 0
+    found = inspect(MODELS / "silu-decoder.onnx", tokens=1000)
+    show_inspection(found, Console())
     text = capsys.readouterr().out
     assert "Forms: one block at 1,000 tokens" in text
     assert "1.5 MB" in text  # three tensors of 1000 x 128 floats
-    assert run(["inspect", model, "--tokens", "1000", "--json"]) == 0
-    accounting = json.loads(capsys.readouterr().out)["accounting"]
+    accounting = found.to_json()["accounting"]
     assert accounting["setting"]["tokens"] == 1000
     for block in accounting["blocks"]:
         assert [form["form"] for form in block["forms"]] == list(FORMS)
@@ -62,7 +63,7 @@ def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixtur
 
 
 def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
+    show_inspection(inspect(MODELS / "silu-decoder.onnx", tokens=8000), Console())
     text = " ".join(capsys.readouterr().out.split())
     assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
     assert "--option max_pattern_mb=64" in text
