@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.forms.whole import ROWS
 from passes.heads_only import not_heads
 from passes.match.operands import Read
 from passes.match.projections import Projection
@@ -22,7 +23,6 @@ from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from passes.values import UNFIT, LostError, Values
-from passes.whole.names import ROWS
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS

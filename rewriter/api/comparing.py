@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from rewriter.api.pairing import Pair, Pairing
 from rewriter.api.run import Run, name_of, silent
-from rewriter.compare.graphs import difference
-from rewriter.compare.signature import signature_differences
+from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.tolerances import Rule, Tolerance
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import Source, load_model

@@ -19,12 +19,20 @@ from rewriter.cli.streams import STANDARD, from_standard_input
     only=("scope",),
     scope={"help": "Look for MLP blocks, or for every elementwise activation of a linear operator's output."},
 )
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Sequence length for which heads, keys and patterns of each form are counted.",
+)
 @links_option
 @report_option("what was found")
 def inspect(
     model: Path,
     scope: str,
     *,
+    tokens: int,
     allow_links: bool,
     report: Path | None,
 ) -> int:
@@ -38,7 +46,7 @@ def inspect(
     from rewriter.report.terminal.console import Console
 
     with from_standard_input(model) as source:
-        found = look(source, scope=scope, allow_links=allow_links)
+        found = look(source, scope=scope, tokens=tokens, allow_links=allow_links)
     found = replace(found, report=replace(found.report, model=str(model)))
     write_report(report, found.to_json)
     show_inspection(found, Console(error=report == STANDARD))

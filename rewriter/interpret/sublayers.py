@@ -20,7 +20,7 @@ from passes.match.identify import Identified, Region
 from passes.match.linear import LinearOperator, Miss
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
-from passes.options import Accuracy
+from passes.options import Options
 from passes.plan import Plan
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
@@ -29,9 +29,6 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.layout import SAME_NUMBERS
 from rewriter.graph.view import GraphView
 from rewriter.interpret.original import Attention
-
-# -- neurons ----------------------------------------
-
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}
 """Which form's program the neurons' heads are: that with the fewest heads, or that with the fewest operations."""
@@ -54,7 +51,6 @@ class NeuronHeads:
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
-        form: the form in which they are in the file; empty in an original.
     """
 
     name: str
@@ -69,7 +65,6 @@ class NeuronHeads:
     gate: str
     own: str
     bound: float
-    form: str = ""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -120,7 +115,7 @@ def _heads(
 ) -> NeuronHeads | Miss:
     if isinstance(projections, Miss):
         return Miss(f"block {block.name}: {projections.reason}", projections.node)
-    chosen = choose(view, block, PROGRAMS[program], Accuracy(), inline=True)
+    chosen = choose(view, block, Options(form=PROGRAMS[program]), inline=True)
     if isinstance(chosen, Miss):
         return Miss(f"block {block.name}: {chosen.reason}", chosen.node)
     return NeuronHeads(
@@ -153,7 +148,7 @@ def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterato
             yield Miss(reason, found.node)
         else:
             # The file's own heads are as far from the activation as its plan says.
-            yield replace(found, form=made.record.form, bound=max(found.bound, made.record.bound))
+            yield replace(found, bound=max(found.bound, made.record.bound))
 
 
 def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads | Miss:
@@ -212,8 +207,7 @@ def _block(
     )
 
 
-# -- layers ----------------------------------------
-
+# -- names ----------------------------------------------------------------------------------------------------------
 
 Sublayer = Attention | NeuronHeads
 

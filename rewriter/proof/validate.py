@@ -178,9 +178,14 @@ def validate(
 def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
     """Where the blocks are: a region, or, where the heads do the work of the linear operators too, the whole block."""
     return tuple(
-        ReplacedBlock(each.name, each.path, each.block_inputs, (*each.block_outputs, *each.shapes))
-        if each.heads
-        else ReplacedBlock(each.name, each.path, each.inputs, (each.output,), each.entrywise and not each.row_size)
+        ReplacedBlock(
+            each.name,
+            each.path,
+            each.block_inputs if each.heads else each.inputs,
+            (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
+            entrywise=each.entrywise and not each.row_size,
+            keyed=each.output if each.row_size else "",
+        )
         for each in claims
     )
 

@@ -15,9 +15,7 @@ from passes.options import Options
 from passes.plan import make_plan
 from rewriter import inspect, rewrite
 from rewriter.cli import run
-from rewriter.cli.accounting import show_inspection
 from rewriter.ort.sessions import open_session
-from rewriter.report.terminal.console import Console
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.textmodels import mlp
@@ -49,21 +47,22 @@ def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixture[str]) -> None:
-    found = inspect(MODELS / "silu-decoder.onnx", tokens=1000)
-    show_inspection(found, Console())
+    model = str(MODELS / "silu-decoder.onnx")
+    assert run(["inspect", model, "--tokens", "1000"]) == 0
     text = capsys.readouterr().out
     assert "Forms: one block at 1,000 tokens" in text
-    assert "1.5 MB" in text  # three tensors of 1000 x 128 floats
-    accounting = found.to_json()["accounting"]
-    assert accounting["setting"]["tokens"] == 1000
+    assert "1.0 MB" in text  # two keys for each of 1000 x 128 queries
+    assert run(["inspect", model, "--tokens", "1000", "--json"]) == 0
+    accounting = json.loads(capsys.readouterr().out)["accounting"]
+    assert accounting["tokens"] == 1000
     for block in accounting["blocks"]:
         assert [form["form"] for form in block["forms"]] == list(FORMS)
         assert block["forms"][0]["heads"] == [128]
-        assert block["forms"][0]["peak_bytes"] == 3 * 1000 * 128 * 4
+        assert block["forms"][0]["pattern_bytes"] == 2 * 1000 * 128 * 4
 
 
 def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    show_inspection(inspect(MODELS / "silu-decoder.onnx", tokens=8000), Console())
+    assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
     assert "--option max_pattern_mb=64" in text
