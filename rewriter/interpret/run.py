@@ -27,7 +27,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import with_outputs
 from rewriter.interpret.index import HeadIndex, indexed
-from rewriter.interpret.original import Attention, Heads
+from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.tensors import AffineMap, with_biases
@@ -251,7 +251,7 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
             return z.reshape(*z.shape[:2], own.heads, -1)
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
-    def projected(side: Heads, *, values: bool) -> Hook:
+    def projected(side: HeadColumns, *, values: bool) -> Hook:
         def make(tapped: Values) -> Array:
             made = tapped[side.operator.output]
             rows = made.reshape(len(by_token(tapped[own.z])), -1, made.shape[-1])
