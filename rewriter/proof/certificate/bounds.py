@@ -44,8 +44,9 @@ SLACK = 1.15
 """A bound is at most this many times the proved lower bound of the supremum."""
 FLOOR = 1e-15
 """Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
-MOST_CELLS = 20_000
+MOST_CELLS = 6_000
 """Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
+_NO_BOUND = "no bound below"
 _ENOUGH = 1_000
 """After so many cells any bound within the limit will do: programs with dozens of keys take long to bound closely."""
 _MOST_COVER, _MOST_RELATIVE = 4_000, 2_000
@@ -87,6 +88,11 @@ class Bound:
     cells: int
     key: str
     reason: str = ""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the search ended without a bound, and without a point where the claim does not hold."""
+        return self.reason.startswith(_NO_BOUND)
 
 
 def key_of(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> str:
@@ -153,7 +159,7 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
     if search.undefined is not None:
         return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
     where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
-    return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
+    return replace(found, reason=f"{_NO_BOUND} {upper:.3g} was found{where} in {search.cells} cells")
 
 
 @contextmanager

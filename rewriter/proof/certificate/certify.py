@@ -92,7 +92,8 @@ class ReplacedBlock:
         inputs: the tensors that it reads.
         outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
         entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
-            Then only an activation that the certificate cannot read in the original is left to tests.
+            Then only an activation is left to tests that the certificate cannot read in the original, or about which
+            it found neither a bound nor a point where it is off by too much.
         keyed: the activation, if heads compute every entry by a softmax over keys of its own: the same holds, unless
             they do so in chunks.
     """
@@ -291,6 +292,7 @@ class _Matching:
         self._bodies: dict[int, Scope] = {}
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
+        self._undecided: set[Tensor] = set()
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
@@ -373,7 +375,7 @@ class _Matching:
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         readable = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
-        if readable or self._reads_keys(a, [view.nodes[index] for index in theirs.nodes], block):
+        if (readable and a not in self._undecided) or self._reads_keys(a, [view.nodes[index] for index in theirs.nodes], block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
@@ -561,6 +563,8 @@ class _Matching:
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
         proved = self._proved(a, ours, one, two, gated=value is not None)
+        if proved.undecided:
+            self._undecided.add(a)
         if not proved.holds:
             return self._refused(
                 a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=proved.at_least > proved.limit
