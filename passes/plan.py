@@ -18,7 +18,6 @@ from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
-from passes.match.operands import Read
 from passes.options import WHOLE, Options
 from passes.own_attention import own_attention
 from passes.recognise import Made, Recognised, inline_values, recognise
@@ -27,6 +26,7 @@ from passes.sizes import BATCH, TOKENS
 from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
 from passes.whole.planning import carry_whole, left_over, notes_of, unfit, whole_for
+from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 

@@ -16,15 +16,15 @@ import numpy as np
 import onnx
 
 from passes.heads_only import not_heads
-from passes.match.operands import Read
 from passes.match.projections import Projection
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from passes.values import UNFIT, LostError, Values
 from passes.whole.names import ROWS
+from rewriter.graph.constants import Read
+from rewriter.graph.edit import inlined
 from rewriter.graph.extract import Cut, extract, upstream
-from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, all_views
 

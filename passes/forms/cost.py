@@ -18,8 +18,7 @@ from passes.conversion import Conversion
 from passes.forms import FORMS, choose
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
-from passes.programs import sharing
-from passes.programs.groups import Group, groups_of, spread_error, spreads
+from passes.programs.groups import Group, SharedKeys, by_keys, groups_of, progression_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.view import GraphView
 
@@ -193,7 +192,7 @@ def _added(view: GraphView, conversion: Conversion) -> int:
 def _local(sizes: _Sizes) -> _Shape:
     """Form `local`: each query is scored against its own key and m bias keys, so nothing grows with the square of N."""
     program = sizes.program
-    groups = sharing.groups_of(program)[0] if program.heads and program.powers is None else ()
+    groups = by_keys(program)[0] if program.heads and program.powers is None else ()
     live = max(map(_live_tensors, groups), default=_FEW) + (program.line is not None)
     live = live if program.line is None else max(live, _FEW)
     each = sizes.tensor(sizes.setting.tokens, sizes.neurons)
@@ -214,7 +213,7 @@ _PROGRESSION, _FEW = 4, 7
 """Tensors alive at one time in heads over a progression, and in a line or in heads whose shares are powers."""
 
 
-def _live_tensors(group: sharing.Group) -> int:
+def _live_tensors(group: SharedKeys) -> int:
     """The number of tensors [batch, N, d_ff] alive at one time in form `local`, including the pre-activation.
 
     For the short spelling they are query, logit and weight. Otherwise there is a weight for every key, a weighted value
@@ -222,7 +221,7 @@ def _live_tensors(group: sharing.Group) -> int:
     arithmetic progression share an exponential.
     """
     if group.keys is not None:
-        return _PROGRESSION if sharing.progression_of(group.keys, np.float32) else len(group.keys) + 4
+        return _PROGRESSION if progression_of(group.keys, np.float32) else len(group.keys) + 4
     (head,) = group.heads
     return 3 if head.zero_bias else 2 * len(head.bias_tokens) + 5
 

@@ -12,18 +12,20 @@ makes the sum of n zero, so g * w may be replaced by its difference from its mea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
+from typing import TypeVar
 
 import numpy as np
 import onnx
 
 from passes.match.blocks import Block
-from passes.match.linear import MICROSOFT
-from passes.match.operands import AnyArray, NotPlainError, PreActivation, Read, constant_operand, read_preactivation
+from passes.match.linear import MICROSOFT, Miss
+from passes.match.projections import Projection, leaf_of
 from passes.programs.head import Array
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, integer_of, integers_of, key_of
+from rewriter.graph.constants import AnyArray, Constants, Read
+from rewriter.graph.types import FLOATS, elem_name
+from rewriter.graph.view import GraphView, integer_of, integers_of, key_of, label, tensor_of
 
 
 @dataclass(frozen=True)
@@ -231,3 +233,143 @@ def _rounding(dtype: np.dtype[np.generic], terms: int) -> float:
     """A generous bound on the rounding of a sum of `terms` products, relative to the sum of their magnitudes."""
     digits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}.get(dtype.name, 7)
     return 4.0 * (terms + 8) * 2.0**-digits
+
+
+T = TypeVar("T")
+
+NO_AXIS = -1
+
+
+# -- the weight and the biases of one pre-activation, as arrays -----------------------------------------------------
+
+
+class NotPlainError(Exception):
+    """A block whose operands cannot be split by neuron; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A constant input of a node.
+
+    Attributes:
+        node: index of the node in its view.
+        slot: which input of the node it is.
+        name: name of the tensor.
+        array: its values as the node reads them.
+        elem_type: TensorProto element type.
+        axis: the axis with one entry per neuron; `NO_AXIS` where there is none (one value for all).
+    """
+
+    node: int
+    slot: int
+    name: str
+    array: AnyArray
+    elem_type: int
+    axis: int
+
+    @property
+    def per_neuron(self) -> AnyArray:
+        """The values with the neurons along the first axis, as a matrix."""
+        moved = np.moveaxis(self.array, self.axis, 0)
+        return moved.reshape(moved.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class PreActivation:
+    """The operands of one pre-activation: weight and biases (inside a Gemm, and of the Adds after it).
+
+    Attributes:
+        leaf: the tensor.
+        data: what the weight is applied to.
+        weight: the weight.
+        biases: added one after the other.
+        nodes: the linear operator and the Adds, as indices.
+    """
+
+    leaf: str
+    data: str
+    weight: Operand
+    biases: tuple[Operand, ...]
+    nodes: tuple[int, ...]
+
+
+def constant_operand(view: GraphView, node: int, slot: int, read: Read) -> Operand:
+    """A constant input of a node, followed through Identity and matrix transposition; its neuron axis is not set.
+
+    Raises:
+        NotPlainError: it is computed in another way, a caller may override it, or its type is not floating-point.
+    """
+    name = wanted = view.nodes[node].input[slot]
+    transposed = False
+    while name not in view.initializers or name in view.overridable:
+        if name in view.overridable:
+            raise NotPlainError(f"its weight '{name}' is also a graph input, which a caller may override")
+        maker = view.made_by(name)
+        if maker is None or not view.is_onnx(maker) or maker.op_type not in ("Constant", "Identity", "Transpose"):
+            raise NotPlainError(
+                f"its weight is computed by {label(maker)}" if maker is not None else "it has no weight"
+            )
+        if maker.op_type == "Constant":
+            tensor = tensor_of(maker)
+            if tensor is None:
+                raise NotPlainError(f"its weight {label(maker)} is not a tensor")
+            break
+        transposed ^= maker.op_type == "Transpose" and _turns_matrix(maker)
+        name = maker.input[0]
+    else:
+        tensor = view.initializers[name]
+    if tensor.data_type not in FLOATS:
+        kind = elem_name(tensor.data_type)
+        raise NotPlainError(f"its weight '{wanted}' holds {kind}, not floating-point numbers")
+    array = read(tensor)
+    return Operand(node, slot, wanted, array.T if transposed else array, tensor.data_type, NO_AXIS)
+
+
+def _turns_matrix(node: onnx.NodeProto) -> bool:
+    order = integers_of(node, "perm") or [1, 0]
+    if order not in ([1, 0], [0, 1]):
+        raise NotPlainError(f"its weight is computed by {label(node)}")
+    return order == [1, 0]
+
+
+def read_preactivation(view: GraphView, constants: Constants, block: Block, leaf: str, read: Read) -> PreActivation:
+    """The weight and the biases of one pre-activation.
+
+    Raises:
+        NotPlainError: it is not a constant matrix times data plus biases.
+    """
+    found = _plain(leaf_of(view, constants, block, leaf))
+    # Layout nodes and parts of stacked projections hold sizes, which would have to change with the number of neurons.
+    for index in found.nodes[1:]:
+        if view.nodes[index].op_type != "Add":
+            raise NotPlainError(f"{label(view.nodes[index])} stands between a linear operator and the activation")
+    weight = _weight(view, found, read)
+    biases = tuple(
+        _along_channels(constant_operand(view, vector.node, vector.slot, read), weight) for vector in found.biases
+    )
+    return PreActivation(leaf, found.data, weight, biases, found.nodes)
+
+
+def _plain(found: T | Miss) -> T:
+    if isinstance(found, Miss):
+        raise NotPlainError(found.reason)
+    return found
+
+
+def _weight(view: GraphView, projection: Projection, read: Read) -> Operand:
+    """The weight of a first operator, whose neurons are its columns."""
+    node = projection.nodes[0]
+    slot = list(view.nodes[node].input).index(projection.weight)
+    weight = constant_operand(view, node, slot, read)
+    return replace(weight, axis=int(not projection.transposed))  # [in, out], or [out, in] if transposed
+
+
+def _along_channels(bias: Operand, weight: Operand) -> Operand:
+    """A bias with its neuron axis: the last one, or none where all neurons share one value."""
+    neurons = weight.array.shape[weight.axis]
+    if bias.array.size == 1:
+        return bias
+    if bias.array.size != neurons or bias.array.shape[-1] != neurons:
+        raise NotPlainError(f"its bias '{bias.name}' has shape {list(bias.array.shape)}, not one value per neuron")
+    axis = bias.array.ndim - 1
+    return Operand(bias.node, bias.slot, bias.name, bias.array, bias.elem_type, axis)

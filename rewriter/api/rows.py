@@ -17,13 +17,13 @@ from passes.forms.builder import chunk_size_of
 from passes.forms.compact.form import row_size_of
 from passes.match.blocks import Left, kinds
 from passes.match.bounds import reach
-from passes.match.operands import Read
 from passes.options import Options
 from passes.plan import Plan
 from passes.speed import speed_notes
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
+from rewriter.graph.constants import Read
 from rewriter.graph.view import operator_of
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim

@@ -30,7 +30,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import SAME_NUMBERS
+from rewriter.graph.view import SAME_NUMBERS
 from rewriter.interpret.index import HeadIndex, Members, Names, Places, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, parts_of

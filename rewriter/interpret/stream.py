@@ -15,8 +15,7 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED, SAME_NUMBERS
-from rewriter.graph.view import GraphView, integer_of, label
+from rewriter.graph.view import REARRANGED, SAME_NUMBERS, GraphView, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 

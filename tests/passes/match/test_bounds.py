@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.match.bounds import NORMS, _rounding, preactivation_bounds, reach
-from passes.match.operands import read_preactivation
+from passes.match.bounds import NORMS, _rounding, preactivation_bounds, reach, read_preactivation
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter.graph.constants import Constants

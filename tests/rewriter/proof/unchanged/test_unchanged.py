@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.match.marks import made_for
+from passes.match.marks import BLOCK_KEY, DOMAIN
 from passes.options import Options
 from passes.plan import apply, make_plan
 from rewriter import ExitStatus, rewrite
@@ -326,6 +326,10 @@ def test_what_no_block_explains_is_named(name: str) -> None:
     assert set(found_in(plan, rewritten)) == expected
 
 
+def _made(node: onnx.NodeProto) -> bool:
+    return node.domain == DOMAIN or any(entry.key == BLOCK_KEY for entry in node.metadata_props)
+
+
 @EACH_FILE
 def test_committed_files(path: Path) -> None:
     """Weights by one unit in the last place and nodes with their operands turned, anywhere in a real model."""
@@ -335,7 +339,7 @@ def test_committed_files(path: Path) -> None:
     read = {name for node in rewritten.graph.node for name in node.input}
     known = {tensor.name for tensor in plan.model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     weights = [tensor for tensor in rewritten.graph.initializer if tensor.name in known & read][::5]
-    nodes = [node for node in rewritten.graph.node if len(set(node.input)) > 1 and made_for(node) is None][::9]
+    nodes = [node for node in rewritten.graph.node if len(set(node.input)) > 1 and not _made(node)][::9]
     assert min(len(weights), len(nodes)) > 3
     for tensor in weights:
         nudge(tensor)
