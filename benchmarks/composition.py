@@ -33,25 +33,23 @@ _CHILD = "--child"
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, help="Of BLAS. With one, CPU time is work, not waiting."
 )
-@click.option("--kinds", multiple=True, default=("V", "QKV"), help="Kinds of composition, one row each (repeatable).")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "composition.json")
-def main(*, activation: str, top: int, threads: int, kinds: tuple[str, ...], json_path: Path, **sizes: Any) -> None:
+def main(*, activation: str, top: int, threads: int, json_path: Path, **sizes: Any) -> None:
     """Measure how long the compositions of all heads and neurons take, and how much memory."""
     shape = Shape(hidden=4 * sizes["width"], activation=activation, vocabulary=64, **sizes)
     with tempfile.TemporaryDirectory(prefix="attnonly-composition-") as folder:
         click.echo("making the model", err=True)
         model = Path(folder) / "model.onnx"
         onnx.save(decoder(shape, random_weights()), model, save_as_external_data=True, location="model.data")
-        rows = [_measured(model, each, top, threads) for each in kinds]
+        rows = [_measured(model, top, threads)]
     settings = {**sizes, "activation": activation, "top": top, "threads": threads}
     write_json(json_path, "composition", settings, rows)
     title = f"{shape.layers} layers of width {shape.width}, {rows[0]['members']:,} heads and neurons, top {top}"
-    print_table(title, ("kinds", "scores", "seconds", "CPU s", "peak MB"), [_cells(row) for row in rows])
+    print_table(title, ("scores", "seconds", "CPU s", "peak MB"), [_cells(row) for row in rows])
 
 
-def _measured(model: Path, kinds: str, top: int, threads: int) -> dict[str, Any]:
-    click.echo(f"kinds {kinds}", err=True)
-    command = [sys.executable, "-m", "benchmarks.composition", _CHILD, str(model), kinds, str(top)]
+def _measured(model: Path, top: int, threads: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.composition", _CHILD, str(model), str(top)]
     limits = {f"{library}_NUM_THREADS": str(threads) for library in ("OPENBLAS", "MKL", "OMP")}
     environment = {**os.environ, **limits}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
@@ -60,16 +58,15 @@ def _measured(model: Path, kinds: str, top: int, threads: int) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
-def _child(model: Path, kinds: str, top: int) -> dict[str, Any]:
+def _child(model: Path, top: int) -> dict[str, Any]:
     from rewriter import compositions
     from rewriter.timing.worker import resident_peak
 
     start, busy = time.perf_counter(), time.process_time()
-    found = compositions(model, kinds=kinds, top=top)
+    found = compositions(model, top=top)
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
     return {
-        "kinds": kinds,
-        "members": found.members.count,
+        "members": len(found.heads),
         "scores": found.compared,
         "seconds": seconds,
         "cpu_seconds": cpu,
@@ -80,7 +77,6 @@ def _child(model: Path, kinds: str, top: int) -> dict[str, Any]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["kinds"],
         f"{row['scores']:,}",
         f"{row['seconds']:.1f}",
         f"{row['cpu_seconds']:.1f}",
@@ -90,6 +86,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [_CHILD]:
-        json.dump(_child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])), sys.stdout)
+        json.dump(_child(Path(sys.argv[2]), int(sys.argv[3])), sys.stdout)
     else:
         main()

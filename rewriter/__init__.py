@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rewriter.interpret.index import heads
     from rewriter.interpret.interventions import ablate, freeze, patch
     from rewriter.interpret.page import head_pictures
-    from rewriter.interpret.rank import compositions, head_tokens, idle_heads
+    from rewriter.interpret.rank import compositions, head_tokens
     from rewriter.interpret.run import run_with_cache
     from rewriter.proof.inputs.given import Text
     from rewriter.report.benchmark import Benchmark
@@ -69,7 +69,6 @@ __all__ = [
     "head_pictures",
     "head_tokens",
     "heads",
-    "idle_heads",
     "inspect",
     "patch",
     "rewrite",
@@ -95,7 +94,7 @@ _HOMES = {
     "interpret.interventions": ("ablate", "freeze", "patch"),
     "interpret.page": ("head_pictures",),
     "interpret.activity": ("head_activity",),
-    "interpret.rank": ("compositions", "head_tokens", "idle_heads"),
+    "interpret.rank": ("compositions", "head_tokens"),
     "api.rewriting": ("rewrite",),
     "api.benching": ("bench",),
     "proof.inputs.given": ("Text",),

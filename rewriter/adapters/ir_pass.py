@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from rewriter.api.keywords import RewriteKeywords
 from rewriter.api.rewriting import rewrite
+from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.report.report import Report
 

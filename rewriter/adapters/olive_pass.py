@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewriter.api.keywords import RewriteKeywords
 from rewriter.api.rewriting import rewrite
+from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.atomic import write_text
 

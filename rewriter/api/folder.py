@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from passes.options import Options
-from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rewriting import rewrite
-from rewriter.api.run import silent
+from rewriter.api.run import RewriteKeywords, describe, silent
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.files.atomic import os_errors, write_text
 from rewriter.files.folder import check_new_folder, copy_file, files_of, publish, staged_folder

@@ -19,9 +19,8 @@ import onnx
 from passes.options import Options
 from passes.pipeline import MlpToAttention, pipeline
 from passes.plan import Plan, apply, sublayers_only
-from rewriter.api.keywords import RewriteKeywords, describe
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
-from rewriter.api.run import Run, checked_options, name_of, parted, settings_of, silent
+from rewriter.api.run import RewriteKeywords, Run, checked_options, describe, name_of, parted, settings_of, silent
 from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output

@@ -1,18 +1,25 @@
-"""What every call of the API shares: timing, progress, checked options."""
+"""What every call of the API shares: timing, progress, options as keywords.
+
+Names, defaults and help of options come from the dataclasses that declare them. `RewriteKeywords` repeats names and
+types for type checkers; a test compares it with the dataclasses.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from passes.options import APPLIES, EXPOSED, FormOptions, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, options_of, values_of
+from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
@@ -109,3 +116,48 @@ def parted(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         {name: value for name, value in given.items() if name not in of_proof},
         {name: value for name, value in given.items() if name in of_proof},
     )
+
+
+class RewriteKeywords(TypedDict, total=False):
+    """The options of `rewriter.rewrite`."""
+
+    form: str
+    scope: str
+    inline: bool
+    only: str | Sequence[str]
+    skip: str | Sequence[str]
+    gate: str
+    precision: str
+    fit: bool
+    accuracy: float | None
+    domain: float | None
+    max_pattern_mb: float
+    max_tokens: int
+    spelling: str
+    expose: str | Sequence[str]
+    head_dim: int | None
+    providers: str | Sequence[str] | None
+    inputs: GivenInputs | None
+    dims: Mapping[str, int] | None
+    seed: int
+    proof: str
+
+
+def describe(function: Callable[..., Any], *declared: type) -> None:
+    """Replace `**options` in the signature of `function` by the declared options, and list them in its docstring."""
+    found = [each for kind in declared for each in options_of(kind)]
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    types = RewriteKeywords.__annotations__
+    further = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
+        for each in found
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
+    lines = [
+        textwrap.fill(
+            f"{each.name} ({each.default!r}): {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12
+        )
+        for each in found
+    ]
+    function.__doc__ = f"{function.__doc__ or ''}\n    Options:\n" + "\n".join(lines) + "\n"

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from rewriter.cli.declared import declared_options
-from rewriter.cli.options import MODELS, check_report, command, report_option, write_report
+from rewriter.cli.options import MODELS, check_report, command, declared_options, report_option, write_report
 from rewriter.cli.streams import STANDARD
 from rewriter.proof.settings import Settings
 from rewriter.timing import BenchOptions
@@ -21,7 +20,7 @@ from rewriter.timing import BenchOptions
 @declared_options(BenchOptions)
 @declared_options(
     Settings,
-    only=("providers", "inputs", "dims"),
+    only=("providers", "inputs"),
     providers={
         "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
     },

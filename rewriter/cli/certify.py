@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rewriter.cli.options import check_report, command, file_option, links_option, report_options, write_report
+from rewriter.cli.options import check_report, command, file_option, links_option, report_option, write_report
 from rewriter.cli.streams import STANDARD
 
 
@@ -23,25 +23,15 @@ from rewriter.cli.streams import STANDARD
     metavar="FILE.json",
     help="Compute the certificate afresh, and compare it with the one in this file.",
 )
-@click.option(
-    "--limit",
-    type=click.FloatRange(0.0),
-    metavar="X",
-    help="Largest |f_B - f_A| / max(1, |f_A|) of activations about which REWRITTEN claims nothing; default 1e-7.",
-)
 @links_option
-@report_options("the certificate", "-o")
-@click.option("-v", "--verbose", is_flag=True, help="Print all reasons of a refusal.")
+@report_option("the certificate", "-o")
 def certify(
     original: Path,
     rewritten: Path,
     *,
     check: Path | None,
-    limit: float | None,
     allow_links: bool,
     report: Path | None,
-    quiet: bool,
-    verbose: bool,
 ) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
@@ -50,14 +40,13 @@ def certify(
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
-    from rewriter.proof.certificate.certify import UNCLAIMED
     from rewriter.report.certification import read_certificate
     from rewriter.report.terminal.comparison import show_certification, show_check
     from rewriter.report.terminal.console import Console
 
     stated = None if check is None else read_certificate(check)
-    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
-    found = prove(original, rewritten, limit=UNCLAIMED if limit is None else limit, allow_links=allow_links)
+    console = Console(error=report == STANDARD)
+    found = prove(original, rewritten, allow_links=allow_links)
     write_report(report, found.to_json)
     if stated is None:
         show_certification(console, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,20 @@ from typing import Any
 import click
 
 from passes.options import Options
-from rewriter.cli.declared import declared_options, rare_options
-from rewriter.cli.folder import convert_folder
 from rewriter.cli.options import (
     SETTINGS,
     check_page,
     check_report,
     check_suffix,
+    declared_options,
     file_option,
     links_option,
+    rare_options,
     report_options,
     write_report,
 )
 from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
-from rewriter.errors import UsageError
+from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.settings import Settings
 
 _HELP_STATUS = """\b
@@ -112,7 +113,7 @@ def convert(
             "--force": options.pop("force"),
             "--allow-links": options.pop("allow_links"),
         }
-        return convert_folder(
+        return _convert_folder(
             model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
             refused=refused, **options,
         )  # fmt: skip
@@ -156,4 +157,48 @@ def convert(
 
         write_page(result, html)
     show(console, result, proved=not no_validate, planned_only=dry_run)
+    return int(result.exit_status)
+
+
+def _convert_folder(
+    folder: Path,
+    output: Path | None,
+    *,
+    report: Path | None,
+    quiet: bool,
+    verbose: bool,
+    refused: Mapping[str, Any],
+    **options: Any,
+) -> int:
+    """Convert all models of a folder, and print each result under its name.
+
+    Args:
+        folder: the folder.
+        output: the folder to write.
+        report: where to write the JSON.
+        quiet: print only the last line.
+        verbose: print everything.
+        refused: flags that a folder does not take, with what was given.
+        **options: the keywords of `rewrite_folder`.
+    """
+    flag = next((flag for flag, given in refused.items() if given), None)
+    if flag is not None:
+        raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert the files one by one")
+    if output == STANDARD:
+        raise UsageError("a folder cannot go to standard output; give -o a name for the new folder")
+    check_report(report, (folder, output))
+    from rewriter import rewrite_folder
+    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal.rewriting import show_model
+
+    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
+    with console.progress() as progress:
+        result = rewrite_folder(folder, output, progress=progress, **options)
+    write_report(report, result.to_json)
+    for name, each in result.models.items():
+        show_model(console, name, each)
+    colour = {ExitStatus.CONVERTED: "bold green", ExitStatus.VALIDATION_FAILED: "bold red"}
+    for line in result.copied_lines():
+        console.line(line)
+    console.line(result.summary, colour.get(result.exit_status, "yellow"), always=True)
     return int(result.exit_status)

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from passes.options import Options
-from rewriter.cli.declared import declared_options
-from rewriter.cli.options import SETTINGS, check_report, links_option, report_option, write_report
+from rewriter.cli.options import SETTINGS, check_report, declared_options, links_option, report_option, write_report
 from rewriter.cli.streams import STANDARD, from_standard_input
 
 

@@ -46,9 +46,6 @@ _FLOATS = {*FLOATS, 0}
 
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 _SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
-_FAR = 2000
-"""Maximum number of tensors in a branch beside the residual stream; bounds the search behind each sum."""
-
 _MANY = 64
 """Number of evenly spaced boundaries if neither blocks nor a residual stream are found."""
 
@@ -267,30 +264,13 @@ def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
         if len(data) != 2:
             continue
         for kept, added in (data, data[::-1]):
-            if len(view.consumers.get(kept, ())) > 1 and _depends(view, added, kept, passed):
+            several = len(view.consumers.get(kept, ())) > 1
+            if several and kept in upstream(view, frozenset({kept, *passed}), [added]).inputs:
                 # A fused SkipLayerNormalization returns the sum itself as its fourth output, which may be absent.
                 sums = [name for name in (*node.output[3:], node.output[0]) if name]
                 passed.update(sums)
                 yield index, sums[0]
                 break
-
-
-def _depends(view: GraphView, tensor: str, on: str, without: set[str]) -> bool:
-    """Whether `tensor` depends on `on`, without passing through `without`; the search ends after `_FAR` tensors."""
-    # Nodes before the producer of `on` cannot depend on it.
-    floor = view.producer.get(on, -1)
-    pending, seen = [tensor], {tensor}
-    while pending and len(seen) < _FAR:
-        index = view.producer.get(pending.pop(), -1)
-        if index <= floor:
-            continue
-        for name in view.nodes[index].input:
-            if name == on:
-                return True
-            if name and name not in seen and name not in without:
-                seen.add(name)
-                pending.append(name)
-    return False
 
 
 # -- through depth ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Nodes of two graphs are paired by name and operator, by the tensor that they make, by the whole computation above them,
 and then outwards from pairs: what makes the operands of a pair and what reads its results. Whatever is paired, a node
-counts as the same only if operator, attributes and operands are. Weights are compared in bounded memory; the time is
-linear in the number of nodes and the bytes of the weights.
+counts as the same only if operator, attributes and operands are. The time is linear in the number of nodes and the
+bytes of the weights.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from functools import cache, cached_property
 
 import onnx
 
-from rewriter.compare.weights import Status, TensorChange, compare_tensors, digest, fingerprint, kind_of, only
+from rewriter.compare.weights import Status, TensorChange, Weight, compared, kind_of, only
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
 from rewriter.graph.view import ONNX_DOMAINS, key_of, operator_of, opsets, subgraphs
 from rewriter.text import decoded
-
-_TWINS = 8
-"""Maximum number of weights with the fingerprint of a missing one that are compared with it in full."""
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
@@ -81,7 +78,7 @@ class GraphDifference:
         tensors: the weights that differ.
         same_tensors: number of weights that are equal bit for bit.
         fields: differences in inputs, outputs and their producers, local functions, and opsets.
-        remarks: differences in metadata, producer, IR version and annotations, which do not affect the computation.
+        remarks: differences in metadata, producer and IR version, which do not affect the computation.
     """
 
     operators: Mapping[str, tuple[int, int]]
@@ -113,12 +110,13 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     while pending:
         pair = pending.pop()
         weights, equal = pair.tensor_changes()
-        changes = pair.node_changes()
+        changed, sources, alike, others, inner = pair.node_changes()
         tensors += weights
-        nodes += changes.nodes
-        found += [*declared(pair.name, pair.left.proto, pair.right.proto), *changes.outputs]
-        same_tensors, same_nodes, renamed = same_tensors + equal, same_nodes + changes.same, renamed + changes.renamed
-        pending += changes.inner
+        nodes += changed
+        found += [*declared(pair.name, pair.left.proto, pair.right.proto), *sources]
+        found += _changes("sparse weight", _sparse(pair.left), _sparse(pair.right))
+        same_tensors, same_nodes, renamed = same_tensors + equal, same_nodes + alike, renamed + others
+        pending += inner
     counts = [Counter(operator(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
@@ -143,9 +141,7 @@ class Graph:
         model: the model that contains it.
         proto: the graph.
         nodes: its nodes in graph order, without Constant nodes.
-        weights: its initializers and the values of its Constant nodes, by name; of a sparse one the values and, under a
-            name that nothing reads, the indices.
-        prints: the fingerprints of these weights, and of those of enclosing graphs.
+        weights: its initializers and the values of its Constant nodes, by name.
         inputs: maps an input to its identity: its name, or its position in a body, where names are arbitrary.
         outputs: its outputs, likewise.
         captured: maps a tensor of an enclosing graph to its name in the other model.
@@ -155,8 +151,7 @@ class Graph:
     model: LoadedModel
     proto: onnx.GraphProto
     nodes: Sequence[onnx.NodeProto]
-    weights: Mapping[str, onnx.TensorProto]
-    prints: Mapping[str, bytes]
+    weights: Mapping[str, Weight]
     inputs: Mapping[str, str]
     outputs: Sequence[tuple[str, str]]
     captured: Mapping[str, str]
@@ -171,23 +166,14 @@ class Graph:
         captured: Mapping[str, str] | None = None,
     ) -> Graph:
         """Index a graph."""
-        weights = {tensor.name: tensor for tensor in proto.initializer}
+        weights = {tensor.name: Weight(model, tensor) for tensor in proto.initializer}
         constants = {node.output[0]: value for node in proto.node if (value := _constant(node)) is not None}
-        weights |= constants
-        prints = {name: fingerprint(model, tensor) for name, tensor in weights.items()}
-        for sparse in proto.sparse_initializer:
-            # The fingerprint of the whole tensor stands for its values.
-            indices = digest(model, sparse.indices)
-            whole = _digest([digest(model, sparse.values), indices, str(list(sparse.dims)).encode()])
-            name, further = sparse.values.name, f"{sparse.values.name} (indices)"
-            weights |= {name: sparse.values, further: sparse.indices}
-            prints |= {name: whole, further: indices}
+        weights |= {name: Weight(model, value) for name, value in constants.items()}
         return cls(
             model=model,
             proto=proto,
             nodes=[node for node in proto.node if _constant(node) is None],
             weights=weights,
-            prints=prints if outer is None else {**outer.prints, **prints},
             inputs={value.name: value.name if outer is None else str(i) for i, value in enumerate(proto.input)},
             outputs=[(value.name, value.name if outer is None else str(i)) for i, value in enumerate(proto.output)],
             captured=captured or {},
@@ -213,7 +199,7 @@ class Graph:
                 found[name].append((index, place))
         return found
 
-    def weight(self, name: str, depth: int = 0) -> tuple[int, onnx.TensorProto] | None:
+    def weight(self, name: str, depth: int = 0) -> tuple[int, Weight] | None:
         """The weight that a name refers to here, and how many graphs further out it is; None for other tensors."""
         if name in self.weights:
             return depth, self.weights[name]
@@ -221,22 +207,30 @@ class Graph:
 
     def own(self) -> list[bytes]:
         """For each node, a digest of its operator, attributes and weights."""
-        return [_digest([own_digest(self, each), *(self._print(name) for name in each.input)]) for each in self.nodes]
+
+        def given(name: str) -> bytes:
+            return self._data(name) or (b"i" if name in self.inputs else b"-")
+
+        return [_digest([own_digest(self, node), *map(given, node.input)]) for node in self.nodes]
 
     def computed(self) -> list[bytes]:
         """For each node, a digest of the whole computation above it."""
         # Digests of operands are combined (a Merkle tree), so shared subexpressions are not expanded and the time is
         # linear.
-        known = {**self.prints, **{name: b"i" + place.encode() for name, place in self.inputs.items()}}
+        known = {name: b"i" + place.encode() for name, place in self.inputs.items()}
+
+        def given(name: str) -> bytes:
+            return known.get(name) or self._data(name) or b"?" + self.captured.get(name, name).encode()
+
         found = []
         for node in self.nodes:
-            given = (known.get(name, b"?" + self.captured.get(name, name).encode()) for name in node.input)
-            found.append(_digest([own_digest(self, node), *given]))
+            found.append(_digest([own_digest(self, node), *map(given, node.input)]))
             known.update({name: _digest([found[-1], bytes([place % 256])]) for place, name in enumerate(node.output)})
         return found
 
-    def _print(self, name: str) -> bytes:
-        return self.prints.get(name, b"i" if name in self.inputs else b"-")
+    def _data(self, name: str) -> bytes | None:
+        weight = self.weight(name)
+        return None if weight is None else weight[1].digest
 
 
 def _named(names: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -254,13 +248,8 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Pairs of node indices, and the unmatched nodes of A and of B."""
-
-    pairs: tuple[tuple[int, int], ...]
-    only_a: tuple[int, ...]
-    only_b: tuple[int, ...]
+Matches = tuple[Sequence[tuple[int, int]], Sequence[int], Sequence[int]]
+"""Pairs of node indices, and the unmatched nodes of A and of B."""
 
 
 def match(a: Graph, b: Graph) -> Matches:
@@ -335,7 +324,7 @@ class _Matcher:
                 queue += zip(one.output, other.output, strict=False)
 
     def result(self) -> Matches:
-        return Matches(tuple(sorted(self.pairs)), tuple(self._a), tuple(self._b))
+        return sorted(self.pairs), list(self._a), list(self._b)
 
     def _makers(
         self, left: str, right: str, kinds_a: Sequence[Hashable], kinds_b: Sequence[Hashable]
@@ -438,7 +427,7 @@ def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
     sparse = [*plain.sparse_tensors, *([plain.sparse_tensor] if plain.HasField("sparse_tensor") else [])]
     tensors = [*plain.tensors, *([plain.t] if plain.HasField("t") else [])]
     tensors += [part for each in sparse for part in (each.values, each.indices)]
-    content = [digest(model, tensor) for tensor in tensors]
+    content = [Weight(model, tensor).digest for tensor in tensors]
     for each in sparse:
         each.ClearField("values")
         each.ClearField("indices")
@@ -460,15 +449,6 @@ def _digest(parts: Sequence[bytes]) -> bytes:
 # -- two graphs ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _NodeChanges:
-    nodes: list[NodeChange]
-    same: int
-    renamed: int
-    outputs: list[FieldChange]
-    inner: list[_Pair]
-
-
 @dataclass(frozen=True, eq=False)
 class _Pair:
     """A graph of A and its counterpart in B; `name` is empty for the main graph."""
@@ -482,23 +462,23 @@ class _Pair:
         ours, theirs = self.left.weights, self.right.weights
         changes = []
         for name in ours.keys() & theirs.keys():
-            change = compare_tensors(name, (self.left.model, ours[name]), (self.right.model, theirs[name]))
+            change = compared(name, ours[name], theirs[name])
             changes += [] if change is None else [change]
         changes += [only(name, ours[name], "only in A") for name in _lost(self.left, self.right)]
         same = len(ours) - len(changes)  # before those that only B has are added
         changes += [only(name, theirs[name], "only in B") for name in _lost(self.right, self.left)]
         return sorted(changes, key=lambda change: change.name), same
 
-    def node_changes(self) -> _NodeChanges:
-        """The nodes that differ, and the pairs of control-flow bodies inside."""
+    def node_changes(self) -> tuple[list[NodeChange], list[FieldChange], int, int, list[_Pair]]:
+        """Nodes that differ, outputs with another source, counts of same and renamed nodes, and bodies to compare."""
         a, b = self.left, self.right
-        matches = match(a, b)
-        alias = aliases(a, b, matches.pairs)
+        pairs, only_a, only_b = match(a, b)
+        alias = aliases(a, b, pairs)
         same_input = self._same_input(alias)
         nodes: list[tuple[int, NodeChange]] = []
         inner: list[_Pair] = []
         same = renamed = 0
-        for ours, theirs in matches.pairs:
+        for ours, theirs in pairs:
             one, other = a.nodes[ours], b.nodes[theirs]
             what = _what(one, other, [attributes(a, one), attributes(b, other)], same_input)
             inner += self._bodies(one, other, alias)
@@ -507,10 +487,10 @@ class _Pair:
             else:
                 same += 1
                 renamed += one.name != other.name or list(one.output) != list(other.output)
-        nodes += [(i, NodeChange("only in A", self.name, describe(a.nodes[i]), None)) for i in matches.only_a]
-        nodes += [(i, NodeChange("only in B", self.name, None, describe(b.nodes[i]))) for i in matches.only_b]
+        nodes += [(i, NodeChange("only in A", self.name, describe(a.nodes[i]), None)) for i in only_a]
+        nodes += [(i, NodeChange("only in B", self.name, None, describe(b.nodes[i]))) for i in only_b]
         ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
-        return _NodeChanges(ordered, same, renamed, list(self._output_changes(same_input)), inner)
+        return ordered, list(self._output_changes(same_input)), same, renamed, inner
 
     def _output_changes(self, same_input: SameInput) -> Iterator[FieldChange]:
         """Outputs with another source. Comparing nodes does not cover this: two outputs may have swapped names."""
@@ -536,10 +516,7 @@ class _Pair:
                 return ours == theirs and one is other and theirs not in made
             if ours == theirs and one[0] == other[0]:
                 return True  # weights of the same name are compared where they are defined
-            # Fingerprints first: comparing whole weights is expensive.
-            if self.left.prints[ours] != self.right.prints[theirs]:
-                return False
-            return compare_tensors(ours, (self.left.model, one[1]), (self.right.model, other[1])) is None
+            return one[1].same(other[1])
 
         return same
 
@@ -558,18 +535,10 @@ def _source(graph: Graph, name: str) -> str:
 
 def _lost(side: Graph, other: Graph) -> list[str]:
     """The weights of one side that the other side has neither by name nor by content."""
-    held: dict[bytes, list[str]] = defaultdict(list)
-    for name in other.weights:
-        held[other.prints[name]].append(name)
-    lost = []
-    for name in sorted(side.weights.keys() - other.weights.keys()):
-        # Fingerprints cover the ends of large weights only, so candidates are compared in full, but not without limit:
-        # a model may hold thousands of alike weights (zeros).
-        twins = held.get(side.prints[name], [])[:_TWINS]
-        ours = (side.model, side.weights[name])
-        if all(compare_tensors(name, ours, (other.model, other.weights[twin])) for twin in twins):
-            lost.append(name)
-    return lost
+    missing = sorted(side.weights.keys() - other.weights.keys())
+    kinds = {side.weights[name].kind for name in missing}
+    held = {weight.digest for weight in other.weights.values() if weight.kind in kinds}
+    return [name for name in missing if side.weights[name].digest not in held]
 
 
 def _what(
@@ -619,7 +588,6 @@ def _stated(a: LoadedModel, b: LoadedModel) -> tuple[list[FieldChange], list[Fie
             functions.append(FieldChange("function", name, *counts))
     remarks = [
         *(each for each in versioned if each.name not in used),
-        *_changes("annotation", *(_annotations(m.proto.graph) for m in (a, b))),
         *_changes("metadata", *({item.key: item.value for item in m.proto.metadata_props} for m in (a, b))),
         *_changes("model", *(_about(m.proto) for m in (a, b))),
     ]
@@ -627,7 +595,7 @@ def _stated(a: LoadedModel, b: LoadedModel) -> tuple[list[FieldChange], list[Fie
 
 
 def declared(scope: str, a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[FieldChange]:
-    """Inputs and outputs that differ, and shapes of sparse weights that differ.
+    """Inputs and outputs that differ.
 
     In the main graph, whose `scope` is empty, inputs and outputs are identified by name, and their order counts. In a
     control-flow body they are identified by position, so only their number can differ.
@@ -640,9 +608,15 @@ def declared(scope: str, a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[Fie
             yield from _changes(what, ours, theirs)
             if ours.keys() == theirs.keys():
                 yield from _changes("order", *({f"{what}s": ", ".join(side)} for side in (ours, theirs)))
-    prefix = f"{scope}/" if scope else ""
-    dims = ({f"{prefix}{item.values.name}": str(list(item.dims)) for item in g.sparse_initializer} for g in (a, b))
-    yield from _changes("sparse weight", *dims)
+
+
+def _sparse(graph: Graph) -> dict[str, str]:
+    """The sparse weights, in words."""
+    found = {}
+    for item in graph.proto.sparse_initializer:
+        content = _digest([Weight(graph.model, part).digest for part in (item.values, item.indices)])
+        found[item.values.name] = f"{list(item.dims)} of data {content.hex()[:12]}"
+    return found
 
 
 def _types(graph: onnx.GraphProto, what: str) -> dict[str, str]:
@@ -661,16 +635,7 @@ def _function_value(model: LoadedModel, function: onnx.FunctionProto) -> bytes:
     """A function with all of its data, external data included."""
     tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
     stated: bytes = function.SerializeToString(deterministic=True)
-    return stated + b"".join(digest(model, tensor) for tensor in tensors)
-
-
-def _annotations(graph: onnx.GraphProto) -> dict[str, str]:
-    """Quantisation annotations of tensors, which no operator reads."""
-    said = {
-        entry.tensor_name: sorted(f"{item.key}: {item.value}" for item in entry.quant_parameter_tensor_names)
-        for entry in graph.quantization_annotation
-    }
-    return {name: ", ".join(parameters) for name, parameters in said.items()}
+    return stated + b"".join(Weight(model, tensor).digest for tensor in tensors)
 
 
 def _about(model: onnx.ModelProto) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """`head_activity`: the tokens of given inputs at which heads do most, and heads that do nothing on them.
 
 A neuron's activation is what its heads write along its row of W2, as one number; that of an original head at a token is
-the norm of what it writes there. With `by="self"` it is the weight of a token in its own pattern instead. Padding is
-left out.
+the norm of what it writes there. Padding is left out.
 """
 
 from __future__ import annotations
@@ -17,24 +16,21 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.index import HeadIndex, Members, Names, heads
+from rewriter.interpret.index import HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import Best, Told, tokens_as_text
-from rewriter.interpret.run import Recording, hooks_of
+from rewriter.interpret.rank import Best, TokenText, tokens_as_text
+from rewriter.interpret.run import cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import Role, input_specs
-
-MEASURES = ("z", "self")
-"""What counts as activation."""
 
 SILENT = 1e-6
 """A head is silent if its activations stay below this share of the largest of its sublayer."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ActiveToken:
     """A token of the inputs.
 
     Attributes:
@@ -53,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Active:
+class ActiveHead:
     """What a head does on the inputs.
 
     Attributes:
@@ -66,7 +62,7 @@ class Active:
     """
 
     head: str
-    top: tuple[Place, ...]
+    top: tuple[ActiveToken, ...]
     mean: float
     deviation: float
     largest: float
@@ -79,40 +75,32 @@ class Activity:
 
     Attributes:
         rows: one per head, in order.
-        by: the measure.
         tokens: how many tokens there were, without padding.
         told: token ids in words.
     """
 
-    rows: tuple[Active, ...]
-    by: str
+    rows: tuple[ActiveHead, ...]
     tokens: int
-    told: Told
+    told: TokenText
 
-    def peaks(self, count: int) -> list[Active]:
+    def peaks(self, count: int) -> list[ActiveHead]:
         """The heads whose largest activation is most standard deviations above their mean."""
         found = [row for row in self.rows if row.top and row.deviation > 0.0]
         return sorted(found, key=lambda row: -(row.top[0].value - row.mean) / row.deviation)[:count]
 
     @property
-    def dead(self) -> list[Active]:
+    def dead(self) -> list[ActiveHead]:
         """The heads that do nothing on these inputs, or always the same."""
         return [row for row in self.rows if row.dead]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data."""
-        return {"by": self.by, "tokens": self.tokens, "heads": [self._row(row) for row in self.rows]}
 
-    def _row(self, row: Active) -> dict[str, Any]:
-        places = [{**vars(place), "text": None if place.token is None else self.told(place.token)} for place in row.top]
-        return {
-            "head": row.head,
-            "mean": row.mean,
-            "deviation": row.deviation,
-            "largest": row.largest,
-            "dead": row.dead,
-            "top": places,
-        }
+        def told(place: ActiveToken) -> dict[str, Any]:
+            return {**vars(place), "text": None if place.token is None else self.told(place.token)}
+
+        rows = [{**vars(row), "top": [told(place) for place in row.top]} for row in self.rows]
+        return {"tokens": self.tokens, "heads": rows}
 
 
 def head_activity(
@@ -121,7 +109,6 @@ def head_activity(
     *,
     names: Names = "*",
     top: int = 10,
-    by: str = "z",
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> Activity:
     """Where heads are most active on given inputs.
@@ -131,8 +118,6 @@ def head_activity(
         inputs: maps inputs to arrays; or an npz file with any number of cases.
         names: heads, as for `ablate`.
         top: tokens per head.
-        by: `z`, the activation, or `self`, the weight of the token itself in the pattern; of neurons with several
-            heads the weight in the first one.
         tokenizer: a `tokenizer.json` that gives tokens as text.
 
     Raises:
@@ -140,61 +125,38 @@ def head_activity(
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: onnxruntime does not run the model on these inputs.
     """
-    if by not in MEASURES:
-        raise UsageError(f"unknown measure '{by}'; known are: {', '.join(MEASURES)}")
     if top < 1:
         raise UsageError(f"{top} tokens cannot be listed; take 1 or more")
     told = tokens_as_text(tokenizer)
-    index = model if isinstance(model, HeadIndex) else heads(model)
-    numbering = Members.of(index, names)
-    wanted = [each for each in index.sublayers if each.name in numbering.chosen]
-    hooks = _hooks(index, wanted, by)
-    recording = Recording.of(index, inputs, list(hooks), "cpu")
-    tallies = {each.name: _Tally(index, each, numbering.chosen[each.name], by, top) for each in wanted}
-    places = _Places(index, recording.cases)
-    for name, array in recording.arrays():
-        case, hook = _parted(name, hooks)
-        tally = tallies[hook.rpartition(".")[0]]
-        by_head = tally.by_head and hook.endswith("pattern")
-        kept, start = places.kept(case, (len(array), array.shape[2 if by_head else 1]))
-        tally.add(hook.rpartition(".")[2], array.astype(np.float64), kept, start)
-    rows = [row for each in wanted for row in tallies[each.name].rows(places)]
-    return Activity(tuple(rows), by, places.count, told)
-
-
-def _hooks(index: HeadIndex, wanted: list[Named], by: str) -> list[str]:
-    """The hooks to record. Raises UsageError if a pattern is wanted that an operator keeps."""
+    index = indexed(model)
+    tallies = {
+        named.name: _HeadTally(index, named, np.array(chosen), top) for named, chosen in chosen_heads(index, names)
+    }
     known = hooks_of(index)
-    found = []
-    for each in wanted:
-        pattern = f"{each.name}.hook_pattern"
-        if by == "self":
-            if pattern not in known:
-                raise UsageError(f"{each.name} keeps its pattern inside an operator; choose other heads with --names")
-            if isinstance(each.sublayer, Attention) and each.sublayer.cross:
-                raise UsageError(f"{each.name} attends to another sequence; choose other heads with --names")
-        found += [name for name in (f"{each.name}.hook_z", pattern) if name in known]
-    return found
+    wanted = [f"{name}.hook_{part}" for name in tallies for part in ("z", "pattern")]
+    cases, _ = cases_of(index, inputs)
+    places = _Numbering(index, cases)
+    for name, array in recorded(index, cases, {hook: known[hook] for hook in wanted if hook in known}):
+        case, _, hook = name.rpartition("/") if len(cases) > 1 else ("", "", name)
+        sublayer, _, part = hook.rpartition(".")
+        tally = tallies[sublayer]
+        kept, start = places.kept(case, (len(array), array.shape[tally.tokens_axis(part)]))
+        tally.add(part, array.astype(np.float64), kept, start)
+    rows = [row for tally in tallies.values() for row in tally.rows(places)]
+    return Activity(tuple(rows), places.count, told)
 
 
-def _parted(name: str, hooks: list[str]) -> tuple[str, str]:
-    """(case, hook) of what was recorded."""
-    hook = next(hook for hook in hooks if name == hook or name.endswith(f"/{hook}"))
-    return name[: -len(hook) - 1] if name != hook else "", hook
-
-
-class _Places:
-    """Which token is where in the inputs: all tokens but padding are numbered through."""
+class _Numbering:
+    """Which token is where in the inputs: all tokens are numbered through; `count` is without padding."""
 
     def __init__(self, index: HeadIndex, cases: Sequence[Case]) -> None:
         specs = input_specs(index.proto, index.view)
         self._ids = [spec.name for spec in specs if spec.role is Role.IDS]
         self._masks = [spec.name for spec in specs if spec.role is Role.MASK]
         self._cases: dict[str, Case] = {each.name if len(cases) > 1 else "": each for each in cases}
-        self._starts: dict[str, int] = {}
-        self._shapes: dict[str, tuple[int, int]] = {}
-        self.count = 0
+        self._known: dict[str, tuple[int, tuple[int, int]]] = {}
         self._next = 0
+        self.count = 0
 
     def kept(self, case: str, shape: tuple[int, int]) -> tuple[Array, int]:
         """(which tokens [batch, tokens] are no padding, the number of the first)."""
@@ -203,26 +165,24 @@ class _Places:
         for name in self._masks:
             if name in feeds and feeds[name].shape == shape:
                 kept &= feeds[name].astype(np.bool_)
-        if case not in self._starts:
-            self._starts[case], self._shapes[case] = self._next, shape
+        if case not in self._known:
+            self._known[case] = self._next, shape
             self._next += shape[0] * shape[1]
             self.count += int(kept.sum())
-        elif self._shapes[case] != shape:
-            raise UsageError(
-                f"sublayers see {shape} and {self._shapes[case]} sequences and tokens; choose with --names"
-            )
-        return kept, self._starts[case]
+        start, known = self._known[case]
+        if known != shape:
+            raise UsageError(f"sublayers see {shape} and {known} sequences and tokens; choose with names")
+        return kept, start
 
-    def place(self, number: int, value: float) -> Place:
+    def place(self, number: int, value: float) -> ActiveToken:
         """The token of a number."""
-        case = next(case for case, start in reversed(list(self._starts.items())) if start <= number)
-        sequence, position = divmod(number - self._starts[case], self._shapes[case][1])
-        feeds = self._cases[case].feeds
-        ids = next(
-            (feeds[name] for name in self._ids if name in feeds and feeds[name].shape == self._shapes[case]), None
+        case, (start, shape) = max(
+            (item for item in self._known.items() if item[1][0] <= number), key=lambda item: item[1][0]
         )
-        token = None if ids is None else int(ids[sequence, position])
-        return Place(case, sequence, position, token, value)
+        sequence, position = divmod(number - start, shape[1])
+        feeds = self._cases[case].feeds
+        ids = next((feeds[name] for name in self._ids if name in feeds and feeds[name].shape == shape), None)
+        return ActiveToken(case, sequence, position, None if ids is None else int(ids[sequence, position]), value)
 
 
 def activations_of(named: Named, z: Array, rows: Array) -> Array:
@@ -236,86 +196,59 @@ def activations_of(named: Named, z: Array, rows: Array) -> Array:
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
-class _Tally:
+class _HeadTally:
     """What the chosen heads of a sublayer do, case after case."""
 
-    def __init__(self, index: HeadIndex, named: Named, chosen: Array, by: str, top: int) -> None:
-        self._named, self._own, self._chosen, self._by = named, named.sublayer, chosen, by
+    def __init__(self, index: HeadIndex, named: Named, chosen: Array, top: int) -> None:
+        self._named, self._own, self._chosen = named, named.sublayer, chosen
         count = len(chosen)
         self._best = Best(count, top, np.dtype(np.float64), floor=-np.inf)
         self._sum, self._squares, self._tokens = np.zeros(count), np.zeros(count), 0
         self._largest, self._peak = np.zeros(count), 0.0
+        # Of neurons the smallest and the largest weight of each key; of original heads the first sequence's pattern.
         self._low: Array = np.array(np.inf)
         self._high: Array = np.array(-np.inf)
         self._pattern: Array | None = None
-        self._same = np.ones(count, np.bool_)
-        self._sequences = 0
+        self._same, self._sequences = np.ones(count, np.bool_), 0
         self._rows = index[f"{named.name}.W_O"] if isinstance(self._own, Attention) else np.zeros(0)
 
-    @property
-    def by_head(self) -> bool:
-        """Whether patterns are [batch, heads, dest, src]."""
-        return isinstance(self._own, Attention)
+    def tokens_axis(self, part: str) -> int:
+        """The axis of tokens in what is recorded: patterns of original heads are [batch, heads, dest, src]."""
+        return 2 if part == "hook_pattern" and isinstance(self._own, Attention) else 1
 
-    def add(self, hook: str, array: Array, kept: Array, start: int) -> None:
+    def add(self, part: str, array: Array, kept: Array, start: int) -> None:
         """One recorded array; `kept` [batch, tokens] is where there is no padding, `start` the number of the first."""
-        if hook == "hook_z":
-            self._activations(array, kept, start)
-        elif self.by_head:
-            self._attention(array, kept, start)
+        if part == "hook_z":
+            values = activations_of(self._named, array, self._rows)[kept]
+            self._peak = max(self._peak, float(np.abs(values).max(initial=0.0)))
+            values = values[:, self._chosen]
+            self._largest = np.maximum(self._largest, np.abs(values).max(axis=0, initial=0.0))
+            self._sum += values.sum(axis=0)
+            self._squares += (values * values).sum(axis=0)
+            self._tokens += len(values)
+            if len(values):
+                self._best.add(np.arange(values.shape[1]), np.ascontiguousarray(values.T), start + np.flatnonzero(kept))
+        elif isinstance(self._own, NeuronHeads):  # [batch, tokens, heads, 1 + m]
+            pattern = array[kept]
+            by_neuron = pattern.reshape(len(pattern), -1, self._own.neurons, pattern.shape[-1])[:, :, self._chosen]
+            self._low = np.minimum(self._low, by_neuron.min(axis=0, initial=np.inf))
+            self._high = np.maximum(self._high, by_neuron.max(axis=0, initial=-np.inf))
         else:
-            self._ranges(array[kept])
-            if self._by == "self":
-                self._take(array[:, :, self._chosen, 0], kept, start)
+            # Sequences of one length without padding are compared with the first.
+            for sequence, own in zip(kept, array[:, self._chosen], strict=True):
+                if sequence.all() and (self._pattern is None or own.shape == self._pattern.shape):
+                    self._pattern = own if self._pattern is None else self._pattern
+                    self._sequences += 1
+                    self._same &= np.abs(own - self._pattern).max(axis=(1, 2), initial=0.0) <= SILENT
 
-    def _activations(self, z: Array, kept: Array, start: int) -> None:
-        values = activations_of(self._named, z, self._rows)
-        self._peak = max(self._peak, float(np.abs(values[kept]).max(initial=0.0)))
-        values = values[:, :, self._chosen]
-        self._largest = np.maximum(self._largest, np.abs(values[kept]).max(axis=0, initial=0.0))
-        if self._by == "z":
-            self._take(values, kept, start)
-
-    def _ranges(self, pattern: Array) -> None:
-        """The smallest and the largest weights of each key so far; [tokens, heads, 1 + m] of neurons."""
-        neurons = self._own.neurons if isinstance(self._own, NeuronHeads) else 1
-        by_neuron = pattern.reshape(len(pattern), -1, neurons, pattern.shape[-1])[:, :, self._chosen]
-        self._low = np.minimum(self._low, by_neuron.min(axis=0, initial=np.inf))
-        self._high = np.maximum(self._high, by_neuron.max(axis=0, initial=-np.inf))
-
-    def _attention(self, pattern: Array, kept: Array, start: int) -> None:
-        """[batch, heads, dest, src]."""
-        chosen = pattern[:, self._chosen]
-        if self._by == "self":
-            if pattern.shape[2] != pattern.shape[3]:
-                raise UsageError(f"{self._named.name} attends to more tokens than it has; choose others with --names")
-            self._take(np.moveaxis(np.diagonal(chosen, axis1=2, axis2=3), 1, 2), kept, start)
-        # Sequences of one length without padding are compared with the first.
-        for sequence, own in zip(kept, chosen, strict=True):
-            if not sequence.all() or (self._pattern is not None and own.shape != self._pattern.shape):
-                continue
-            self._pattern = own if self._pattern is None else self._pattern
-            self._sequences += 1
-            self._same &= np.abs(own - self._pattern).max(axis=(1, 2), initial=0.0) <= SILENT
-
-    def _take(self, values: Array, kept: Array, start: int) -> None:
-        """[batch, tokens, chosen]."""
-        flat, numbers = values[kept], start + np.flatnonzero(kept)
-        self._sum += flat.sum(axis=0)
-        self._squares += (flat * flat).sum(axis=0)
-        self._tokens += len(flat)
-        if len(flat):
-            self._best.add(np.arange(flat.shape[1]), np.ascontiguousarray(flat.T), numbers)
-
-    def rows(self, places: _Places) -> Iterator[Active]:
+    def rows(self, places: _Numbering) -> Iterator[ActiveHead]:
         """The results."""
         for row, number in enumerate(self._chosen):
-            pairs = zip(self._best.places[row].tolist(), self._best.scores[row].tolist(), strict=True)
-            top = tuple(places.place(place, value) for place, value in pairs if place >= 0)
+            top = tuple(places.place(place, value) for place, value in self._best.row(row))
             mean, square = (float(each[row]) / max(self._tokens, 1) for each in (self._sum, self._squares))
             deviation = max(square - mean * mean, 0.0) ** 0.5
             largest = float(self._largest[row])
-            yield Active(f"{self._named.name}.{number}", top, mean, deviation, largest, self._dead(row))
+            yield ActiveHead(f"{self._named.name}.{number}", top, mean, deviation, largest, self._dead(row))
 
     def _dead(self, row: int) -> str:
         if self._largest[row] <= SILENT * self._peak:

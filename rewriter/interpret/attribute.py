@@ -5,11 +5,12 @@ Two sums, each with its residual:
     direct  the logit as what every head, bias and the embedding write to the stream along the logit's direction, the
             last normalisation's denominator being held;
     paths   the logit as a sum over tokens, bias tokens and biases, along all paths, all patterns and denominators being
-            held (`rewriter.interpret.attribute`). There is no error term: heads of neurons are linear as well.
+            held. There is no error term: heads of neurons are linear as well.
 
-Both are identities up to the certified errors of head programs. They say what the logit is made of on this input. What
-it depends on is another question: with `patching` the model is run again without what each MLP writes at each token,
-and the correlation of the changes with the attributions is reported.
+With patterns and denominators held every sublayer is affine in the residual stream, heads of neurons included. `Step`s
+carry the gradient of the logit from the end of the stream to its beginning, and give what each constant on the way
+contributes. Both sums are identities up to the certified errors of head programs: they say what the logit is made of on
+this input, not what it depends on, which `ablate` and `patch` measure. Shapes: T tokens, D = d_model, of one sequence.
 """
 
 from __future__ import annotations
@@ -23,25 +24,14 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import HeadIndex, heads
-from rewriter.interpret.interventions import replaced
 from rewriter.interpret.original import Attention
-from rewriter.interpret.run import Hook, Recording, hooks_of, values_in_float64
-from rewriter.interpret.stream import (
-    Chain,
-    FrozenNorm,
-    Norm,
-    Stage,
-    Write,
-    chain_to,
-    held_norm,
-    known_output,
-    norm_of,
-    unchanged,
-)
+from rewriter.interpret.run import hooks_of, only_case, values_in_float64
+from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
 from rewriter.interpret.sublayers import Named
+from rewriter.interpret.tensors import AffineMap
 from rewriter.proof.inputs.given import InputsOrText
 
-# -- parts ----------------------------------------
+_RANK = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +44,6 @@ class Attribution:
         paths: part to its contributions: `embed` [tokens], a sublayer's `bias_tokens` and `b_V` [heads], biases.
         effects: sublayer to [tokens, heads]: what a head's output at a token contributes along all paths.
         written: sublayer to [tokens]: the same for all that it writes, its bias included.
-        predicted: MLP to [tokens]: what `patched` is on the frozen network, where a write counts what it contributes.
-        patched: MLP to [tokens]: how much lower the logit is if it writes nothing there, or what it writes on
-            `against`; empty without `patching`.
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
@@ -67,21 +54,9 @@ class Attribution:
     paths: Mapping[str, Array]
     effects: Mapping[str, Array]
     written: Mapping[str, Array]
-    predicted: Mapping[str, Array]
-    patched: Mapping[str, Array]
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
-
-    @property
-    def correlation(self) -> float | None:
-        """Of `predicted` and `patched` over all MLPs and tokens; None without `patching`, or if nothing varies."""
-        if not self.patched:
-            return None
-        made, changed = (
-            np.concatenate([each[name] for name in self.patched]) for each in (self.predicted, self.patched)
-        )
-        return None if np.ptp(made) == 0.0 or np.ptp(changed) == 0.0 else float(np.corrcoef(made, changed)[0, 1])
 
     def by_neuron(self, parts: Mapping[str, Array]) -> dict[str, Array]:
         """`direct` or `paths` with the heads of each neuron added up.
@@ -108,7 +83,60 @@ def total(parts: Mapping[str, Array]) -> float:
     return float(sum(float(np.sum(part)) for part in parts.values()))
 
 
-# -- frozen ----------------------------------------
+def attribute(
+    model: Source,
+    inputs: InputsOrText,
+    logit: int,
+    *,
+    minus: int | None = None,
+    output: str | None = None,
+    position: int = -1,
+    sequence: int = 0,
+    program: str = "fewest",
+) -> Attribution:
+    """Attribute a logit, evaluated in float64, to heads, tokens and biases.
+
+    Args:
+        model: path of an ONNX file, original or rewritten, or a model in memory.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
+        logit: which entry of the output's last axis.
+        minus: attribute the difference from this entry instead.
+        output: the output [batch, tokens, entries]; default: the first one.
+        position: the token.
+        sequence: the sequence in the batch.
+        program: as for `heads`.
+
+    Raises:
+        UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
+        ModelError: the model is unreadable, malformed or unsafe.
+        ValidationError: the model cannot be evaluated in float64.
+    """
+    reader = FrozenRun(model, inputs, output=output, sequence=sequence, program=program)
+    linear = reader.linear(logit, minus, position)
+    direct, straight = dict(linear.constants), linear.end.back(linear.read)
+    paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
+    for place, link in reversed(list(enumerate(linear.links))):
+        for name, step in link.steps.items():
+            direct[name] = step.written(straight).sum(axis=0)
+            direct[f"{name}.b_O"] = np.asarray((straight * step.tensors["b_O"]).sum())
+            paths.update({f"{name}.{part}": array for part, array in step.constants(link.after).items()})
+            effects[name] = step.written(link.after)
+            written[name] = effects[name].sum(axis=-1) + link.after @ step.tensors["b_O"]
+        if link.between is not None:
+            name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
+            direct[name] = np.asarray(link.between.constant(straight))
+            paths[name] = np.asarray(link.between.constant(link.before))
+            straight = link.between.back(straight)
+    direct["embed"] = np.asarray((straight * linear.start).sum())
+    paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
+    order = [name for link in linear.links for name in link.steps]
+    effects, written = ({name: each[name] for name in order} for each in (effects, written))
+    tokens = () if reader.tokens is None else reader.tokens.spelled[0]
+    entries = reader.spelled((logit,) if minus is None else (logit, minus))
+    return Attribution(linear.value, direct, paths, effects, written, reader.index, tokens, entries)
+
+
+# -- the frozen network --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,146 +270,38 @@ class Linear:
     position: int
 
 
-# -- attribution ----------------------------------------
-
-
-def attribute(
-    model: Source,
-    inputs: InputsOrText,
-    logit: int,
-    *,
-    minus: int | None = None,
-    output: str | None = None,
-    position: int = -1,
-    sequence: int = 0,
-    program: str = "fewest",
-    patching: bool = False,
-    against: InputsOrText | None = None,
-) -> Attribution:
-    """Attribute a logit, evaluated in float64, to heads, tokens and biases.
-
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
-        logit: which entry of the output's last axis.
-        minus: attribute the difference from this entry instead.
-        output: the output [batch, tokens, entries]; default: the first one.
-        position: the token.
-        sequence: the sequence in the batch.
-        program: as for `heads`.
-        patching: also run the model without what each MLP writes at each token: MLPs times tokens runs.
-        against: inputs of the same shape; `patching` then replaces what an MLP writes by what it writes on these.
-
-    Raises:
-        UsageError: an index is out of range, `against` has another shape, or the output does not read the residual
-            stream through a normalisation.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: the model cannot be evaluated in float64.
-    """
-    reader = Reader.of(model, inputs, output=output, sequence=sequence, program=program)
-    others = {} if against is None else reader.writes_on(against)
-    return reader.attribution(logit, minus, position, patching=patching or against is not None, others=others)
-
-
-class Reader:
+class FrozenRun:
     """One sequence of a run in float64."""
 
-    @classmethod
-    def of(cls, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int, program: str) -> Reader:
+    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int, program: str) -> None:
         """Run the model; arguments and errors are those of `attribute`."""
         index = heads(model, program=program, wide=True)
         index.require_tokens_only("attribution")
-        recording = Recording.of(index, inputs, ("*",), "cpu")
-        if len(recording.cases) != 1:
-            raise UsageError(f"attribution takes one case, and there are {len(recording.cases)}")
-        output = known_output(index.view, output)
-        return cls(index, chain_to(index.view, index.sublayers, output), recording, output, sequence)
-
-    def __init__(self, index: HeadIndex, chain: Chain, recording: Recording, output: str, sequence: int) -> None:
-        self.index, self._chain, self._output, self.sequence = index, chain, output, sequence
-        self.case = recording.cases[0]
-        self.tokens = recording.tokens
+        self.index, self.sequence = index, sequence
+        self.case, self.tokens = only_case(index, inputs)
+        self._output = output = known_output(index.view, output)
+        self._chain = chain = chain_to(index.view, index.sublayers, output)
         self._hooks = hooks_of(index)
-        self._norms = {
-            named.name: norm_of(index.view, named, stage) for stage in chain.stages for named, _ in stage.sublayers
+        own = [(stage, named) for stage in chain.stages for named, _ in stage.sublayers]
+        self._norms = {named.name: norm_of(index.view, named, stage) for stage, named in own}
+        for _, named in own:
+            if f"{named.name}.hook_pattern" not in self._hooks:
+                reason = "is inside an operator: this model cannot be attributed"
+                raise UsageError(f"{named.name}.hook_pattern {reason}")
+        used = [f"{named.name}.hook_{part}" for _, named in own for part in ("pattern", "z", "v")]
+        names = {
+            output,
+            chain.norm.output,
+            *(tensor for stage in chain.stages for tensor in (stage.before, stage.after)),
         }
-        names = {output, chain.norm.output, chain.stream, *(stage.before for stage in chain.stages)}
         names |= {norm.output for norm in self._norms.values() if norm is not None}
-        names |= {stage.after for stage in chain.stages} | {write.out for _, write in self._mlps}
-        names |= {tensor for hook in self._used() for tensor in hook.tensors}
-        self.values = values_in_float64(index, recording.cases[0], sorted(names))
+        names |= {tensor for name in used if name in self._hooks for tensor in self._hooks[name].tensors}
+        self.values = values_in_float64(index, self.case, sorted(names))
         shape = self.values[output].shape
         if len(shape) != (_RANK if chain.token is None else _RANK - 1):
             raise UsageError(f"output {output} has shape {list(shape)}, not [batch, tokens, entries]")
         if not -shape[0] <= sequence < shape[0]:
             raise UsageError(f"there is no sequence {sequence}: output {output} has shape {list(shape)}")
-
-    @property
-    def _mlps(self) -> list[tuple[Named, Write]]:
-        """The MLPs on the way to the output, with what they write."""
-        pairs = [pair for stage in self._chain.stages for pair in stage.sublayers]
-        return [(named, write) for named, write in pairs if not isinstance(named.sublayer, Attention)]
-
-    def writes_on(self, inputs: InputsOrText) -> dict[str, Array]:
-        """MLP to the tensor that it writes on other inputs. Raises UsageError if that has another shape."""
-        cases = Recording.of(self.index, inputs, (), "cpu").cases
-        if len(cases) != 1:
-            raise UsageError(f"attribution takes one case, and there are {len(cases)} to compare with")
-        values = values_in_float64(self.index, cases[0], [write.out for _, write in self._mlps])
-        for named, write in self._mlps:
-            given, other = self.values[write.out].shape, values[write.out].shape
-            if given != other:
-                raise UsageError(f"{named.name} writes {list(given)}, and {list(other)} on the inputs to compare with")
-        return {named.name: values[write.out] for named, write in self._mlps}
-
-    def _used(self) -> list[Hook]:
-        names = [named.name for stage in self._chain.stages for named, _ in stage.sublayers]
-        wanted = [f"{name}.hook_{part}" for name in names for part in ("pattern", "z", "v")]
-        missing = next((f"{name}.hook_pattern" for name in names if f"{name}.hook_pattern" not in self._hooks), None)
-        if missing is not None:
-            raise UsageError(f"{missing} is inside an operator: this model cannot be attributed")
-        return [self._hooks[name] for name in wanted if name in self._hooks]
-
-    def attribution(
-        self, logit: int, minus: int | None, position: int, *, patching: bool, others: Mapping[str, Array]
-    ) -> Attribution:
-        """Attribute one entry, or the difference of two; `others` are what `patching` replaces writes by."""
-        linear = self.linear(logit, minus, position)
-        direct, straight = dict(linear.constants), linear.end.back(linear.read)
-        paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
-        for place, link in reversed(list(enumerate(linear.links))):
-            direct.update(_direct(link.steps, straight))
-            for name, step in link.steps.items():
-                paths.update({f"{name}.{part}": array for part, array in step.constants(link.after).items()})
-                effects[name] = step.written(link.after)
-                written[name] = effects[name].sum(axis=-1) + link.after @ step.tensors["b_O"]
-            if link.between is not None:
-                name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
-                direct[name] = np.asarray(link.between.constant(straight))
-                paths[name] = np.asarray(link.between.constant(link.before))
-                straight = link.between.back(straight)
-        direct["embed"] = np.asarray((straight * linear.start).sum())
-        paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
-        order = [name for link in linear.links for name in link.steps]
-        effects, written = ({name: each[name] for name in order} for each in (effects, written))
-        predicted = self._predicted(linear, written, others)
-        patched = self._patched(linear.value, self._chosen(logit, minus), position, others) if patching else {}
-        spelled = () if self.tokens is None else self.tokens.spelled[0]
-        entries = self.spelled((logit,) if minus is None else (logit, minus))
-        return Attribution(
-            linear.value, direct, paths, effects, written, predicted, patched, self.index, spelled, entries
-        )
-
-    def _predicted(self, linear: Linear, written: Mapping[str, Array], others: Mapping[str, Array]) -> dict[str, Array]:
-        """What the frozen network says about replacing each write: MLP to [tokens]."""
-        after = {name: link.after for link in linear.links for name in link.steps}
-        found: dict[str, Array] = {}
-        for named, write in self._mlps:
-            found[named.name] = written[named.name]
-            if others:
-                change = self._stream(write.out) - self._of_sequence(others[named.name])
-                found[named.name] = (after[named.name] * change).sum(axis=-1)
-        return found
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
@@ -396,68 +316,51 @@ class Reader:
 
     def linear(self, logit: int, minus: int | None, position: int) -> Linear:
         """The frozen network up to one entry, or the difference of two. Raises UsageError: there is no such entry."""
-        made = self.values[self._output][self.sequence]
-        if self._chain.token is not None:  # [entries]: the output has one token only
+        chain, made = self._chain, self.values[self._output][self.sequence]
+        if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
-        for entry, size, what in ((position, len(made), "token"), (logit, made.shape[-1], "logit")):
+        wanted = [
+            (position, len(made), "token"),
+            (logit, made.shape[-1], "logit"),
+            (minus or 0, made.shape[-1], "logit"),
+        ]
+        for entry, size, what in wanted:
             if not -size <= entry < size:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
-        if minus is not None and not -made.shape[-1] <= minus < made.shape[-1]:
-            raise UsageError(f"there is no logit {minus}: output {self._output} has shape {list(made.shape)}")
-        chosen = self._chosen(logit, minus)
-        value = float(made[position, logit] - (0.0 if minus is None else made[position, minus]))
-        read, constants = self._unembedded(chosen, position)
-        end = self._freeze(self._chain.norm, self._chain.stream, self._output)
-        constants["final.ln.b"] = np.asarray(end.constant(read))
-        steps, after, links = self._steps(), end.back(read), list[Link]()
-        for place, stage in reversed(list(enumerate(self._chain.stages))):
-            own = {named.name: steps[named.name] for named, _ in stage.sublayers}
-            before = after + sum((step.back(after) for step in own.values()), np.zeros_like(after))
-            between = None
-            if stage.norm is not None:
-                between = self._freeze(stage.norm, self._chain.stages[place - 1].after, stage.sublayers[0][0].name)
-            links.insert(0, Link(own, between, before, after))
-            after = before if between is None else between.back(before)
-        token = position if self._chain.token is None else self._chain.token
-        start = self._stream(self._chain.stages[0].before)
-        return Linear(value, start, tuple(links), end, read, constants, token % len(start))
-
-    def _chosen(self, logit: int, minus: int | None) -> Array:
-        chosen = np.zeros(self.values[self._output].shape[-1])
+        chosen = np.zeros(made.shape[-1])
         chosen[logit] += 1.0
         if minus is not None:
             chosen[minus] -= 1.0
-        return chosen
+        value = float(made[position, logit] - (0.0 if minus is None else made[position, minus]))
+        start = self._stream(chain.stages[0].before)
+        token = (position if chain.token is None else chain.token) % len(start)
+        read, constants = self._unembedded(chosen, token)
+        end = self._freeze(chain.norm, chain.stream, self._output)
+        constants["final.ln.b"] = np.asarray(end.constant(read))
+        after, links = end.back(read), list[Link]()
+        for place, stage in reversed(list(enumerate(chain.stages))):
+            own = {named.name: self._step(stage, named) for named, _ in stage.sublayers}
+            before = after + sum((step.back(after) for step in own.values()), np.zeros_like(after))
+            between = None
+            if stage.norm is not None:
+                between = self._freeze(stage.norm, chain.stages[place - 1].after, stage.sublayers[0][0].name)
+            links.insert(0, Link(own, between, before, after))
+            after = before if between is None else between.back(before)
+        return Linear(value, start, tuple(links), end, read, constants, token)
 
-    def _patched(self, value: float, chosen: Array, position: int, others: Mapping[str, Array]) -> dict[str, Array]:
-        """How much lower the value is without what each MLP writes at each token, or with what `others` have there."""
-        found: dict[str, Array] = {}
-        for named, write in self._mlps:
-            other = others.get(named.name)
-            results = replaced(self.index, self.case, write.out, self._output, self.sequence, other)
-            at_token = results if self._chain.token is not None else results[:, position]
-            found[named.name] = value - at_token @ chosen
-        return found
-
-    def _unembedded(self, chosen: Array, position: int) -> tuple[Array, dict[str, Array]]:
+    def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
         """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
         found: dict[str, Array] = {}
         if self._chain.bias:
-            found["output.b"] = np.asarray(float(self.index.constant(self._chain.bias).reshape(-1) @ chosen))
-        unembedding = self._chain.unembedding
+            found["output.b"] = np.asarray(float(self.index.value_of(self._chain.bias).reshape(-1) @ chosen))
         direction = chosen
-        if unembedding is not None:
-            affine = self.index.affine_of(unembedding)
+        if self._chain.unembedding is not None:
+            affine = AffineMap(self._chain.unembedding, self.index.value_of)
             direction = affine.weight() @ chosen * self._chain.factor
             found["unembed.b"] = np.asarray(float(affine.bias() @ chosen))
         gradient = np.zeros((len(self._stream(self._chain.stream)), len(direction)))
-        gradient[position if self._chain.token is None else self._chain.token] = direction
+        gradient[token] = direction
         return gradient, found
-
-    # -- the pieces of one sequence ------------------------------------------------------------------------------
-
-    def _steps(self) -> dict[str, Step]:
-        return {named.name: self._step(stage, named) for stage in self._chain.stages for named, _ in stage.sublayers}
 
     def _step(self, stage: Stage, named: Named) -> Step:
         tensors = {
@@ -467,8 +370,7 @@ class Reader:
         }
         pattern, z = self._hooked(f"{named.name}.hook_pattern"), self._hooked(f"{named.name}.hook_z")
         norm = self._norms[named.name]
-        stream = self._stream(stage.before)
-        frozen = unchanged(stream) if norm is None else self._freeze(norm, stage.before, named.name)
+        frozen = unchanged(self._stream(stage.before)) if norm is None else self._freeze(norm, stage.before, named.name)
         if isinstance(named.sublayer, Attention):
             within = None if named.sublayer.cross else frozen
             return AttentionStep(within, pattern, self._hooked(f"{named.name}.hook_v"), z, tensors)
@@ -479,25 +381,9 @@ class Reader:
         return held_norm(stream, self._stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
 
     def _stream(self, tensor: str) -> Array:
-        """[T, D] of the sequence."""
-        return self._of_sequence(self.values[tensor])
-
-    def _of_sequence(self, array: Array) -> Array:
         """[T, D] of the sequence; some exports have batch and tokens as one axis."""
-        batch = self.values[self._output].shape[0]
+        array, batch = self.values[tensor], self.values[self._output].shape[0]
         return np.asarray(array.reshape(batch, -1, array.shape[-1])[self.sequence], dtype=np.float64)
 
     def _hooked(self, name: str) -> Array:
         return np.asarray(self._hooks[name].make(self.values)[self.sequence], dtype=np.float64)
-
-
-def _direct(steps: Mapping[str, Step], gradient: Array) -> dict[str, Array]:
-    """What every head and every bias writes to the stream along the gradient."""
-    found: dict[str, Array] = {}
-    for name, step in steps.items():
-        found[name] = step.written(gradient).sum(axis=0)
-        found[f"{name}.b_O"] = np.asarray((gradient * step.tensors["b_O"]).sum())
-    return found
-
-
-_RANK = 3

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.match.linear import Miss
-from passes.match.projections import Projection
+from passes.match.projections import matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.values import UNFIT, LostError, Values
@@ -32,123 +30,11 @@ from rewriter.graph.view import GraphView
 from rewriter.interpret.arrays import write_arrays
 from rewriter.interpret.original import Attention, find_attention
 from rewriter.interpret.stream import Norm, norm_before
-from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, Sublayer, find_neurons, named_sublayers
-from rewriter.interpret.tensors import (
-    Affine,
-    AttentionTensors,
-    HeadTensor,
-    NeuronTensors,
-    ValueOf,
-    bias_after,
-    readable,
-    vector_tensor,
-)
+from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
+from rewriter.interpret.tensors import AffineMap, HeadTensor, ValueOf, attention_tensors, bias_after, neuron_tensors
 from rewriter.interpret.trace import Tracer, concrete_shapes
 
-# -- selection ----------------------------------------
-
-
-Names = str | Sequence[str]
-
-
-def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
-    """The sublayers with chosen heads, in order, each with their numbers.
-
-    Raises:
-        UsageError: a glob matches nothing.
-    """
-    globs = (names,) if isinstance(names, str) else tuple(names)
-    if not globs:
-        raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    left = dict.fromkeys(globs)
-    found: list[tuple[Named, list[int]]] = []
-    for named in index.sublayers:
-        numbers: set[int] = set()
-        for glob in globs:
-            matches = re.compile(translate(glob)).match
-            own = [number for number in range(count_of(named)) if matches(f"{named.name}.{number}")]
-            if own:
-                left.pop(glob, None)
-                numbers.update(own)
-        if numbers:
-            found.append((named, sorted(numbers)))
-    if left:
-        known = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
-        raise UsageError(f"no head matches '{next(iter(left))}'; there are, for example, {known or 'none'}")
-    return found
-
-
-def count_of(named: Named) -> int:
-    """How many numbers a sublayer has: heads, or neurons."""
-    return named.sublayer.heads if isinstance(named.sublayer, Attention) else named.sublayer.neurons
-
-
-# -- members ----------------------------------------
-
-
-Places = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Members:
-    """The numbering.
-
-    Attributes:
-        starts: sublayer to the number of its first head or neuron.
-        chosen: sublayer to those that were asked for, as numbers in the sublayer; other sublayers are not in it.
-        count: how many there are.
-    """
-
-    starts: dict[str, int]
-    chosen: dict[str, Places]
-    count: int
-
-    @classmethod
-    def of(cls, index: HeadIndex, names: Names) -> Members:
-        """Number the heads of a model. Raises UsageError if a glob matches nothing."""
-        counts = [count_of(each) for each in index.sublayers]
-        ends = np.cumsum([0, *counts])
-        starts = {each.name: int(end) for each, end in zip(index.sublayers, ends[:-1], strict=True)}
-        found = chosen_heads(index, names) if index.sublayers else []
-        return cls(starts, {each.name: np.array(numbers) for each, numbers in found}, int(ends[-1]))
-
-    @cached_property
-    def _sublayers(self) -> tuple[list[str], list[int]]:
-        """The sublayers, and where each begins, with the end."""
-        return list(self.starts), [*self.starts.values(), self.count]
-
-    def name(self, place: int) -> str:
-        """`blocks.1.attn.3`, as `ablate` takes it."""
-        names, starts = self._sublayers
-        sublayer = bisect_right(starts, place) - 1
-        return f"{names[sublayer]}.{place - starts[sublayer]}"
-
-    def place(self, name: str) -> int:
-        """The number of a head. Raises KeyError if there is none of this name."""
-        names, starts = self._sublayers
-        sublayer, _, number = name.rpartition(".")
-        start = self.starts[sublayer]
-        if not number.isdecimal() or start + int(number) >= starts[names.index(sublayer) + 1]:
-            raise KeyError(name)
-        return start + int(number)
-
-    def places(self) -> Iterator[int]:
-        """The chosen ones."""
-        for sublayer, numbers in self.chosen.items():
-            yield from (self.starts[sublayer] + int(number) for number in numbers)
-
-    def of_sublayer(self, named: Named) -> tuple[Places, Places]:
-        """(those of a sublayer that were asked for, all), as numbers among all heads."""
-        start = self.starts[named.name]
-        everyone = np.arange(start, start + count_of(named))
-        return start + self.chosen.get(named.name, np.zeros(0, np.int64)), everyone
-
-
-# -- index ----------------------------------------
-
-
 _FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
-
 
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
@@ -194,7 +80,7 @@ class HeadIndex(Mapping[str, Array]):
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
         view: its main graph.
         tensors: name to tensor, not computed yet.
-        value_of: reads constants of the graph.
+        value_of: reads constants of the graph; raises LostError if its weights cannot be read.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
         whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
     """
@@ -230,45 +116,16 @@ class HeadIndex(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def constant(self, name: str) -> Array:
-        """A constant tensor of the graph. Raises ModelError if its weights cannot be read."""
-        return self.value_of(name)
-
     def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
         """Those of a normalisation over `width` channels; ones and zeros where it has none."""
-        scale = self.constant(norm.scale).reshape(-1) if norm.scale else np.ones(width)
-        return scale, self.constant(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
-
-    def affine(self, sublayer: str, side: str) -> Affine:
-        """`x W + b` of the queries (`Q`) or the values (`V`) of the neurons of a sublayer.
-
-        Raises:
-            KeyError: there is no such sublayer.
-        """
-        found = next((each.sublayer for each in self.sublayers if each.name == sublayer), None)
-        if not isinstance(found, NeuronHeads):
-            raise KeyError(sublayer)
-        return self.affine_of(found.query if side == "Q" else found.value)
-
-    def affine_of(self, projection: Projection) -> Affine:
-        """A linear operator of the graph."""
-        return Affine(projection, self.value_of)
-
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self.tensors)
-
-    def only(self, wanted: Callable[[str], bool]) -> HeadIndex:
-        """The index without the tensors whose names are not wanted."""
-        return replace(self, tensors={name: tensor for name, tensor in self.tensors.items() if wanted(name)})
+        scale = self.value_of(norm.scale).reshape(-1) if norm.scale else np.ones(width)
+        return scale, self.value_of(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
 
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
         """Layer to its sublayers, in order."""
-        found: dict[str, list[Named]] = {}
-        for each in self.sublayers:
-            found.setdefault(each.layer, []).append(each)
-        return {layer: tuple(each) for layer, each in found.items()}
+        names = dict.fromkeys(each.layer for each in self.sublayers)
+        return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 
     def factored(self, name: str) -> Factored:
         """`W_QK` or `W_OV` of a sublayer as two factors, as in `factored("blocks.3.attn.W_OV")`.
@@ -347,6 +204,11 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, bool(streams))
 
 
+def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
+    """The index itself, or that of a model with the options of `heads`."""
+    return model if isinstance(model, HeadIndex) else heads(model, **options)
+
+
 def _attends(view: GraphView) -> bool:
     return any(node.op_type == "Softmax" or node.op_type.endswith("Attention") for node in view.nodes)
 
@@ -358,7 +220,6 @@ def _described(named: Named) -> dict[str, Any]:
     if isinstance(each, Attention):
         facts = {"groups": each.groups, "scale": each.scale, "rotary": each.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
-    groups = [asdict(group) for group in each.groups]
     return {
         "kind": "neurons",
         **shared,
@@ -367,7 +228,7 @@ def _described(named: Named) -> dict[str, Any]:
         "program": each.program.name,
         "max_error": each.bound,
         "scale": 1.0,
-        "heads_per_neuron": groups,
+        "heads_per_neuron": [asdict(group) for group in each.groups],
     }
 
 
@@ -375,12 +236,8 @@ class _Builder:
     """Makes the tensors of sublayers, and collects what cannot be made."""
 
     def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool, norms: bool) -> None:
-        self._tracer = tracer
-        self._view = tracer.view
-        self._values = values
-        self._fold = fold_ln
-        self._wide = wide
-        self._listed = norms and not fold_ln
+        self._view, self._constants, self._values = tracer.view, tracer.constants, values
+        self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
         self._norms: dict[str, set[str]] = {}
         self.missed: list[Miss] = []
 
@@ -395,34 +252,33 @@ class _Builder:
         return []
 
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
-        sublayer = named.sublayer
-        found = self._attention(named, sublayer) if isinstance(sublayer, Attention) else self._neurons(sublayer)
-        norm = self._norm(_data(sublayer))
-        listed = norm is not None and self._listed and norm.output not in self._norms.setdefault(named.layer, set())
-        if found and norm is not None and listed:
-            self._norms[named.layer].add(norm.output)
-            place = f"{named.layer}.ln{len(self._norms[named.layer])}"
-            for part, constant in (("w", norm.scale), ("b", norm.bias)):
-                if constant:
-                    yield f"{place}.{part}", vector_tensor(self.value, constant, self._dtype(constant))
+        own = named.sublayer
+        if isinstance(own, Attention):
+            data, found = own.query.operator.data, dict(self._attention(named, own))
+        else:
+            data = own.data
+            found = dict(neuron_tensors(own, self.folded(data), self.value, self._dtype(data)))
+        norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
+        if found and norm is not None and self._listed and norm.output not in known:
+            known.add(norm.output)
+            for part, name in (("w", norm.scale), ("b", norm.bias)):
+                if name:
+                    shape, make = (self.value(name).size,), partial(self._flat, name)
+                    yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
 
-    def _attention(self, named: Named, attention: Attention) -> dict[str, HeadTensor]:
-        projections = readable(self._view, self._tracer.constants, attention)
-        if isinstance(projections, Miss):
-            self.missed.append(Miss(f"{named.name} at {attention.where}: {projections.reason}", projections.node))
-            return {}
-        sides = {"Q": attention.query, "K": attention.key, "V": attention.value}
-        norms = {side: self.folded(heads.operator.data) for side, heads in sides.items()}
-        after = bias_after(self._view, self._tracer.constants, attention.output)
-        dtype = self._dtype(projections["Q"].weight)
-        made = AttentionTensors(attention, projections, after, norms, self.value, dtype)
-        return dict(made.tensors())
-
-    def _neurons(self, neurons: NeuronHeads) -> dict[str, HeadTensor]:
-        dtype = self._dtype(neurons.data)
-        return dict(NeuronTensors(neurons, self.folded(neurons.data), self.value, dtype).tensors())
+    def _attention(self, named: Named, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
+        operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
+        maps: dict[str, AffineMap] = {}
+        for side, operator in operators.items():
+            read = matrix_of(self._view, self._constants, operator)
+            if isinstance(read, Miss):
+                self.missed.append(Miss(f"{named.name} at {own.where}: {read.reason}", read.node))
+                return
+            maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
+        after = bias_after(self._view, self._constants, own.output)
+        yield from attention_tensors(own, maps, after, self._dtype(maps["Q"].projection.weight))
 
     def folded(self, data: str) -> Norm | None:
         """The normalisation that is folded into what reads `data`."""
@@ -430,13 +286,13 @@ class _Builder:
 
     def _norm(self, data: str) -> Norm | None:
         """The normalisation before a sublayer; None where its result is part of the residual stream too."""
-        norm = norm_before(self._view, self._tracer.constants, data)
+        norm = norm_before(self._view, self._constants, data)
         if norm is None:
             return None
         readers = [self._view.nodes[index] for index in self._view.consumers.get(norm.output, ())]
         residual = any(
             node.op_type in ("Add", "Sum", "SkipLayerNormalization")
-            and not any(name in self._tracer.constants for name in node.input)
+            and not any(name in self._constants for name in node.input)
             for node in readers
         )
         return None if residual else norm
@@ -448,11 +304,51 @@ class _Builder:
             return value.astype(np.float64)
         return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
 
+    def _flat(self, name: str) -> Array:
+        return self.value(name).reshape(-1)
+
     def _dtype(self, tensor: str) -> np.dtype[Any]:
         kind = onnx.TensorProto.DOUBLE if self._wide else self._view.type_of(tensor).elem_type
         known: dict[int, str] = {onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16"}
         return np.dtype(known.get(kind, "float32"))
 
 
-def _data(sublayer: Sublayer) -> str:
-    return sublayer.query.operator.data if isinstance(sublayer, Attention) else sublayer.data
+# -- heads by name -------------------------------------------------------------------------------------------------
+
+Names = str | Sequence[str]
+"""Names of heads, or globs: `blocks.1.attn.3` is one, `blocks.1.attn.*` and `*.mlp_heads.1?` are several.
+
+In `attn` and `cross_attn` the number is that of the head. In `mlp_heads` it is that of the neuron and stands for all
+heads of its program, since those of one neuron may nearly cancel."""
+
+
+def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
+    """The sublayers with chosen heads, in order, each with their numbers.
+
+    Raises:
+        UsageError: a glob matches nothing.
+    """
+    globs = (names,) if isinstance(names, str) else tuple(names)
+    if not globs:
+        raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
+    left = dict.fromkeys(globs)
+    found: list[tuple[Named, list[int]]] = []
+    for named in index.sublayers:
+        numbers: set[int] = set()
+        for glob in globs:
+            matches = re.compile(translate(glob)).match
+            own = [number for number in range(count_of(named)) if matches(f"{named.name}.{number}")]
+            if own:
+                left.pop(glob, None)
+                numbers.update(own)
+        if numbers:
+            found.append((named, sorted(numbers)))
+    if left:
+        known = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+        raise UsageError(f"no head matches '{next(iter(left))}'; there are, for example, {known or 'none'}")
+    return found
+
+
+def count_of(named: Named) -> int:
+    """How many numbers a sublayer has: heads, or neurons."""
+    return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads

@@ -19,8 +19,7 @@ from rewriter.graph.view import REARRANGED, SAME_NUMBERS, GraphView, integer_of,
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
-# -- norms ----------------------------------------
-
+# -- normalisations -------------------------------------------------------------------------------------------------
 
 _REACH = 8
 """Nodes between a written-out normalisation's scale and the mean that it divides by."""
@@ -43,16 +42,23 @@ class Norm:
 
 def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
     """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
+    tensor = unflattened(view, tensor)
     node = view.made_by(tensor)
-    while node is not None and node.op_type in SAME_NUMBERS:
-        tensor = node.input[0]
-        node = view.made_by(tensor)
     if node is None:
         return None
     known = NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
     if known is not None and integer_of(node, "axis", -1) == -1:
         return Norm(tensor, _operand(node, known.scale), _operand(node, known.bias))
     return _written_out(view, constants, tensor, node)
+
+
+def unflattened(view: GraphView, tensor: str) -> str:
+    """The tensor before operators that keep its entries."""
+    node = view.made_by(tensor)
+    while node is not None and node.op_type in SAME_NUMBERS:
+        tensor = node.input[0]
+        node = view.made_by(tensor)
+    return tensor
 
 
 def _operand(node: onnx.NodeProto, slot: int | None) -> str:
@@ -84,21 +90,71 @@ def _parted(constants: Constants, node: onnx.NodeProto) -> tuple[str, str]:
 
 
 def _averages(view: GraphView, tensor: str) -> bool:
-    pending = [(tensor, 0)]
-    while pending:
-        name, depth = pending.pop()
-        node = view.made_by(name)
-        if node is None or depth > _REACH:
-            continue
-        if node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare"):
+    """Whether a mean is among the arithmetic that makes a tensor."""
+    through = ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
+    pending = [tensor]
+    for _ in range(_REACH + 1):
+        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
+        if any(node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare") for node in nodes):
             return True
-        if node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub"):
-            pending += [(each, depth + 1) for each in node.input]
+        pending = [name for node in nodes if node.op_type in through for name in node.input]
     return False
 
 
-# -- residual ----------------------------------------
+_FIT = 1e-4
+"""Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
 
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """`(x - mean) / denominator * scale + bias`, the mean being 0 in RMS normalisation.
+
+    Attributes:
+        factors: [T], scale of each token: one over its denominator.
+        scale: [D].
+        bias: [D].
+        centred: whether the mean is subtracted.
+    """
+
+    factors: Array
+    scale: Array
+    bias: Array
+    centred: bool
+
+    def back(self, gradient: Array) -> Array:
+        """[T, D] at the result to [T, D] at the stream."""
+        inner = gradient * self.scale * self.factors[:, None]
+        return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
+
+    def constant(self, gradient: Array) -> float:
+        """What the bias contributes."""
+        return float((gradient * self.bias).sum())
+
+
+def unchanged(stream: Array) -> FrozenNorm:
+    """What reads the stream [T, D] as it is."""
+    tokens, width = stream.shape
+    return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
+
+
+def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: str) -> FrozenNorm:
+    """The normalisation that takes `stream` [T, D] to `result` [T, D].
+
+    Raises:
+        UsageError: no factor per token does that, with or without the mean.
+    """
+    for centred in (False, True):
+        data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
+        shaped = data * scale
+        power = (shaped * shaped).sum(axis=-1)
+        factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
+        miss = np.abs(shaped * factors[:, None] + bias - result).max()
+        if miss <= _FIT * max(1e-30, np.abs(result).max()):
+            return FrozenNorm(factors, scale, bias, centred)
+    raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
+
+
+# -- what sublayers write -------------------------------------------------------------------------------------------
 
 _STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
@@ -179,7 +235,7 @@ def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collectio
         pending += fresh
 
 
-# -- chain ----------------------------------------
+# -- the way to a logit ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,65 +418,3 @@ def norm_of(view: GraphView, named: Named, stage: Stage) -> Norm | None:
     if norm is None:
         raise UsageError(f"{named.name} does not read a normalised residual stream; it cannot be attributed")
     return norm
-
-
-def unflattened(view: GraphView, tensor: str) -> str:
-    """The tensor before operators that keep its entries."""
-    node = view.made_by(tensor)
-    while node is not None and node.op_type in SAME_NUMBERS:
-        tensor = node.input[0]
-        node = view.made_by(tensor)
-    return tensor
-
-
-_FIT = 1e-4
-"""Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
-
-
-@dataclass(frozen=True, eq=False)
-class FrozenNorm:
-    """`(x - mean) / denominator * scale + bias`, the mean being 0 in RMS normalisation.
-
-    Attributes:
-        factors: [T], scale of each token: one over its denominator.
-        scale: [D].
-        bias: [D].
-        centred: whether the mean is subtracted.
-    """
-
-    factors: Array
-    scale: Array
-    bias: Array
-    centred: bool
-
-    def back(self, gradient: Array) -> Array:
-        """[T, D] at the result to [T, D] at the stream."""
-        inner = gradient * self.scale * self.factors[:, None]
-        return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
-
-    def constant(self, gradient: Array) -> float:
-        """What the bias contributes."""
-        return float((gradient * self.bias).sum())
-
-
-def unchanged(stream: Array) -> FrozenNorm:
-    """What reads the stream [T, D] as it is."""
-    tokens, width = stream.shape
-    return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
-
-
-def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: str) -> FrozenNorm:
-    """The normalisation that takes `stream` [T, D] to `result` [T, D].
-
-    Raises:
-        UsageError: no factor per token does that, with or without the mean.
-    """
-    for centred in (False, True):
-        data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
-        shaped = data * scale
-        power = (shaped * shaped).sum(axis=-1)
-        factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
-        miss = np.abs(shaped * factors[:, None] + bias - result).max()
-        if miss <= _FIT * max(1e-30, np.abs(result).max()):
-            return FrozenNorm(factors, scale, bias, centred)
-    raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")

@@ -7,16 +7,16 @@ bias_K [n_heads, m, d_head] and bias_V [n_heads, m, 1]; a head with fewer of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.match.linear import LinearOperator, Miss
-from passes.match.projections import Projection, Vector, matrix_of
+from passes.match.linear import LinearOperator
+from passes.match.projections import Projection, Vector
 from passes.programs.groups import Group
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
@@ -45,7 +45,7 @@ class HeadTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class AffineMap:
     """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one.
 
     Attributes:
@@ -58,11 +58,6 @@ class Affine:
     value_of: ValueOf
     norm: Norm | None = None
 
-    @property
-    def rows(self) -> int:
-        """Input channels."""
-        return self.projection.in_features
-
     def weight(self) -> Array:
         """W, [in, out]."""
         plain = self._plain()
@@ -72,10 +67,10 @@ class Affine:
 
     def bias(self) -> Array:
         """b, [out]."""
-        projection = self.projection
-        total = np.zeros(projection.out_features, self._plain().dtype)
-        for vector in projection.biases:
-            total = total + self._vector(vector)
+        total = np.zeros(self.projection.out_features, self._plain().dtype)
+        for vector in self.projection.biases:
+            held = self.value_of(vector.name).reshape(-1)
+            total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
         if self.norm is not None and self.norm.bias:
             total = total + self.value_of(self.norm.bias).reshape(-1) @ self._plain()
         return total
@@ -85,26 +80,56 @@ class Affine:
         held = held.reshape(held.shape[-2:])
         return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
-    def _vector(self, vector: Vector) -> Array:
-        held = self.value_of(vector.name).reshape(-1)
-        return held if vector.size == 1 else held[vector.start : vector.stop]
+
+def with_biases(heads: Heads, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
+    """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
+
+    The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
+    """
+    factor = heads.factor if values else 1.0
+    total = plain[..., heads.columns] * plain.dtype.type(factor)
+    for added in heads.added:
+        held = value_of(added.name).reshape(-1)[added.positions]
+        total = total + held * plain.dtype.type(added.factor * factor / heads.factor)
+    return np.asarray(total)
 
 
-def readable(view: GraphView, constants: Constants, attention: Attention) -> dict[str, Projection] | Miss:
-    """The four linear operators of an attention sublayer as matrices."""
-    found: dict[str, Projection] = {}
-    operators: Sequence[tuple[str, LinearOperator]] = (
-        ("Q", attention.query.operator),
-        ("K", attention.key.operator),
-        ("V", attention.value.operator),
-        ("O", attention.output),
-    )
-    for name, operator in operators:
-        read = matrix_of(view, constants, operator)
-        if isinstance(read, Miss):
-            return read
-        found[name] = read
-    return found
+def attention_tensors(
+    own: Attention,
+    maps: Mapping[str, AffineMap],
+    after: tuple[Vector, ...],
+    dtype: np.dtype[Any],
+) -> Iterator[tuple[str, HeadTensor]]:
+    """Name to tensor of an attention sublayer.
+
+    Args:
+        own: the sublayer.
+        maps: its linear operators, as `Q`, `K`, `V` and `O`.
+        after: biases in an Add of their own after the output projection.
+        dtype: the element type.
+    """
+    sides = {"Q": own.query, "K": own.key, "V": own.value}
+    value_of = maps["O"].value_of
+
+    def weight(side: str) -> Array:
+        factor = sides[side].factor if side == "V" else 1.0
+        return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
+
+    def bias(side: str) -> Array:
+        return with_biases(sides[side], maps[side].bias(), value_of, values=side == "V")
+
+    def output_bias() -> Array:
+        return np.asarray(sum((value_of(vector.name).reshape(-1) for vector in after), maps["O"].bias()))
+
+    out = maps["O"].projection.out_features
+    for side, heads in sides.items():
+        count, width = heads.columns.shape
+        shape = (count, maps[side].projection.in_features, width)
+        yield f"W_{side}", HeadTensor(shape, dtype, partial(weight, side))
+    yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
+    for side, heads in sides.items():
+        yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
+    yield "b_O", HeadTensor((out,), dtype, output_bias)
 
 
 def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[Vector, ...]:
@@ -122,161 +147,47 @@ def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) 
     return ()
 
 
-def vector_tensor(value_of: ValueOf, name: str, dtype: np.dtype[Any]) -> HeadTensor:
-    """A constant with one entry per channel."""
-    size = value_of(name).size
-    return HeadTensor((size,), dtype, lambda: value_of(name).reshape(-1))
+def neuron_tensors(
+    own: NeuronHeads, norm: Norm | None, value_of: ValueOf, dtype: np.dtype[Any]
+) -> Iterator[tuple[str, HeadTensor]]:
+    """Name to tensor of a block's neuron heads, with a normalisation before it folded in if there is one."""
+    query, value = AffineMap(own.query, value_of, norm), AffineMap(own.value, value_of, norm)
+    output = AffineMap(own.output, value_of)
+    groups, m, width = own.groups, own.bias_tokens, own.dimension
 
-
-@dataclass(frozen=True, eq=False)
-class AttentionTensors:
-    """The tensors of an attention sublayer."""
-
-    attention: Attention
-    projections: dict[str, Projection]
-    after: tuple[Vector, ...]
-    norms: dict[str, Norm | None]
-    value_of: ValueOf
-    dtype: np.dtype[Any]
-
-    def tensors(self) -> Iterator[tuple[str, HeadTensor]]:
-        """Name to tensor."""
-        for side, heads in (("Q", self.attention.query), ("K", self.attention.key), ("V", self.attention.value)):
-            yield f"W_{side}", self._weight(side, heads)
-        heads, width = self.attention.channels.shape
-        out = self.projections["O"].out_features
-        yield "W_O", HeadTensor((heads, width, out), self.dtype, self._output)
-        for side, of_side in (("Q", self.attention.query), ("K", self.attention.key), ("V", self.attention.value)):
-            yield f"b_{side}", self._bias(side, of_side)
-        yield "b_O", HeadTensor((out,), self.dtype, self._output_bias)
-
-    def _affine(self, side: str) -> Affine:
-        return Affine(self.projections[side], self.value_of, self.norms.get(side))
-
-    def _weight(self, side: str, heads: Heads) -> HeadTensor:
-        affine = self._affine(side)
-
-        def make() -> Array:
-            # [in, heads, d_head]; the factor of queries and keys belongs to the scores' scale, that of values here.
-            factor = heads.factor if side == "V" else 1.0
-            return np.asarray(np.moveaxis(affine.weight()[:, heads.columns], 0, 1) * self.dtype.type(factor))
-
-        count, width = heads.columns.shape
-        return HeadTensor((count, affine.rows, width), self.dtype, make)
-
-    def _bias(self, side: str, heads: Heads) -> HeadTensor:
-        affine = self._affine(side)
-
-        def make() -> Array:
-            factor = heads.factor if side == "V" else 1.0
-            total = affine.bias()[heads.columns] * self.dtype.type(factor)
-            for added in heads.added:
-                held = self.value_of(added.name).reshape(-1)[added.positions]
-                total = total + held * self.dtype.type(added.factor * factor / heads.factor)
-            return np.asarray(total)
-
-        return HeadTensor(heads.columns.shape, self.dtype, make)
-
-    def _output(self) -> Array:
-        return Affine(self.projections["O"], self.value_of).weight()[self.attention.channels]
-
-    def _output_bias(self) -> Array:
-        total = Affine(self.projections["O"], self.value_of).bias()
-        for vector in self.after:
-            total = total + self.value_of(vector.name).reshape(-1)
-        return total
-
-
-@dataclass(frozen=True, eq=False)
-class NeuronTensors:
-    """The tensors of a block's neuron heads."""
-
-    heads: NeuronHeads
-    norm: Norm | None
-    value_of: ValueOf
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        return self.heads.groups
-
-    def tensors(self) -> Iterator[tuple[str, HeadTensor]]:
-        """Name to tensor."""
-        own = self.heads
-        count, rows, m, width = own.heads, own.query.in_features, own.bias_tokens, own.dimension
-        out = own.output.out_features
-        for name, shape, make in (
-            ("W_Q", (count, rows, width), self._w_q),
-            ("W_K", (count, rows, width), self._w_k),
-            ("W_V", (count, rows, 1), self._w_v),
-            ("W_O", (count, 1, out), self._w_o),
-            ("b_Q", (count, width), self._b_q),
-            ("b_K", (count, width), self._b_k),
-            ("b_V", (count, 1), self._b_v),
-            ("b_O", (out,), self._b_o),
-            ("bias_K", (count, m, width), self._bias_k),
-            ("bias_V", (count, m, 1), self._bias_v),
-        ):
-            yield name, HeadTensor(shape, self.dtype, make)
-
-    def _affine(self, projection: Projection) -> Affine:
-        return Affine(projection, self.value_of, self.norm)
-
-    def _by_group(self, of_group: Callable[[Group], Array]) -> Array:
+    def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
         """One group's heads after the other, [heads, ...] from [neurons, ...]."""
-        return np.concatenate([of_group(group) for group in self._groups]).astype(self.dtype, copy=False)
+        return np.concatenate([of_group(group, base) for group in groups])
 
-    def _pair(self, first: Array, second: float) -> Array:
+    def pair(first: Array, second: float) -> Array:
         """`first` [neurons, ...] and a number, as the last axis; without the number where d_head is 1."""
-        return np.stack([first, np.full_like(first, second)][: self.heads.dimension], axis=-1)
+        return np.stack([first, np.full_like(first, second)][:width], axis=-1)
 
-    def _w_q(self) -> Array:
-        columns = self._affine(self.heads.query).weight().T
-        return self._by_group(lambda _: self._pair(columns, 0.0))
+    def key(group: Group, bias: Array) -> Array:
+        return pair(np.full_like(bias, group.head.beta), group.head.gamma)
 
-    def _b_q(self) -> Array:
-        bias = self._affine(self.heads.query).bias()
-        return self._by_group(lambda _: self._pair(bias, 1.0))
-
-    def _w_k(self) -> Array:
-        own = self.heads
-        return np.zeros((own.heads, own.query.in_features, own.dimension), self.dtype)
-
-    def _b_k(self) -> Array:
-        bias = self._affine(self.heads.query).bias()
-        return self._by_group(lambda group: self._pair(np.full_like(bias, group.head.beta), group.head.gamma))
-
-    def _w_v(self) -> Array:
-        columns = self._affine(self.heads.value).weight().T
-        return self._by_group(lambda group: columns[..., None] * group.head.c)
-
-    def _b_v(self) -> Array:
-        bias = self._affine(self.heads.value).bias()
-        return self._by_group(lambda group: bias[..., None] * group.head.c + group.head.d)
-
-    def _w_o(self) -> Array:
-        rows = Affine(self.heads.output, self.value_of).weight()
-        return self._by_group(lambda group: rows[:, None] * group.factor)
-
-    def _b_o(self) -> Array:
-        return Affine(self.heads.output, self.value_of).bias().astype(self.dtype, copy=False)
-
-    def _bias_k(self) -> Array:
-        return self._by_group(lambda group: self._for_all(self._keys(group)))
-
-    def _bias_v(self) -> Array:
-        return self._by_group(lambda group: self._for_all(self._values(group)))
-
-    def _for_all(self, numbers: Array) -> Array:
-        return np.broadcast_to(numbers, (self.heads.neurons, *numbers.shape))
-
-    def _keys(self, group: Group) -> Array:
-        """[m, d_head]."""
+    def bias_key(group: Group, of_all: Array) -> Array:
         keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
-        keys += [(0.0, -np.inf)] * (self.heads.bias_tokens - len(keys))
-        return np.array(keys).reshape(-1, 2)[:, : self.heads.dimension]
+        keys += [(0.0, -np.inf)] * (m - len(keys))
+        return np.asarray(of_all + np.array(keys).reshape(-1, 2)[:, :width])
 
-    def _values(self, group: Group) -> Array:
-        """[m, 1]."""
+    def bias_value(group: Group, of_all: Array) -> Array:
         values = [token.value for token in group.head.bias_tokens]
-        return np.array(values + [0.0] * (self.heads.bias_tokens - len(values))).reshape(-1, 1)
+        return np.asarray(of_all + np.array(values + [0.0] * (m - len(values))).reshape(-1, 1))
+
+    of_all = np.zeros((own.neurons, 1, 1))
+    count, rows, out = own.heads, own.query.in_features, own.output.out_features
+    made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
+        ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
+        ("W_K", (count, rows, width), lambda: np.zeros((count, rows, width), dtype)),
+        ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
+        ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
+        ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
+        ("b_K", (count, width), lambda: by_group(key, query.bias())),
+        ("b_V", (count, 1), lambda: by_group(lambda g, b: b[..., None] * g.head.c + g.head.d, value.bias())),
+        ("b_O", (out,), output.bias),
+        ("bias_K", (count, m, width), lambda: by_group(bias_key, of_all)),
+        ("bias_V", (count, m, 1), lambda: by_group(bias_value, of_all)),
+    )
+    for name, shape, make in made:
+        yield name, HeadTensor(shape, dtype, make)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
-from rewriter.proof.distance import magnitude
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.text import quoted

@@ -20,7 +20,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
@@ -31,7 +31,6 @@ from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
 from rewriter.proof.statistics import OutputStats, compare, merge, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
-from rewriter.proof.unchanged.model import unexplained_changes
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
@@ -148,31 +147,41 @@ def validate(
         )
         for each in claims
     }
-    certificate = certify(original, rewritten, claims=held)
+    # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
+    judged = variants.alone or rewritten
+    certificate = certify(original, judged, claims=held, blocks=replaced(claims))
+    lowered = variants.lowered
+    if not certificate.certified and claims and lowered is not None and lowered.proto is not original.proto:
+        # The names of the blocks are those of the lowered form, which must then be the same as the original.
+        first, second = certify(original, lowered), certify(lowered, judged, claims=held, blocks=replaced(claims))
+        certificate = second if first.certified else certificate
+    if variants.alone is not None:
+        certificate = replace(certificate, certified=False, left=tuple(each.name for each in claims))
     # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
     names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
-    refuted = [
-        f"{names.get(each.original, '')}not certified: {each.text}"
+    of_blocks = {each.name for each in claims}
+    known = [
+        each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
         for each in certificate.refusals
-        if each.refuted and (each.tensor == each.original or each.original in names)
+        if claims or (each.refuted and each.tensor == each.original)
     ]
-    changed = _changed(original, rewritten, claims, variants)
     try:
-        known = [*refuted, *changed]
         return _judged(original, rewritten, claims, settings, progress, variants, certificate, known, rule, noise)
     except (ValidationError, LookupError, ValueError):
         # The file may be so wrong that it does not run; what is known already says more than that.
-        if not (refuted or changed):
+        if not known:
             raise
-        return Validation(False, certificate, {}, (), (), (), (*refuted, *changed))
+        return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
 
-def _changed(original: LoadedModel, rewritten: LoadedModel, claims: Sequence[Claim], variants: Variants) -> list[str]:
-    """Differences from the original that no claim explains, and claimed blocks that are not attention."""
-    if not claims:
-        return []
-    old = variants.lowered or original
-    return unexplained_changes(Side.of(old), Side.of(variants.alone or rewritten), claims)
+def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
+    """Where the blocks are: a region, or, where the heads do the work of the linear operators too, the whole block."""
+    return tuple(
+        ReplacedBlock(each.name, each.path, each.block_inputs, (*each.block_outputs, *each.shapes))
+        if each.heads
+        else ReplacedBlock(each.name, each.path, each.inputs, (each.output,), each.entrywise and not each.row_size)
+        for each in claims
+    )
 
 
 def _judged(
@@ -191,7 +200,7 @@ def _judged(
     old, new = Side.of(original), Side.of(rewritten)
     named = old if variants.lowered is None or variants.lowered.proto is original.proto else Side.of(variants.lowered)
     # The certificate is about the original's outputs; what else a block shows is tested.
-    tested = tuple(claim for claim in claims if claim.exposed or not certificate.certified)
+    tested = tuple(claim for claim in claims if claim.exposed or claim.name in certificate.left)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
     wide = original.size <= CHEAP
     longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)

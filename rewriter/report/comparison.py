@@ -7,7 +7,7 @@ prints a `Comparison`; the Python API returns it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,26 +110,18 @@ class Comparison(Result):
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
         first = self.first_exceeding
+        graph = None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)}
+        taps = None if self.taps is None else [_measured(each) for each in self.taps]
+        isolated = None if self.isolated is None else [_measured(each) for each in self.isolated]
         return {
             "version": SCHEMA_VERSION,
-            "a": self.a,
-            "b": self.b,
+            **plain_data(replace(self, graph=None, taps=None, isolated=None)),
             "exit_status": int(self.exit_status),
-            "verdict": self.verdict,
-            "signature": list(self.signature),
-            "graph": None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)},
-            "validation": None if self.validation is None else plain_data(self.validation),
             "error_ratio": plain_data(self.error_ratio),
-            "tolerated": list(self.tolerated),
-            "top_k": plain_data(self.top_k),
-            "blocks": dict(self.blocks),
-            "taps": None if self.taps is None else [_measured(each) for each in self.taps],
+            "graph": graph,
+            "taps": taps,
+            "isolated": isolated,
             "first_exceeding": None if first is None else first.boundary.label,
-            "isolated": None if self.isolated is None else [_measured(each) for each in self.isolated],
-            "faults": plain_data(self.faults),
-            "generation": None if self.generation is None else plain_data(self.generation),
-            "failures": list(self.failures),
-            "notes": list(self.notes),
             "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
         }
 

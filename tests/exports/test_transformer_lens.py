@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
-from rewriter.adapters.circuitsvis import attention_view
-from rewriter.adapters.transformer_lens import with_mlp_heads
 from rewriter.ort.sessions import open_session
 from tests.conftest import Export
+
+pytest.importorskip("transformer_lens")
+from rewriter.adapters.transformer_lens import MlpHeads, with_mlp_heads
 
 pytestmark = [
     pytest.mark.exports,
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(importlib.util.find_spec("transformer_lens") is None, reason="needs the extra transformerlens"),
 ]
 
 Array = NDArray[Any]
@@ -160,8 +159,6 @@ def test_heads_with_fewer_bias_tokens() -> None:
     """Keys of -inf have weight 0, as in plain numpy, and gradients are finite."""
     import torch
 
-    from rewriter.adapters.neuron_heads import NeuronHeads
-
     rng = np.random.default_rng(0)
     shapes = {"W_Q": (3, 4, 2), "W_K": (3, 4, 2), "W_V": (3, 4, 1), "W_O": (3, 1, 4), "b_V": (3, 1), "b_O": (4,)}
     shapes |= {"b_K": (3, 2), "bias_K": (3, 2, 2), "bias_V": (3, 2, 1)}
@@ -170,7 +167,7 @@ def test_heads_with_fewer_bias_tokens() -> None:
     weights["own.b_Q"] = np.stack([rng.normal(size=3), np.ones(3)], axis=-1)
     weights["own.bias_K"][1, 1] = (0.0, -np.inf)
     index: Any = weights
-    module = NeuronHeads(index, "own", "mlp", None)
+    module = MlpHeads(index, "own", "mlp", None)
     data = torch.tensor(rng.normal(size=(2, 5, 4))).requires_grad_()
     found = module(data)
     x = data.detach().numpy()
@@ -202,14 +199,3 @@ def test_another_model_is_refused_and_nothing_changes(export: Export) -> None:
 def test_what_is_no_bridge(export: Export) -> None:
     with pytest.raises(UsageError, match="a TransformerBridge of TransformerLens 4 is needed, not a GPT2LMHeadModel"):
         with_mlp_heads(module("gpt2-silu"), file("gpt2-silu", export))
-
-
-def test_circuitsvis_takes_the_arrays(export: Export) -> None:
-    circuitsvis = pytest.importorskip("circuitsvis", exc_type=ImportError)
-    found = run_with_cache(file("gpt2-silu", export), feeds())
-    for sublayer, chosen in (("blocks.0.attn", None), ("blocks.0.mlp_heads", [0, 5])):
-        view = attention_view(found, sublayer, heads=chosen)
-        page = str(circuitsvis.attention.attention_heads(**view))
-        assert f"{sublayer}[0]" in page
-        drawn = view["attention"]
-        assert drawn.shape[1:] == (len(view["tokens"]),) * 2

@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 
 from tests.faults.calls import HAVE_STRACE, Call
-from tests.faults.kills import killed_at_random
 from tests.faults.trial import ERRORS, SETTINGS, SIGNALS, Setting, tried
 
 
@@ -28,12 +27,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fault", action="append", choices=(*ERRORS, *SIGNALS), help="only these")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every trial")
-    parser.add_argument("--kills", type=int, metavar="N", help="instead, kill N runs at random moments")
-    parser.add_argument("--seed", type=int, default=0, help="of these moments")
     given = parser.parse_args()
-    if given.kills:
-        with tempfile.TemporaryDirectory() as place:
-            return 1 if killed_at_random(given.kills, given.seed, Path(place), _say) else 0
     if not HAVE_STRACE:
         parser.error("strace is not installed")
     with tempfile.TemporaryDirectory() as place:

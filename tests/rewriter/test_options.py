@@ -13,7 +13,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import APPLIES, FORM_NAMES, WHOLE, FormOptions, Options
 from rewriter import UsageError, rewrite
-from rewriter.api.keywords import RewriteKeywords
+from rewriter.api.run import RewriteKeywords
 from rewriter.cli import run
 from rewriter.cli.convert import convert
 from rewriter.options import build, option, options_of, values_of

@@ -21,16 +21,18 @@ from onnx import TensorProto
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.files.walk import is_external
+from rewriter.files.walk import is_external, iter_nodes
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
-from rewriter.graph.view import holder_name, key_of, label, opsets, subgraphs
-from rewriter.text import quoted
+from rewriter.graph.view import GraphView, Path, all_views, holder_name, key_of, label, opsets, subgraphs
+from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 """What the names of operators that draw numbers contain."""
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
+_MOST_DENSE = 2**26
+"""Sparse tensors of more elements are not written out."""
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
 
@@ -111,32 +113,56 @@ class Model:
             original: whether it is the specification, whose word about its ranks is taken.
 
         Raises:
-            NotCertifiable: the model has sparse initializers, or an attribute that refers to one of a function.
+            NotCertifiable: the model has an attribute that refers to one of a function.
         """
         self._loaded = loaded
         self.original = original
         self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:
-            proto = inlined(proto)
+            try:
+                proto = inlined(proto)
+            except (RuntimeError, onnx.checker.ValidationError) as error:
+                raise NotCertifiable(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
             # Functions of another operator set stay, and are compared as they are written.
-            left = [function.SerializeToString(deterministic=True) for function in proto.functions]
-            self.functions = {(each.domain, each.name): _digest(sorted(left)) for each in proto.functions}
+            left = {(each.domain, each.name): each for each in proto.functions}
+            self.functions = {key: _digest(*_closure(key, left)) for key in left}
         else:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
             proto = copy
         for graph in _graphs(proto.graph):
+            for node in graph.node:
+                node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
             _split_biases(graph)
+        self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_skeleton(proto)
+        self.scopes: dict[Path, Scope] = {}
         self.main = Scope(self, proto.graph, declared_types(typed.graph), typed=typed.graph)
         self.outputs = tuple(value.name for value in proto.graph.output)
         self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
 
+    @cached_property
+    def views(self) -> Mapping[Path, GraphView]:
+        """The indices of its graphs, by path."""
+        return {view.path: view for view in all_views(self._proto)}
+
     def read(self, tensor: onnx.TensorProto) -> np.ndarray:
         """The values of a constant."""
         return read_tensor(self._loaded, tensor)
+
+    def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+        """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
+        values, indices, dims = self.read(sparse.values), self.read(sparse.indices), tuple(sparse.dims)
+        if np.prod(dims, dtype=float) > _MOST_DENSE:
+            raise NotCertifiable(f"sparse tensor {quoted(sparse.values.name)} is too large to be compared")
+        full = np.zeros(dims, values.dtype)
+        if indices.ndim == 1:
+            full.reshape(-1)[indices] = values
+        else:
+            full[tuple(indices.T)] = values
+        return onnx.numpy_helper.from_array(full, sparse.values.name)
 
     def digest(self, tensor: onnx.TensorProto) -> str:
         """A digest of type, shape and bytes."""
@@ -173,17 +199,17 @@ class Scope:
         *,
         typed: onnx.GraphProto,
         outer: Scope | None = None,
-        path: tuple[tuple[str, str], ...] = (),
+        path: Path = (),
     ) -> None:
-        if graph.sparse_initializer:
-            raise NotCertifiable("sparse initializers are not supported; store them as dense ones")
         self.model, self.outer, self.path = model, outer, path
+        model.scopes[path] = self
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.types = types
         self.outputs = tuple(value.name for value in graph.output)
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         # A graph that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         self.overridable = (
             frozenset(() if outer is not None or self.initializers.keys() <= self.inputs.keys() else self.initializers)
@@ -309,6 +335,17 @@ class Scope:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> list[bytes]:
+    """A function and those that it calls, in an order that does not depend on the model."""
+    found, pending = dict[tuple[str, str], bytes](), [key]
+    while pending:
+        function = functions.get(pending.pop())
+        if function is not None and (name := (function.domain, function.name)) not in found:
+            found[name] = function.SerializeToString(deterministic=True)
+            pending += [key_of(node) for node in iter_nodes(function.node)]
+    return [found[each] for each in sorted(found)]
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

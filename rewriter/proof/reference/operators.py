@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.proof.distance import in_pieces
 
 Attributes = Mapping[str, Any]
 Key = tuple[str, str]
@@ -33,9 +32,8 @@ def _number(attributes: Attributes, name: str, default: float) -> float:
 
 
 def _each(function: Callable[[float], float], x: Array) -> Array:
-    # Nearly twice as fast as numpy.vectorize; numpy itself has no erf. In pieces, because a list takes four times the
-    # memory of its array.
-    return in_pieces(lambda piece: np.fromiter(map(function, piece.tolist()), np.float64, piece.size), x)
+    # Nearly twice as fast as numpy.vectorize, and no list in memory; numpy itself has no erf.
+    return np.fromiter(map(function, x.flat), np.float64, x.size).reshape(x.shape)
 
 
 def _erf(_: Attributes, x: Array) -> Array:

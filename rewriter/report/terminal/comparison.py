@@ -338,17 +338,15 @@ def _short(text: str | None) -> str | None:
 def show_certification(console: Console, found: Certification) -> None:
     """Print everything about a certificate."""
     certificate = found.certificate
-    if not console.quiet:
-        if certificate.regions:
-            console.print(_regions(certificate.regions))
-        for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
-            if certificate.certified:
-                console.print(plain(f"{what}: {'; '.join(sentences)}"))
-    shown = found.problems if console.verbose else found.problems[:_FEW_PROBLEMS]
-    for problem in shown:
+    if certificate.regions:
+        console.print(_regions(certificate.regions))
+    for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
+        if certificate.certified:
+            console.print(plain(f"{what}: {'; '.join(sentences)}"))
+    for problem in found.problems[:_FEW_PROBLEMS]:
         console.print(plain(problem, "red"))
-    if len(found.problems) > len(shown):
-        console.print(plain(f"and {len(found.problems) - len(shown)} more, -v shows them", "red"))
+    if len(found.problems) > _FEW_PROBLEMS:
+        console.print(plain(f"and {len(found.problems) - _FEW_PROBLEMS} more, in the JSON of -o", "red"))
     style = "bold green" if certificate.certified else "bold red"
     first, _, rest = found.summary.partition(" ")
     console.print(plain(f"{first}  {rest}, in {certificate.seconds:.1f} s", style))

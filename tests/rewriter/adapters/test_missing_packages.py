@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
 
 from rewriter import UsageError
-from rewriter.adapters.transformer_lens import with_mlp_heads
-from tests.committed import FOLDER
 
 
 @pytest.mark.parametrize("package", ["torch", "transformer_lens"])
 def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "transformer_lens", "rewriter.adapters.neuron_heads"):
+    for name in ("torch", "transformer_lens", "rewriter.adapters.transformer_lens"):
         if name in sys.modules:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -22,5 +21,5 @@ def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None
         for name in ("Tensor", "nn"):
             setattr(sys.modules["torch"], name, object)
     with pytest.raises(UsageError, match=r"pip install 'attnonly\[transformerlens\]'") as error:
-        with_mlp_heads(object(), FOLDER / "silu-decoder.onnx")
+        importlib.import_module("rewriter.adapters.transformer_lens")
     assert f"({package} is missing)" in str(error.value)

@@ -33,10 +33,10 @@ COMMANDS = {
     "inspect": "inspect MODEL --report JSON",
     "inspect streams": "inspect MODEL --report -",
     "heads": "heads MODEL --report JSON",
-    "rank": "rank MODEL --tokens --idle --report JSON",
+    "rank": "rank MODEL --tokens --report JSON",
     "diff": "diff MODEL OTHER --graph-only -v --report JSON",
     "diff outputs": "diff MODEL OTHER -v --report JSON",
-    "certify": "certify MODEL OTHER -v -o JSON",
+    "certify": "certify MODEL OTHER -o JSON",
     "validate": "validate MODEL OTHER -v --report JSON",
 }
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare import weights
 from rewriter.compare.graphs import GraphDifference, difference
-from rewriter.compare.weights import compare_tensors, fingerprint
-from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, load_model
 from tests.counting import steps
 from tests.textmodels import SILU, mlp, text_model
@@ -154,10 +150,6 @@ def test_time_is_linear_in_the_nodes() -> None:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def loaded(tensor: onnx.TensorProto, base: Path | None = None) -> tuple[LoadedModel, onnx.TensorProto]:
-    return LoadedModel(onnx.ModelProto(), None, base, (), 0), tensor
-
-
 def test_a_changed_weight_says_how_and_where() -> None:
     model, other = mlp(SILU), mlp(SILU)
     tensor = next(tensor for tensor in other.graph.initializer if tensor.name == "W1")
@@ -169,97 +161,6 @@ def test_a_changed_weight_says_how_and_where() -> None:
     assert (change.name, change.status, change.elements, change.index) == ("W1", "changed", 2, (3, 1))
     assert change.max_difference == pytest.approx(0.5, abs=1e-6)
     assert change.kind == ("float32[4, 8]", "float32[4, 8]")
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "elements"),
-    [
-        (np.asarray([0.0, 1.0], np.float32), np.asarray([-0.0, 1.0], np.float32), 1),
-        (np.asarray([np.nan, 1.0], np.float32), np.asarray([np.nan, 1.0], np.float32), None),
-        (np.asarray([1, 2], np.int64), np.asarray([1, 5], np.int64), 1),
-        (np.asarray([True, False]), np.asarray([True, True]), 1),
-        (np.asarray([1, 2], np.float16), np.asarray([1, 2.5], np.float16), 1),
-    ],
-)
-def test_bit_for_bit(a: np.ndarray, b: np.ndarray, elements: int | None) -> None:
-    tensors_ = [loaded(numpy_helper.from_array(values, "w")) for values in (a, b)]
-    change = compare_tensors("w", *tensors_)
-    assert (None if change is None else change.elements) == elements
-
-
-def test_raw_and_typed_fields_hold_the_same() -> None:
-    raw = numpy_helper.from_array(np.asarray([[1.5, -2.0]], np.float32), "w")
-    typed = helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.5, -2.0])
-    assert compare_tensors("w", loaded(raw), loaded(typed)) is None
-    assert fingerprint(*loaded(raw)) == fingerprint(*loaded(typed))
-
-
-def test_strings() -> None:
-    words = [numpy_helper.from_array(np.asarray(pair, object), "w") for pair in (("a", "bc"), ("ab", "c"))]
-    assert compare_tensors("w", loaded(words[0]), loaded(words[0])) is None
-    change = compare_tensors("w", loaded(words[0]), loaded(words[1]))
-    assert change is not None
-    assert change.max_difference is None
-
-
-def test_external_data_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_PIECE", 64)
-    values = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
-    changed = values.copy()
-    changed[39, 7] += 1
-    made = []
-    for name, array in (("a", values), ("b", values), ("c", changed)):
-        (tmp_path / name).write_bytes(b"pad!" + array.tobytes())
-        tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape)
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", name), ("offset", "4"), ("length", str(array.nbytes))):
-            tensor.external_data.add(key=key, value=value)
-        made.append(loaded(tensor, tmp_path))
-    assert compare_tensors("w", made[0], made[1]) is None
-    assert compare_tensors("w", made[0], loaded(numpy_helper.from_array(values, "w"))) is None
-    change = compare_tensors("w", made[0], made[2])
-    assert change is not None
-    assert (change.elements, change.index) == (1, (39, 7))
-    assert change.max_difference == pytest.approx(1.0, abs=1e-6)
-    (tmp_path / "b").write_bytes(b"short")
-    with pytest.raises(ModelError, match="the data file is incomplete"):
-        compare_tensors("w", made[0], made[1])
-
-
-def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").write_bytes(bytes(400))
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=(100,))
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="data")
-    monkeypatch.setattr("os.pread", lambda *_: pytest.fail("it was read"))
-    assert compare_tensors("w", loaded(tensor, tmp_path), loaded(tensor, tmp_path)) is None
-
-
-def test_pieces_are_bounded_and_hold_whole_elements() -> None:
-    assert 2**20 <= weights._PIECE <= 2**26
-    assert weights._PIECE % 16 == 0
-
-
-@pytest.mark.parametrize("count", [1, weights._SAMPLE // 4, weights._SAMPLE, 3 * weights._SAMPLE])
-def test_fingerprints_do_not_tell_where_the_data_is(count: int, tmp_path: Path) -> None:
-    values = np.arange(1, count + 1, dtype=np.float32)
-    (tmp_path / "data").write_bytes(b"\x07" * 64 + values.tobytes())
-    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=(count,))
-    outside.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "data"), ("offset", "64")):
-        outside.external_data.add(key=key, value=value)
-    inside = numpy_helper.from_array(values, "w")
-    assert fingerprint(*loaded(outside, tmp_path)) == fingerprint(*loaded(inside))
-    values[-1] = 0
-    assert fingerprint(*loaded(outside, tmp_path)) != fingerprint(*loaded(numpy_helper.from_array(values, "w")))
-
-
-def test_another_shape_or_type() -> None:
-    ours = loaded(numpy_helper.from_array(np.zeros((2, 3), np.float32), "w"))
-    for array, kind in ((np.zeros((3, 2), np.float32), "float32[3, 2]"), (np.zeros((2, 3)), "double[2, 3]")):
-        change = compare_tensors("w", ours, loaded(numpy_helper.from_array(array, "w")))
-        assert change is not None
-        assert change.kind == ("float32[2, 3]", kind)
 
 
 def test_merged_and_constant_weights_are_the_same_weights() -> None:

@@ -118,27 +118,3 @@ def test_order_counts_if_names_agree() -> None:
     assert entries_of(list(declared("", ours, theirs))) == [("order", "inputs", "p, q", "q, p")]
     del theirs.input[0]
     assert entries_of(list(declared("", ours, theirs))) == [("input", "q", "float32[1]", None)]
-
-
-@pytest.mark.parametrize(("scope", "name"), [("", "S"), ("If/then", "If/then/S")])
-def test_shapes_of_sparse_weights(scope: str, name: str) -> None:
-    graphs = [onnx.GraphProto(), onnx.GraphProto()]
-    for graph, size in zip(graphs, (4, 8), strict=True):
-        sparse = graph.sparse_initializer.add(dims=[size])
-        sparse.values.name = "S"
-    assert entries_of(list(declared(scope, *graphs))) == [("sparse weight", name, "[4]", "[8]")]
-    given = onnx.GraphProto(input=[value("S", [4])])
-    graphs[0].input.append(given.input[0])
-    assert ("input", "S", "float32[4] with a default", "float32[4]") in entries_of(list(declared("", graphs[0], given)))
-
-
-def test_annotations_are_in_order() -> None:
-    ours, theirs = model(), model()
-    for each, keys in ((ours, "ab"), (theirs, "ba")):
-        entry = each.graph.quantization_annotation.add(tensor_name="h")
-        for key in keys:
-            entry.quant_parameter_tensor_names.add(key=key, value="v")
-    a, b = (LoadedModel(each, None, None, (), 0) for each in (ours, theirs))
-    assert difference(a, b).remarks == ()
-    theirs.graph.quantization_annotation[0].quant_parameter_tensor_names.add(key="c", value="w")
-    assert entries_of(difference(a, b).remarks) == [("annotation", "h", "a: v, b: v", "a: v, b: v, c: w")]

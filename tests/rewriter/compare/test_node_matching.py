@@ -29,12 +29,12 @@ def graph(body: str, names: str = "", **options: Any) -> Graph:
 
 def pairs(a: Graph, b: Graph) -> tuple[set[tuple[str, str]], list[str], list[str]]:
     """Pairs of first outputs, and those without a partner."""
-    found = match(a, b)
+    found, only_a, only_b = match(a, b)
     ours, theirs = ([node.output[0] for node in side.nodes] for side in (a, b))
     return (
-        {(ours[left], theirs[right]) for left, right in found.pairs},
-        [ours[index] for index in found.only_a],
-        [theirs[index] for index in found.only_b],
+        {(ours[left], theirs[right]) for left, right in found},
+        [ours[index] for index in only_a],
+        [theirs[index] for index in only_b],
     )
 
 

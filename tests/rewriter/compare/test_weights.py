@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare import weights
-from rewriter.compare.weights import TensorChange, compare_tensors, digest, fingerprint, kind_of, only
+from rewriter.compare.weights import TensorChange, Weight, compared, kind_of, only
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel
 
 INF, NAN = float("inf"), float("nan")
 
 
-def loaded(tensor: onnx.TensorProto, base: Path | None = None) -> tuple[LoadedModel, onnx.TensorProto]:
-    return LoadedModel(onnx.ModelProto(), None, base, (), 0), tensor
+def loaded(tensor: onnx.TensorProto, base: Path | None = None) -> Weight:
+    return Weight(LoadedModel(onnx.ModelProto(), None, base, (), 0), tensor)
 
 
-def compared(a: Any, b: Any, dtype: Any = np.float32) -> TensorChange | None:
+def change_of(a: Any, b: Any, dtype: Any = np.float32) -> TensorChange | None:
     given = (loaded(numpy_helper.from_array(np.asarray(each, dtype), "w")) for each in (a, b))
-    return compare_tensors("w", *given)
+    return compared("w", *given)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_a_weight_of_one_model_only(elem_type: int, dims: list[int], size: int, 
     tensor = TensorProto(name="t", data_type=elem_type, dims=dims)
     kind = kind_of(tensor)
     kinds = (kind, "") if status == "only in A" else ("", kind)
-    assert only("w", tensor, status) == TensorChange("w", status, kinds, size)
+    assert only("w", loaded(tensor), status) == TensorChange("w", status, kinds, size)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +70,15 @@ def test_a_weight_of_one_model_only(elem_type: int, dims: list[int], size: int, 
         ([1.0, 2.0, 3.0], [9.0, NAN, 3.0], 2, INF, (1,)),  # a NaN in one of them
         ([1.0, INF], [1.0, -INF], 1, INF, (1,)),
         ([1.0, 2.0], [1.0, INF], 1, INF, (1,)),
+        ([1.0, NAN], [1.0, NAN], None, None, None),  # the same NaN
         (3.0, 4.0, 1, 1.0, ()),
     ],
 )
-def test_how_they_differ(a: Any, b: Any, elements: int, difference: float, index: tuple[int, ...]) -> None:
-    change = compared(a, b)
+def test_how_they_differ(a: Any, b: Any, elements: int | None, difference: float, index: tuple[int, ...]) -> None:
+    change = change_of(a, b)
+    if elements is None:
+        assert change is None
+        return
     kind = f"float32[{', '.join(map(str, np.shape(a)))}]"
     assert change == TensorChange("w", "changed", (kind, kind), 4 * np.size(a), elements, difference, index)
 
@@ -93,22 +95,22 @@ def test_how_they_differ(a: Any, b: Any, elements: int, difference: float, index
 )
 def test_differences_are_those_of_numbers(dtype: Any, a: Any, b: Any, difference: float) -> None:
     """Neither wrapped around nor rounded to the element type."""
-    change = compared(a, b, dtype)
+    change = change_of(a, b, dtype)
     assert change is not None
     assert change.max_difference == difference
     assert change.index == (0,)
 
 
 def test_complex_numbers_and_packed_ones_are_not_measured() -> None:
-    assert compared([1.0], [2.0], np.complex64) == TensorChange("w", "changed", ("complex64[1]",) * 2, 8)
+    assert change_of([1.0], [2.0], np.complex64) == TensorChange("w", "changed", ("complex64[1]",) * 2, 8)
     packed = [helper.make_tensor("w", TensorProto.INT4, [3], values) for values in ([1, 2, 3], [1, 2, 4])]
-    change = compare_tensors("w", loaded(packed[0]), loaded(packed[1]))
+    change = compared("w", loaded(packed[0]), loaded(packed[1]))
     assert change == TensorChange("w", "changed", ("int4[3]",) * 2, 2)
 
 
 def test_strings_of_other_lengths() -> None:
     words = [numpy_helper.from_array(np.asarray(pair, object), "w") for pair in (("a", "b"), ("a", "bcd"))]
-    change = compare_tensors("w", loaded(words[0]), loaded(words[1]))
+    change = compared("w", loaded(words[0]), loaded(words[1]))
     assert change == TensorChange("w", "changed", ("string[2]",) * 2, 18)
     assert change is not None
     assert change.elements is None
@@ -117,11 +119,11 @@ def test_strings_of_other_lengths() -> None:
 def test_another_kind_is_not_measured() -> None:
     ours = numpy_helper.from_array(np.zeros((2, 3), np.float32), "w")
     theirs = numpy_helper.from_array(np.zeros((3, 2)), "w")
-    change = compare_tensors("w", loaded(ours), loaded(theirs))
+    change = compared("w", loaded(ours), loaded(theirs))
     assert change == TensorChange("w", "changed", ("float32[2, 3]", "double[3, 2]"), 24)
 
 
-def external(path: Path, values: Any, offset: int = 0) -> tuple[LoadedModel, onnx.TensorProto]:
+def external(path: Path, values: Any, offset: int = 0) -> Weight:
     """A weight in a file of its own."""
     array = np.asarray(values, np.float32)
     path.write_bytes(b"\x07" * offset + array.tobytes())
@@ -131,32 +133,48 @@ def external(path: Path, values: Any, offset: int = 0) -> tuple[LoadedModel, onn
     return loaded(tensor, path.parent)
 
 
-def test_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elements of all pieces count; the largest difference may be in any of them; a read may return less than asked."""
-    monkeypatch.setattr(weights, "_PIECE", 16)
+def test_data_may_lie_elsewhere(tmp_path: Path) -> None:
     values = np.arange(10.0)
     changed = values + np.array([0, 0.5, 0, 0, 0, -3, 0, 0, 0, 1.0])
-    pread, asked = os.pread, []
-
-    def short(handle: int, count: int, offset: int) -> bytes:
-        asked.append((count, offset))
-        return pread(handle, min(count, 12), offset)
-
-    monkeypatch.setattr(os, "pread", short)
-    change = compare_tensors("w", external(tmp_path / "a", values, 8), external(tmp_path / "b", changed))
-    assert change == TensorChange("w", "changed", ("float32[10]",) * 2, 40, 3, 3.0, (5,))
-    assert max(count for count, _ in asked) == 16
-    assert [entry for entry in asked if entry[1] >= 40] == [(8, 40)], "nothing is read behind the weight"
+    one, same, other = external(tmp_path / "a", values, 8), external(tmp_path / "b", values), loaded(inline(changed))
+    assert one.same(same)
+    assert not one.same(other)
+    assert compared("w", one, same) is None
+    assert compared("w", one, other) == TensorChange("w", "changed", ("float32[10]",) * 2, 40, 3, 3.0, (5,))
+    (tmp_path / "b").write_bytes(b"short")
+    with pytest.raises(ModelError, match="the data file is incomplete"):
+        compared("w", one, external_again(same))
 
 
-def test_what_follows_a_weight_is_not_read(tmp_path: Path) -> None:
+def inline(values: Any) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values, np.float32), "w")
+
+
+def external_again(weight: Weight) -> Weight:
+    """Without what was read before."""
+    return Weight(weight.model, weight.tensor)
+
+
+def test_what_follows_a_weight_does_not_count(tmp_path: Path) -> None:
     ours, theirs = external(tmp_path / "a", [1.0, 2.0, 3.0]), external(tmp_path / "b", [1.0, 2.0, 9.0])
-    for _, tensor in (ours, theirs):
-        tensor.dims[0] = 2
-        tensor.external_data[2].value = "8"
-    assert compare_tensors("w", ours, theirs) is None
-    assert fingerprint(*ours) == fingerprint(*theirs)
-    assert digest(*ours) == digest(*theirs)
+    for weight in (ours, theirs):
+        weight.tensor.dims[0] = 2
+        weight.tensor.external_data[2].value = "8"
+    assert compared("w", ours, theirs) is None
+    assert ours.digest == theirs.digest
+
+
+def test_the_same_bytes_of_the_same_file_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = external(tmp_path / "a", np.zeros(100))
+    monkeypatch.setattr(Weight, "data", lambda _: pytest.fail("it was read"))
+    assert compared("w", one, external_again(one)) is None
+    assert one.same(external_again(one))
+
+
+def test_raw_and_typed_fields_hold_the_same() -> None:
+    typed = loaded(helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.5, -2.0]))
+    assert compared("w", loaded(inline([[1.5, -2.0]])), typed) is None
+    assert loaded(inline([[1.5, -2.0]])).same(typed)
 
 
 def test_places_in_one_file_are_told_apart(tmp_path: Path) -> None:
@@ -167,47 +185,14 @@ def test_places_in_one_file_are_told_apart(tmp_path: Path) -> None:
         for key, value in (("location", "data"), ("offset", offset), ("length", "4")):
             tensor.external_data.add(key=key, value=value)
         made.append(loaded(tensor, tmp_path))
-    change = compare_tensors("w", *made)
+    change = compared("w", *made)
     assert change is not None
     assert change.max_difference == 1.0
 
 
-def test_a_file_that_shrinks_and_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = external(tmp_path / "a", [1.0, 2.0])
-    monkeypatch.setattr(os, "pread", lambda *_: b"")
-    with pytest.raises(ModelError, match=r"'.*a' shrank while it was read; run again when nothing writes to it"):
-        digest(*ours)
-
-    def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "pread", broken)
-    with pytest.raises(ModelError, match=r"cannot read '.*a': Input/output error; check the disk"):
-        digest(*ours)
-
-
-def test_files_are_closed(tmp_path: Path) -> None:
-    ours, theirs = external(tmp_path / "a", [1.0]), external(tmp_path / "b", [2.0])
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
-        compare_tensors("w", ours, theirs)
-        fingerprint(*ours)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 def test_digests_cover_type_dims_and_all_data() -> None:
-    zeros = np.zeros(4 * weights._SAMPLE, np.uint8)
-    middle = zeros.copy()
-    middle[2 * weights._SAMPLE] = 1
-    ends = [zeros.copy() for _ in range(2)]
-    ends[0][weights._SAMPLE - 1] = 1
-    ends[1][-weights._SAMPLE] = 1
-    given = [loaded(numpy_helper.from_array(each, "w")) for each in (zeros, middle, *ends)]
-    assert len({digest(*each) for each in given}) == 4
-    prints = [fingerprint(*each) for each in given]
-    assert prints[0] == prints[1], "a fingerprint is of both ends only"
-    assert len(set(prints)) == 3
-    shapes = [numpy_helper.from_array(np.zeros(dims, kind), "w") for dims, kind in (((2, 3), "f4"), ((3, 2), "f4"))]
-    shapes.append(numpy_helper.from_array(np.zeros((2, 3), np.int32), "w"))
-    assert len({digest(*loaded(each)) for each in shapes}) == 3
-    assert {len(digest(*loaded(each))) for each in shapes} == {16}
+    arrays = [np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), np.zeros((2, 3), np.int32)]
+    arrays += [np.asarray([[0, 0, 0], [0, 1, 0]], np.float32), np.asarray([[-0.0, 0, 0], [0, 0, 0]], np.float32)]
+    assert len({loaded(numpy_helper.from_array(each, "w")).digest for each in arrays}) == len(arrays)
+    words = [numpy_helper.from_array(np.asarray(pair, object), "w") for pair in (("a", "bc"), ("ab", "c"))]
+    assert len({loaded(each).digest for each in words}) == 2

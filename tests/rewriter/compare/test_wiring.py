@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare import weights
 from rewriter.compare.graphs import GraphDifference, difference
 from rewriter.files.load import load_model
 from tests.rewriter.compare.edits import (
@@ -80,7 +79,9 @@ def calls() -> onnx.ModelProto:
     function = (
         '<opset_import: ["": 17], domain: "d"> f <slope: float = 0.5> (a) => (b) { b = LeakyRelu<alpha = @slope>(a) }'
     )
-    return named("out = d.f(x)", domains={"d": 1}, functions=function)
+    model = named("out = d.f(x)", domains={"d": 1}, functions=function)
+    model.functions[0].node[0].attribute[0].type = onnx.AttributeProto.FLOAT  # the parser leaves it open
+    return model
 
 
 def give_default(model: onnx.ModelProto) -> None:
@@ -239,16 +240,6 @@ def test_a_weight_of_a_body_under_the_name_of_one_outside(inside: float) -> None
     assert nodes == changed
 
 
-def test_sparse_weights_of_other_names() -> None:
-    """The values agree, what stands where does not."""
-    ours, theirs = (named(f"out = Identity({name})", inputs="float[4] x", outputs="float[4] out") for name in "ST")
-    ours.graph.sparse_initializer.append(sparse("S", [1.0], [1], 4))
-    theirs.graph.sparse_initializer.append(sparse("T", [1.0], [2], 4))
-    assert "Identity n_out: input 0" in texts(of(ours, theirs))
-    theirs.graph.sparse_initializer[0].CopyFrom(sparse("T", [1.0], [1], 4))
-    assert "Identity n_out: input 0" not in texts(of(ours, theirs))
-
-
 def test_nodes_of_a_body_are_told_apart_by_what_they_capture() -> None:
     """Without names, and with nothing that reads their outputs."""
 
@@ -305,18 +296,6 @@ def test_the_order_of_nodes_is_free(make: Make) -> None:
     assert of(make(), theirs).same
 
 
-def test_weights_that_agree_at_both_ends_are_not_taken_for_each_other() -> None:
-    """A large weight is looked for by a fingerprint of its ends, and believed only after comparing all of it."""
-    middle = np.zeros((3 * weights._SAMPLE, 4), np.float32)
-    middle[weights._SAMPLE] = 1.0
-    constants = {"zeros": np.zeros_like(middle), "middle": middle}
-    models = [
-        named(f"a = Add(x, {name}) out = Sub(a, {other})", constants=constants)
-        for name, other in (("zeros", "middle"), ("middle", "zeros"))
-    ]
-    assert texts(of(*models)) == {"Add n_a: input 1", "Sub n_out: input 1"}
-
-
 def test_default_domain_under_its_other_name() -> None:
     """A default is one of the operator's version: until opset 13 Softmax had axis 1, and now it has -1."""
     ours, theirs = (named(f"out = Softmax{axis}(x)") for axis in ("", "<axis = 1>"))
@@ -353,23 +332,18 @@ def sparse(name: str, values: list[float], indices: list[int], size: int) -> onn
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        (sparse("S", [1.0], [2], 4), {"weights": ["S (indices)"], "fields": []}),
-        (sparse("S", [2.0], [1], 4), {"weights": ["S"], "fields": []}),
-        (sparse("S", [1.0], [1], 8), {"weights": [], "fields": [("sparse weight", "S", "[4]", "[8]")]}),
-    ],
+    "other",
+    [sparse("S", [1.0], [2], 4), sparse("S", [2.0], [1], 4), sparse("S", [1.0], [1], 8)],
     ids=["indices", "values", "dims"],
 )
-def test_sparse_weights(other: onnx.SparseTensorProto, expected: dict[str, list[Any]]) -> None:
+def test_sparse_weights(other: onnx.SparseTensorProto) -> None:
     models = [named("out = Identity(S)", inputs="float[4] x", outputs="float[4] out") for _ in range(2)]
     for model, tensor in zip(models, (sparse("S", [1.0], [1], 4), other), strict=True):
         model.graph.sparse_initializer.append(tensor)
     assert of(models[0], models[0]).same
     found = of(*models)
     assert not found.same
-    assert [change.name for change in found.tensors] == expected["weights"]
-    assert [(change.what, change.name, change.a, change.b) for change in found.fields] == expected["fields"]
+    assert {change.what for change in found.fields} == {"sparse weight"}
 
 
 @pytest.mark.parametrize("where", ["attribute", "function"])
@@ -395,15 +369,3 @@ def test_attributes_with_their_values_in_another_file(where: str, tmp_path: Path
     assert texts(difference(models[0], models[2])) == {
         "ConstantOfShape n_out: attribute value" if where == "attribute" else "function d::f: 1 nodes, 1 nodes"
     }
-
-
-def test_annotations_are_remarks() -> None:
-    """No operator reads the quantisation annotations of a graph."""
-    theirs = two_outputs()
-    entry = theirs.graph.quantization_annotation.add(tensor_name="out")
-    entry.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="W")
-    found = of(two_outputs(), theirs)
-    assert found.same
-    assert [(change.what, change.name, change.b) for change in found.remarks] == [
-        ("annotation", "out", "SCALE_TENSOR: W")
-    ]

@@ -64,15 +64,8 @@ def test_options(text: str, spelled: str, settings: tuple[tuple[str, str], ...])
             UsageError,
             "cuda does not have the option 'devise_id'; it has arena_extend_strategy, .*, use_tf32",
         ),
-        ("cuda:device_id=one", UsageError, "option device_id of cuda must be a whole number, not 'one'"),
-        ("cuda:device_id=٣", UsageError, "must be a whole number"),
-        ("openvino:device_type=TPU", UsageError, "device_type of openvino must be CPU or GPU or NPU, not 'TPU'"),
-        ("cuda:use_tf32=yes", UsageError, "option use_tf32 of cuda must be 0 or 1, not 'yes'"),
-        (
-            "cuda:cudnn_conv_algo_search=BEST",
-            UsageError,
-            "cudnn_conv_algo_search of cuda must be EXHAUSTIVE or HEURISTIC or DEFAULT, not 'BEST'",
-        ),
+        ("cuda:device_id=٣", UsageError, "option device_id of cuda must be a word or a number"),
+        ("openvino:device_type=/dev/x", UsageError, "device_type of openvino must be a word or a number, not '/dev/x'"),
         ("cuda:", UsageError, "'' in provider 'cuda:' is not KEY=VALUE"),
         ("cuda:device_id", UsageError, "'device_id' in provider 'cuda:device_id' is not KEY=VALUE"),
         ("cuda:device_id=1,device_id=2", UsageError, "has the option device_id twice"),
@@ -119,8 +112,8 @@ def test_conversions_that_need_float64(
 
 
 def test_wrong_options_are_usage_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model.onnx", "--dry-run", "--provider", "cuda:use_tf32=2"]) == ExitStatus.USAGE
-    assert "option use_tf32 of cuda must be 0 or 1, not '2'" in capsys.readouterr().err
+    assert run(["model.onnx", "--dry-run", "--provider", "cuda:tf32=1"]) == ExitStatus.USAGE
+    assert "cuda does not have the option 'tf32'" in capsys.readouterr().err
 
 
 def test_each_provider_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import UsageError, attribution_graph
-from rewriter.interpret.graph import AttributionGraph, Node
+from rewriter.interpret.graph import AttributionGraph, GraphNode, influence, normalised, prune, scores
 from tests.committed import FOLDER
 from tests.conftest import slow
 from tests.rewriter.interpret.test_attribution import EXACT, FITTED, LOGIT, Frozen, attributed, given, logit_of
@@ -47,7 +47,7 @@ class Network(Frozen):
         self.down = [mlp_of(stem, layer)[2] for layer in (0, 1)]
         self.plain = logit_of(stem, self, self.stream(self.cache["blocks.0.hook_resid_pre"]))
 
-    def before(self, node: Node) -> str:
+    def before(self, node: GraphNode) -> str:
         """The stream that a node reads."""
         if node.kind == "logit":
             return "blocks.1.hook_resid_post"
@@ -79,7 +79,7 @@ class Network(Frozen):
             out[self.change[1]] += self.change[3] @ self.index[f"{name}.W_O"][self.change[2]]
         return out
 
-    def activation(self, node: Node, stream: Array, *, off: str = "", token: int = 0) -> float:
+    def activation(self, node: GraphNode, stream: Array, *, off: str = "", token: int = 0) -> float:
         """A node's activation if it reads `stream`."""
         if node.kind == "logit":
             return logit_of(self.stem, self, stream)
@@ -95,7 +95,7 @@ class Network(Frozen):
         self.change = None
         return lost
 
-    def writes(self, node: Node) -> tuple[str, Array]:
+    def writes(self, node: GraphNode) -> tuple[str, Array]:
         """(the sublayer that writes, what it writes at the node's token [D])."""
         if node.kind == "embedding":
             return "", self.cache["blocks.0.hook_resid_pre"][node.token]
@@ -108,7 +108,7 @@ class Network(Frozen):
         )
         return node.name, np.einsum("hk,hkd->d", z[heads], self.index[f"{node.name}.W_O"][heads])
 
-    def edge(self, source: Node, target: Node) -> float:
+    def edge(self, source: GraphNode, target: GraphNode) -> float:
         """What the target's activation loses if it does not see what the source writes, all else being as it is."""
         stream = self.cache[self.before(target)]
         whole = self.activation(target, stream)
@@ -250,3 +250,83 @@ def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewriter.interpret.graph._MOST", 100)
     with pytest.raises(UsageError, match="nodes, more than 100: take fewer of them, or tokens"):
         attribution_graph(FOLDER / "silu-decoder.onnx", given("silu-decoder"), LOGIT, max_nodes=60)
+
+
+def test_thresholds() -> None:
+    few, all_ = (
+        graph_of("silu-decoder", 50, minus=6, node_threshold=share, edge_threshold=share).to_json()
+        for share in (0.5, 1.0)
+    )
+    assert len(few["links"]) < len(all_["links"])
+    assert few["metadata"]["pruned_completeness_score"] < all_["metadata"]["pruned_completeness_score"]
+    assert all_["metadata"]["pruned_replacement_score"] == pytest.approx(1.0, abs=1e-9)
+
+
+# -- influence, pruning and scores on graphs whose values are known, and against a matrix inverse -------------------
+
+# Places: two tokens, a bias, three heads, the logit.
+TOKEN, OTHER, BIAS, FIRST, SECOND, WEAK, END = range(7)
+
+
+def small() -> Array:
+    edges = np.zeros((7, 7))
+    edges[FIRST, TOKEN], edges[FIRST, OTHER] = 3.0, -1.0
+    edges[SECOND, FIRST], edges[SECOND, BIAS] = -2.0, 2.0
+    edges[WEAK, OTHER] = 1.0
+    edges[END, FIRST], edges[END, SECOND], edges[END, WEAK] = 5.0, -4.0, 1.0
+    return edges
+
+
+def test_influence_by_hand() -> None:
+    start = np.eye(7)[END]
+    found = influence(normalised(small()), start)
+    # FIRST: 5/10 directly and 4/10 of SECOND's input, of which it is half.
+    np.testing.assert_allclose(found, [0.7 * 0.75, 0.7 * 0.25 + 0.1, 0.2, 0.7, 0.4, 0.1, 0.0])
+
+
+def test_influence_is_the_series_of_a_random_graph() -> None:
+    generator = np.random.default_rng(0)
+    weights = normalised(np.tril(generator.normal(size=(30, 30)), -1))
+    start = generator.random(30)
+    series = start @ (np.linalg.inv(np.eye(30) - weights) - np.eye(30))
+    np.testing.assert_allclose(influence(weights, start), series, atol=1e-12)
+
+
+def test_scores_without_and_with_errors() -> None:
+    tokens, none = np.arange(7) < 2, np.zeros(7)
+    whole = scores(small(), none, tokens, END)
+    assert whole.replacement == 1.0
+    assert whole.completeness == pytest.approx(1.0)
+    missing = none.copy()
+    missing[END] = 10.0  # half of what the logit reads
+    found = scores(small(), missing, tokens, END)
+    begun = (0.525 + 0.275) / 2
+    assert found.replacement == pytest.approx(begun / (begun + 0.5))
+    passing = 1.0 + (0.525 + 0.275 + 0.2 + 0.7 + 0.4 + 0.1) / 2
+    assert found.completeness == pytest.approx((passing - 0.5) / passing)
+
+
+def test_pruning() -> None:
+    kept, sources = np.isin(np.arange(7), [TOKEN, OTHER, END]), np.arange(7) <= BIAS
+    whole = prune(small(), kept, sources, END, 1.0, 1.0)
+    assert whole.nodes.all()
+    assert (whole.edges == (small() != 0.0)).all()
+    # Influence falls: 0.7, 0.525, 0.4, 0.275, 0.2, 0.1 of 2.2 in all.
+    np.testing.assert_allclose(whole.cumulative[[FIRST, SECOND, WEAK]] * 2.2, [0.7, 1.625, 2.2])
+    # 0.8 of it is reached with OTHER: the bias and the weak head go.
+    some = prune(small(), kept, sources, END, 0.8, 1.0)
+    assert set(np.flatnonzero(some.nodes)) == {TOKEN, OTHER, FIRST, SECOND, END}
+    assert not some.edges[:, WEAK].any()
+    # Edges: only the largest. A head without in-edges or out-edges goes as well.
+    few = prune(small(), kept, sources, END, 1.0, 0.3)
+    assert {(int(target), int(source)) for target, source in np.argwhere(few.edges)} == {(END, FIRST), (FIRST, TOKEN)}
+    assert set(np.flatnonzero(few.nodes)) == {TOKEN, OTHER, FIRST, END}
+
+
+def test_a_head_that_lost_all_it_reads_goes() -> None:
+    edges = np.zeros((4, 4))
+    edges[1, 0] = 1e-30  # smaller than what any row is divided by
+    edges[2, 0], edges[3, 1], edges[3, 2] = 1.0, 1.0, 1.0
+    found = prune(edges, np.array([True, False, False, True]), np.array([True, False, False, False]), 3, 1.0, 0.9)
+    assert list(found.nodes) == [True, False, True, True]
+    assert {tuple(each) for each in np.argwhere(found.edges)} == {(2, 0), (3, 2)}

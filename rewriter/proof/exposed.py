@@ -8,17 +8,17 @@ z is the heads' output, which the test of the block judges.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 
 from rewriter.arrays import Array
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.proof.blocks.spread import accepted, spread, wanted
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.distance import largest
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run import open_part
 
 _SLACK = 1e-12
 """Allowance for the rounding of pre-activations in float64, relative; and of sums of weights, absolute."""
@@ -26,39 +26,46 @@ _SLACK = 1e-12
 _SQUARE_AXES = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Exposed:
-    """Two parts from the block's inputs; both can be pickled.
+def exposed_failures(
+    original: Side, rewritten: Side, claim: Claim, seen: Sequence[Mapping[str, Array]], further: Sequence[Case]
+) -> list[str]:
+    """What is wrong with the exposed tensors of a block; empty without a reference.
 
-    Attributes:
-        before: the original, to the pre-activation.
-        after: the rewritten model, to the exposed tensors.
+    Args:
+        original: the original.
+        rewritten: the model that has them.
+        claim: the block.
+        seen: values that the block receives in the model.
+        further: inputs of other sizes; those that the original refuses are left out.
     """
-
-    before: LoadedModel
-    after: LoadedModel
-
-
-def exposed_of(original: Side, rewritten: Side, claim: Claim, names: Sequence[str]) -> Exposed:
-    """Cut the parts out; `names` are the tensors whose values the block receives."""
-    return Exposed(original.part(claim, names, [claim.gate]), rewritten.part(claim, names, claim.exposed))
-
-
-def exposed_failures(exposed: Exposed, claim: Claim, inputs: Sequence[Mapping[str, Array]]) -> list[str]:
-    """What is wrong with the exposed tensors on the block's inputs and on spread ones; empty without a reference."""
-    cases = [Case(str(number), feeds) for number, feeds in enumerate(inputs)]
-    cases += accepted(exposed.before, spread(claim, inputs))
+    names = tuple(seen[0])
+    parts = original.part(claim, names, [claim.gate]), rewritten.part(claim, names, claim.exposed)
     failures: list[str] = []
     try:
-        before, after = (open_reference(part.proto, part.base_dir) for part in (exposed.before, exposed.after))
-        for case in cases:
-            y = before.run(wanted(case.feeds, exposed.before))[claim.gate].astype(np.float64)
+        before, after = (open_reference(part.proto, part.base_dir) for part in parts)
+        for case in (*(Case("seen", feeds) for feeds in seen), *_accepted(parts[0], further)):
+            y = before.run(wanted(case.feeds, parts[0]))[claim.gate].astype(np.float64)
             y = np.moveaxis(y, claim.axis, -1).reshape(-1, y.shape[claim.axis])
-            made = after.run(wanted(case.feeds, exposed.after))
+            made = after.run(wanted(case.feeds, parts[1]))
             failures += [text for name in claim.exposed for text in _wrong(name, made[name], y, claim)]
     except NoReference:
         return []
     return list(dict.fromkeys(failures))
+
+
+def wanted(feeds: Mapping[str, Array], part: LoadedModel) -> dict[str, Array]:
+    """Those of the values that a part reads."""
+    names = {value.name for value in part.proto.graph.input}
+    return {name: value for name, value in feeds.items() if name in names}
+
+
+def _accepted(before: LoadedModel, cases: Sequence[Case]) -> Iterator[Case]:
+    """The cases that a part of the original accepts: a static shape inside it may fix the sizes."""
+    session = open_part(before, "cpu", optimise=False, prepack=False)
+    for case in cases:
+        with suppress(ValidationError):
+            session.run(wanted(case.feeds, before))
+            yield case
 
 
 def _wrong(name: str, values: Array, y: Array, claim: Claim) -> Iterator[str]:
@@ -66,7 +73,7 @@ def _wrong(name: str, values: Array, y: Array, claim: Claim) -> Iterator[str]:
     kind, _, number = name.rpartition("/")[2].partition("_")
     head = int(number) if number.isdigit() else 0
     if kind == "q":
-        off = largest(np.abs(_by_token(values, y)[..., 0] - y)) / max(1.0, float(np.max(np.abs(y), initial=0.0)))
+        off = _largest(np.abs(_by_token(values, y)[..., 0] - y)) / max(1.0, float(np.max(np.abs(y), initial=0.0)))
         if off > _SLACK:
             yield f"{claim.name}: the exposed queries '{name}' are not the pre-activations, error {off:.3g}"
     elif kind in ("scores", "pattern"):
@@ -76,8 +83,8 @@ def _wrong(name: str, values: Array, y: Array, claim: Claim) -> Iterator[str]:
         found = _neighbourhood(weights, y, own.shape[-1])
         if found is None:
             yield f"{claim.name}: the exposed '{name}' has weight on other tokens, or the wrong shape"
-        elif largest(np.abs(found - own) - allowed) > 0.0:
-            off = largest(np.abs(found - own))
+        elif _largest(np.abs(found - own) - allowed) > 0.0:
+            off = _largest(np.abs(found - own))
             yield f"{claim.name}: the exposed '{name}' differs from the weights of its program by {off:.3g}"
 
 
@@ -114,7 +121,7 @@ def _neighbourhood(weights: Array, y: Array, keys: int) -> Array | None:
     own = np.diagonal(here, axis1=2, axis2=3)[..., None]
     bias = here[..., count : count + keys - 1]
     rest = np.abs(here).sum(axis=-1) - np.abs(own[..., 0]) - np.abs(bias).sum(axis=-1)
-    if largest(np.abs(rest)) > _SLACK:
+    if _largest(np.abs(rest)) > _SLACK:
         return None
     return np.swapaxes(np.concatenate([own, bias], axis=-1), 1, 2).reshape(tokens, heads, keys)
 
@@ -122,3 +129,7 @@ def _neighbourhood(weights: Array, y: Array, keys: int) -> Array | None:
 def _softmax(scores: Array) -> Array:
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+
+
+def _largest(values: Array) -> float:
+    return float(np.max(values, initial=0.0))

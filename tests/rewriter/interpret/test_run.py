@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import onnx
 import pytest
 
 from rewriter import UsageError, ValidationError, heads, rewrite, run_with_cache
-from rewriter.interpret.run import Cached, Recording
+from rewriter.interpret.run import Cached, cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.conftest import slow
@@ -114,18 +113,6 @@ def test_a_rewritten_file_records_the_same(form: str, tmp_path: Path) -> None:
         assert np.abs(before.cache[name] - after.cache[name])[finite].max() <= bound * scale, name
 
 
-def test_small_groups_give_the_same() -> None:
-    path = FOLDER / "relu-decoder.onnx"
-    given = feeds(onnx.load(path))
-    whole = Recording.of(heads(path), given, ("*",), "cpu")
-    small = replace(whole, group_bytes=20_000, outputs={})
-    parts, found = dict(whole.arrays()), dict(small.arrays())
-    assert set(parts) == set(found)
-    for name, array in parts.items():
-        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
-    assert set(small.outputs) == set(whole.outputs) == {value.name for value in onnx.load(path).graph.output}
-
-
 def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
     path = FOLDER / "silu-decoder.onnx"
     model = onnx.load(path)
@@ -165,3 +152,13 @@ def test_models_in_memory_and_lists_of_cases() -> None:
     for name, array in from_file.cache.items():
         for case in ("0", "1"):
             np.testing.assert_array_equal(from_bytes.cache[f"{case}/{name}"], array)
+
+
+def test_small_groups_give_the_same() -> None:
+    path = FOLDER / "relu-decoder.onnx"
+    index = heads(path)
+    cases, hooks = cases_of(index, feeds(onnx.load(path)))[0], hooks_of(index)
+    whole, parts = (dict(recorded(index, cases, hooks, size)) for size in (2**30, 20_000))
+    assert set(whole) == set(parts) == set(hooks)
+    for name, array in whole.items():
+        np.testing.assert_allclose(parts[name], array, atol=1e-6, err_msg=name)

@@ -10,9 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.files.load import LoadedModel
-from rewriter.proof.blocks.spread import _chunks, _shape, _with_constant, sizes_of, spread, variants, wanted
 from rewriter.proof.claims import Claim
+from rewriter.proof.exposed import wanted
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.tested import _chunks, _shape, _with_constant, sizes_of, spread, variants
 
 
 def _claim(**given: Any) -> Claim:

@@ -1,1 +1,0 @@
-"""Proof that nothing outside the replaced regions changed."""

@@ -1,0 +1,403 @@
+"""`rewrite heads`, `run`, `attribute`, `graph` and `rank`: files and tables that agree with the functions; refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache
+from rewriter import heads as index_of
+from rewriter.cli import run
+from tests.committed import FOLDER, feeds
+from tests.conftest import slow
+from tests.rewriter.interpret.test_rank import tokenizer as numbered
+from tests.textmodels import SILU, mlp
+
+MODEL = FOLDER / "silu-decoder.onnx"
+WORDS = ["the", "cat", "sat", *(f"word{number}" for number in range(125))]
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to work in, with inputs and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    arrays: dict[str, Any] = dict(feeds(onnx.load(MODEL), tokens=6))
+    np.savez("x.npz", **arrays)
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "the"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], command: str, *options: str, model: Path = MODEL) -> str:
+    """What a command that succeeds prints."""
+    assert run([command, str(model), *options]) == 0
+    return capsys.readouterr().out
+
+
+GIVEN, LOGIT = ["--inputs", "x.npz"], ["--inputs", "x.npz", "--logit", "5"]
+PAGE = ["--html", "h.html", *GIVEN]
+REFUSALS: tuple[tuple[str, list[str], str], ...] = (
+    ("heads", ["-o", "heads.bin"], "must end in .safetensors or .npz"),
+    ("heads", ["-o", "heads"], "must end in .safetensors or .npz"),
+    ("heads", GIVEN, "--inputs is for the page; add --html FILE.html"),
+    ("heads", ["--logit", "5"], "--logit is for the page; add --html FILE.html"),
+    ("heads", ["--tokenizer", "t.json"], "--tokenizer is for the page; add --html FILE.html"),
+    ("heads", ["--html", "h.html"], "--html shows heads on inputs; add --inputs FILE.npz"),
+    ("heads", [*PAGE, "--logit", "5-"], "'5-' is neither N nor N-M, such as 318"),
+    ("heads", [*PAGE, "--logit", "5000"], "there is no logit 5000"),
+    ("heads", [*PAGE, "--tokenizer", "t.json"], "no such file"),
+    ("heads", ["--html", "none/h.html", *GIVEN], "does not exist"),
+    ("heads", ["--html", "x.npz", *GIVEN], "would replace a model; choose another path"),
+    ("heads", [*PAGE, "--report", "h.html"], "cannot be both"),
+    ("run", [*GIVEN, "--cache", "cache.bin"], "must end in .npz"),
+    ("run", [*GIVEN, "--cache", "missing/cache.npz"], "does not exist"),
+    ("run", [*GIVEN, "--cache", "x.npz"], "exists; remove it, or choose another output"),
+    ("run", [*GIVEN, "--cache", "cache.npz", "--names", "nothing"], "no hook matches 'nothing'"),
+    ("attribute", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
+    ("attribute", GIVEN, "Missing option '--logit'"),
+    ("attribute", ["--logit", "5"], "pass --inputs FILE.npz, or --text and --tokenizer"),
+    ("attribute", [*LOGIT, "--text", "a"], "not both"),
+    ("attribute", ["--logit", "5", "--text", "a"], "--text and --tokenizer belong together"),
+    ("attribute", [*LOGIT, "--tokenizer", "t.json"], "--text and --tokenizer belong together"),
+    ("attribute", ["--logit", "5", "--text", "a", "--tokenizer", "nowhere.json"], "'nowhere.json': no such file"),
+    ("graph", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
+    ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
+    ("graph", [*LOGIT, "-o", "nowhere/graph.json"], "does not exist"),
+    ("rank", ["--top", "0"], "0 is not in the range x>=1"),
+    ("rank", ["--tokenizer", "t.json"], "--tokenizer is for --tokens and --inputs"),
+    ("rank", ["--inputs", "none.npz"], "no such file"),
+    ("rank", ["--report", "nowhere/x.json"], "does not exist"),
+    ("rank", ["--report", str(MODEL)], "would replace a model"),
+)
+
+
+@pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
+def test_refusals(
+    command: str, options: list[str], message: str, room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, str(MODEL), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [each.name for each in room.iterdir()] == ["x.npz"]
+
+
+# -- heads ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "heads", model=FOLDER / "gated-decoder.onnx").splitlines()
+    assert " ".join(lines[0].split()) == (
+        "blocks.0.attn 4 heads, 2 per key and value, rotary model.model.layers.0.self_attn"
+    )
+    assert "192 heads of 96 neurons, silu(gate) * value as silu_gate" in lines[1]
+    assert lines[-1] == "392 heads in 4 sublayers, 40 tensors"
+    text = told(capsys, "heads", model=FOLDER / "gelu-encoder.onnx")
+    assert "not understood: block model.pooler.dense: its output is an output of the graph" in text
+
+
+def test_file_of_heads(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told(capsys, "heads", "-o", "heads.npz")
+    with np.load("heads.npz") as archive:
+        assert set(archive.files) >= {
+            *(f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("attn.W_O", "mlp_heads.W_O", "ln1.w", "ln1.b")),
+            "__metadata__",
+        }
+    assert run(["heads", str(MODEL), "-o", "heads.npz"]) == 2
+    assert "exists; remove it, or choose another output" in capsys.readouterr().err
+    found = json.loads(told(capsys, "heads", "--json", model=FOLDER / "relu-decoder.onnx"))
+    facts = found["sublayers"]["blocks.0.mlp_heads"]
+    assert (facts["kind"], facts["heads"], facts["activation"]) == ("neurons", 128, "relu")
+    assert facts["heads_per_neuron"][0]["head"]["beta"] > 1e9
+
+
+def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    model = mlp("y = Relu(h)")
+    del model.graph.node[:]
+    ends = [model.graph.input[0].name], [model.graph.output[0].name]
+    model.graph.node.append(onnx.helper.make_node("Identity", *ends))
+    onnx.save(model, path)
+    for command, last in (("heads", "0 heads in 0 sublayers, 0 tensors"), ("rank", "no heads were found")):
+        assert run([command, str(path)]) == 3
+        assert capsys.readouterr().out.splitlines()[-1] == last
+    onnx.save(mlp(SILU), path)  # one sublayer, which nothing reads
+    assert told(capsys, "rank", model=path).splitlines()[-1] == "8 heads in 1 sublayer"
+
+
+def test_broken_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(MODEL.read_bytes()[:5000])
+    assert run(["heads", str(path), "-o", str(tmp_path / "heads.npz")]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "heads.npz").exists()
+
+
+def test_weights_that_disappear(tmp_path: Path) -> None:
+    """The data file is replaced between indexing and reading: one line, and no half-written file."""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.load(MODEL), path, save_as_external_data=True, location="weights", size_threshold=0)
+    index = index_of(path)
+    (tmp_path / "weights").write_bytes(b"short")
+    with pytest.raises(ModelError):
+        index.write(tmp_path / "heads.safetensors")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "weights"]
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(encoding="utf-8"))
+    return dict(json.loads(text))
+
+
+def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, logit in (([], None), (["--logit", "5-6"], 5)):
+        (room / "heads.html").unlink(missing_ok=True)
+        lines = told(capsys, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
+        assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
+        data = data_of(room / "heads.html")
+        assert (data["logit"] and data["logit"]["logit"]) == logit
+        assert (data["graph"] is None) is (logit is None)
+        assert sum(head["kind"] == "neuron" for head in data["heads"]) == 200
+    assert data["logit"]["minus"] == 6
+    ids = np.load("x.npz")["input_ids"][0]
+    assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
+
+
+@slow
+def test_page_with_tokens_as_text(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    told(capsys, "heads", *PAGE, "--tokenizer", str(numbered(room / "tokenizer.json")))
+    data = data_of(room / "h.html")
+    ids = np.load("x.npz")["input_ids"][0]
+    assert [token["text"] for token in data["tokens"]] == [f"'word{token}'" for token in ids]
+    assert all(text.startswith("'word") or "x1b" in text for text, _ in data["heads"][0]["tokens"][0]["top"])
+
+
+# -- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_what_python_gives(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
+    assert lines[0].split() == ["blocks.1.mlp_heads.hook_pre", "[3,", "6,", "128]"]
+    assert lines[-1] == f"{len(lines) - 1} arrays written to cache.npz"
+    wanted = run_with_cache(MODEL, "x.npz", names="blocks.1.mlp_heads.*")
+    outputs = {f"outputs/{name}": array for name, array in wanted.outputs.items()}
+    with np.load("cache.npz") as archive:
+        assert set(archive.files) == {*wanted.cache, *outputs, "__metadata__"}
+        for name, array in {**wanted.cache, **outputs}.items():
+            np.testing.assert_array_equal(archive[name], array)
+
+
+def test_a_failed_run_leaves_no_file(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A token outside of the embedding table: onnxruntime refuses it in the middle of the writing."""
+    bad: dict[str, Any] = dict(feeds(onnx.load(MODEL)))
+    bad["input_ids"] = bad["input_ids"] + 10**6
+    np.savez("x.npz", **bad)
+    assert run(["run", str(MODEL), *GIVEN, "--cache", "cache.npz"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [each.name for each in room.iterdir()] == ["x.npz"]
+
+
+def test_run_on_texts(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["--text", "the cat sat", "--text", "sat", "--tokenizer", str(tokenizer)]
+    found = told(capsys, "run", *texts, "--cache", "cache.npz", "--names", "*.hook_resid_post")
+    assert "tokens: the | cat | sat\ntokens: sat\n" in found
+    wanted = run_with_cache(MODEL, Text(["the cat sat", "sat"], tokenizer), names="*.hook_resid_post")
+    assert wanted.tokens == (("the", "cat", "sat"), ("sat",))
+    with np.load("cache.npz") as archive:
+        assert archive["0/blocks.1.hook_resid_post"].shape == (1, 3, 32)
+        for name, array in wanted.cache.items():
+            np.testing.assert_array_equal(archive[name], array)
+
+
+# -- attribute -----------------------------------------------------------------------------------------------------
+
+
+def test_table_of_attributions(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "attribute", *LOGIT, "--top", "3").splitlines()
+    wanted = attribute(MODEL, "x.npz", 5)
+    assert lines[0] == f"logit {wanted.logit:.6g}"
+    rows = [line.split() for line in lines if line.startswith("  ")]
+    assert len(rows) == 6
+    sizes = [abs(float(value)) for value, _ in rows]
+    assert sizes[:3] == sorted(sizes[:3], reverse=True)
+    name, _, place = rows[0][1].rstrip("]").partition("[")
+    assert float(rows[0][0]) == pytest.approx(float(wanted.direct[name].reshape(-1)[int(place or 0)]), abs=1e-6)
+    found = json.loads(told(capsys, "attribute", *GIVEN, "--logit", "5-6", "--json"))
+    assert sum(float(np.sum(part)) for part in found["paths"].values()) == pytest.approx(found["logit"], abs=1e-9)
+    assert abs(found["residuals"]["direct"]) < 1e-9
+
+
+def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"input_ids": np.array([[0, 1, 2]]), "attention_mask": np.ones((1, 3), np.int64)}
+    np.savez("x.npz", **given)
+    text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
+    found = told(capsys, "attribute", *text, "--logit", "5-1", "--top", "400")
+    plain = told(capsys, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
+    assert " 'word2' - 'cat'\n" in found
+    assert "embed[1] 'cat'\n" in found
+    for place, word in enumerate(("the", "cat", "sat")):
+        found = found.replace(f"embed[{place}] '{word}'", f"embed[{place}]")
+    assert found.replace(" 'word2' - 'cat'", "") == plain
+    facts = json.loads(told(capsys, "attribute", *text, "--logit", "5", "--json"))
+    assert (facts["tokens"], facts["entries"]) == (["the", "cat", "sat"], ["word2"])
+
+
+# -- graph ---------------------------------------------------------------------------------------------------------
+
+TEXT, WHOLE, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+SCHEMA = {
+    "type": "object",
+    "required": ["metadata", "qParams", "nodes", "links"],
+    "additionalProperties": False,
+    "properties": {
+        "metadata": {
+            "type": "object",
+            "required": ["slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_threshold"],
+            "properties": {
+                **dict.fromkeys(("slug", "scan", "prompt"), TEXT),
+                **{key: {"type": "array", "items": TEXT} for key in ("transcoder_list", "prompt_tokens")},
+                "node_threshold": NUMBER,
+                "schema_version": {"const": 1},
+            },
+        },
+        "qParams": {
+            "type": "object",
+            "required": ["pinnedIds", "supernodes", "linkType", "clickedId", "sg_pos"],
+        },
+        "nodes": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId"],
+                "additionalProperties": False,
+                "properties": {
+                    **dict.fromkeys(("node_id", "layer", "feature_type", "jsNodeId", "clerp"), TEXT),
+                    **dict.fromkeys(("feature", "ctx_idx", "run_idx", "reverse_ctx_idx"), WHOLE),
+                    "token_prob": NUMBER,
+                    "is_target_logit": {"type": "boolean"},
+                    **{key: {"type": ["number", "null"]} for key in ("influence", "activation")},
+                },
+            },
+        },
+        "links": {
+            "type": "array",
+            "items": {
+                "required": ["source", "target", "weight"],
+                "additionalProperties": False,
+                "properties": {"source": TEXT, "target": TEXT, "weight": NUMBER},
+            },
+        },
+    },
+}
+"""Names and types of circuit-tracer's data model, version 1."""
+
+
+def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "graph", *LOGIT, "-o", "graph.json").splitlines()
+    data = json.loads((room / "graph.json").read_text(encoding="utf-8"))
+    jsonschema.validate(data, SCHEMA)
+    nodes = {node["node_id"]: node for node in data["nodes"]}
+    assert len(nodes) == len({node["jsNodeId"] for node in data["nodes"]}) == len(data["nodes"])
+    assert all(link[end] in nodes for link in data["links"] for end in ("source", "target"))
+    ids = np.load("x.npz")["input_ids"][0]
+    assert data["metadata"]["prompt_tokens"] == [str(number) for number in ids]
+    assert [node["node_id"] for node in data["nodes"] if node["layer"] == "E"] == [
+        f"E_{number}_{place}" for place, number in enumerate(ids)
+    ]
+    (target,) = [node for node in data["nodes"] if node["is_target_logit"]]
+    assert (target["node_id"], target["feature_type"]) == ("3_5_5", "logit")
+    assert {node["feature_type"] for node in data["nodes"]} >= {"embedding", "neuron", "attention head", "logit"}
+    # Names and weights are those of the graph.
+    found = attribution_graph(MODEL, "x.npz", 5)
+    own = {(node.name, node.index, node.token): place for place, node in enumerate(found.nodes)}
+    checked = 0
+    for link in data["links"]:
+        ends = [nodes[link[end]] for end in ("target", "source")]
+        if all(end["feature_type"] in ("neuron", "attention head") for end in ends):
+            named = [(*end["clerp"].rstrip("]").split("["), end["ctx_idx"]) for end in ends]
+            target_place, source_place = (own[name, int(index), token] for name, index, token in named)
+            assert link["weight"] == found.adjacency[target_place, source_place]
+            assert ends[0]["activation"] == found.nodes[target_place].activation
+            checked += 1
+    assert checked > 20
+    # Layers and indices: neurons first, then original heads.
+    for node in nodes.values():
+        if node["feature_type"] in ("neuron", "attention head"):
+            name, index = node["clerp"].rstrip("]").split("[")
+            first = 128 if name.endswith("attn") else 0
+            assert node["node_id"] == f"{name.split('.')[1]}_{first + int(index)}_{node['ctx_idx']}"
+    assert lines[0] == f"logit {found.logit:.6g}"
+    assert "replacement score 1.0000, completeness score 1.0000" in lines[1]
+    assert lines[2].startswith(f"pruned: {len(nodes)} nodes, {len(data['links'])} edges, replacement score 0.")
+    assert lines[2].endswith("written to graph.json")
+    # It is kept.
+    before = (room / "graph.json").read_bytes()
+    assert run(["graph", str(MODEL), *LOGIT, "-o", "graph.json"]) == 2
+    assert "exists; remove it, or choose another output" in capsys.readouterr().err
+    assert (room / "graph.json").read_bytes() == before
+
+
+def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
+    told(capsys, "graph", *text, "-o", "graph.json")
+    made = json.loads((room / "graph.json").read_text(encoding="utf-8"))
+    assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
+    assert made["metadata"]["prompt"] == "the cat sat"
+    (logit,) = [node for node in made["nodes"] if node["is_target_logit"]]
+    assert logit["clerp"].startswith('Output "word2" - "cat" (p=')
+    assert {node["node_id"] for node in made["nodes"]} >= {"E_0_0", "E_1_1", "E_2_2"}
+    before = tokenizer.read_bytes()
+    assert run(["graph", str(MODEL), *text, "-o", str(tokenizer)]) == 2
+    assert tokenizer.read_bytes() == before
+
+
+# -- rank ----------------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "rank", "--top", "3").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "composition, without the scales of normalisations; unrelated weights: 0.177"
+    assert [line.split() for line in lines[2:5]] == [
+        [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
+    ]
+    lines = told(capsys, "rank", "--tokens", *GIVEN, "--top", "3").splitlines()
+    assert max(map(len, lines)) <= 80
+    row = head_tokens(MODEL, top=3).selective(1)[0]
+    place = next(number for number, line in enumerate(lines) if line.startswith("tokens"))
+    assert lines[place + 1].split() == [row.head, "writes"]
+    assert lines[place + 2].split()[:2] == [str(row.top[0][0]), f"{row.top[0][1]:+.3g}"]
+    assert any(line.startswith("activations at 13 tokens") for line in lines)
+    assert lines[-1] == "264 heads in 4 sublayers"
+
+
+def test_rankings_as_json(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rank", str(MODEL), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "264 heads in 4 sublayers"
+    data = json.loads(captured.out)
+    assert {*data} == {"model", "composition"}
+    best = compositions(MODEL).of("blocks.1.attn.0", "Q")[0][0]
+    assert data["composition"]["kinds"]["Q"]["reads"]["blocks.1.attn.0"][0] == [best.writer, best.score]
+    lines = told(capsys, "rank", "--tokens", *GIVEN, "--json", "rank.json").splitlines()
+    assert lines[-1] == "264 heads in 4 sublayers"
+    data = json.loads((room / "rank.json").read_text(encoding="utf-8"))
+    assert {*data} == {"model", "tokens", "activity"}
+    assert "blocks.0.attn.0" in [row["head"] for row in data["activity"]["heads"]]
+    assert {row["side"] for row in data["tokens"]["rows"]} >= {"Q", "K", "V", "O"}
