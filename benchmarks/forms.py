@@ -2,7 +2,7 @@
 
 Time: one MLP in every form beside the original, each in its own process (`rewriter.timing`), as medians and ratios; a
 second process of the original gives the noise. Memory: the peak of one run in a process of its own
-(`benchmarks.memory`), beside the estimate of `rewrite inspect`. Writes tables and a JSON file.
+(`benchmarks.memory`). Writes tables and a JSON file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
-from passes.options import DEFAULT_PATTERN_MB, WHOLE
-from rewriter import inspect, rewrite
+from passes.options import DEFAULT_PATTERN_MB
+from rewriter import rewrite
 from rewriter.timing.measure import Field, Ratio, ratio
 from rewriter.timing.worker import Start
 
 ORIGINAL, CONTROL = "original", "control"
-TIMED = (*FORMS, WHOLE)
-"""The forms whose time is measured; `inspect` has no estimate of the memory of form whole, which is one of networks."""
 _MEGABYTE = 2**20
 
 
@@ -44,7 +42,7 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One form at one length: peak of one run in MiB, the estimate of `inspect`, and the pattern of all heads."""
+    """One form at one length: peak of one run in MiB."""
 
     activation: str
     form: str
@@ -52,9 +50,6 @@ class MemoryRow:
     width: int
     hidden: int
     measured: float
-    stated: float
-    largest_pattern: float
-    whole_pattern: float
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -63,7 +58,7 @@ class MemoryRow:
 @click.option("--hidden", type=click.IntRange(min=8), default=512)
 @click.option("--repeats", type=click.IntRange(min=3), default=9, help="Rounds per row.")
 @click.option("--activation", "activations", type=click.Choice(tuple(ACTIVATIONS)), multiple=True, default=("silu",))
-@click.option("--form", "forms", type=click.Choice(TIMED), multiple=True, default=TIMED)
+@click.option("--form", "forms", type=click.Choice(tuple(FORMS)), multiple=True, default=tuple(FORMS))
 @click.option("--memory-tokens", type=click.IntRange(min=1), multiple=True, default=(1024,), help="For the memory.")
 @click.option("--memory-width", type=click.IntRange(min=8), default=768)
 @click.option("--memory-hidden", type=click.IntRange(min=8), default=3072)
@@ -107,7 +102,7 @@ def main(
     ]
     print_table(title, ("activation", "form", "tokens", "ms", "over original"), cells)
     title = "Memory of one run in MiB"
-    header = ("activation", "form", "tokens", "neurons", "measured", "stated", "largest pattern", "all at once")
+    header = ("activation", "form", "tokens", "neurons", "measured")
     print_table(title, header, [_memory_cells(row) for row in memories])
 
 
@@ -130,7 +125,7 @@ def time_rows(
 def memory_rows(
     shape: Shape, forms: Sequence[str], tokens: Sequence[int], max_pattern_mb: float
 ) -> Iterator[MemoryRow]:
-    """Peak memory of every form, in a process of its own, and its estimate."""
+    """Peak memory of every form, in a process of its own."""
     model = mlp(shape, random_weights())
     with tempfile.TemporaryDirectory(prefix="attnonly-forms-") as folder:
         for form in forms:
@@ -138,16 +133,8 @@ def memory_rows(
             onnx.save(_built(model, form, max(tokens), max_pattern_mb), path)
             for length in tokens:
                 click.echo(f"memory: {shape.activation}, {form}, {length} tokens", err=True)
-                accounting = inspect(
-                    model, tokens=length, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens)
-                ).accounting
-                stated = next(cost for cost in accounting.blocks[0].forms if cost.form == form)
-                sizes = (stated.peak_bytes, stated.pattern_bytes, stated.whole_pattern_bytes)
-                peak, pattern, whole = (size / _MEGABYTE for size in sizes)
                 measured = peak_bytes(path, length) / _MEGABYTE
-                yield MemoryRow(
-                    shape.activation, form, length, shape.width, shape.hidden, measured, peak, pattern, whole
-                )
+                yield MemoryRow(shape.activation, form, length, shape.width, shape.hidden, measured)
 
 
 def _built(model: onnx.ModelProto, form: str, tokens: int, max_pattern_mb: float) -> onnx.ModelProto:
@@ -158,8 +145,7 @@ def _built(model: onnx.ModelProto, form: str, tokens: int, max_pattern_mb: float
 
 
 def _memory_cells(row: MemoryRow) -> tuple[str, ...]:
-    sizes = (row.measured, row.stated, row.largest_pattern, row.whole_pattern)
-    return (row.activation, row.form, str(row.tokens), str(row.hidden), *(f"{size:,.1f}" for size in sizes))
+    return (row.activation, row.form, str(row.tokens), str(row.hidden), f"{row.measured:,.1f}")
 
 
 if __name__ == "__main__":

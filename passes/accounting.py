@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from passes.conversion import Conversion
-from passes.forms import FORMS
-from passes.forms.cost import FormCost, Setting, cost, in_form
+import numpy as np
+
+from passes.forms import FORMS, convert
 from passes.match.blocks import Block
 from passes.match.dataflow import analyse
 from passes.match.linear import Miss
-from passes.own_attention import own_attention
-from passes.plan import Plan
+from passes.options import DEFAULT_MAX_TOKENS
+from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, label
 
@@ -34,6 +34,27 @@ stands inside heads does not count either: their exponentials, and the Clip that
 
 PRODUCT = "elementwise products of gates"
 """The purity line's name for the products that `--gate product` keeps."""
+
+
+TOKENS = 128
+"""The default number of tokens for which costs are stated."""
+
+
+@dataclass(frozen=True)
+class FormCost:
+    """One block in one form: arithmetic on sizes, no weight is read.
+
+    Attributes:
+        form: a key of `passes.forms.FORMS`.
+        heads: attention heads of each sublayer.
+        keys: keys against which each query is scored.
+        pattern_bytes: the pattern of all heads at once; most forms compute it in chunks, `local` never stores it.
+    """
+
+    form: str
+    heads: tuple[int, ...]
+    keys: int
+    pattern_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +95,7 @@ class Accounting:
         share: the blocks' total share of the multiply-adds of linear operators.
         remaining: nonlinear operators (neither softmax nor normalisation) that remain after conversion, and how many;
             they include the elementwise products of gates that `--gate product` keeps.
-        setting: the sizes for which the costs of the forms are stated.
+        tokens: N, for which the costs of the forms are stated.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -82,7 +103,7 @@ class Accounting:
     attention_heads: int | None
     share: float
     remaining: dict[str, int]
-    setting: Setting
+    tokens: int
 
     @property
     def purity(self) -> str:
@@ -92,60 +113,65 @@ class Accounting:
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
 
 
-def account(plan: Plan, head_dimension: int | None = None, setting: Setting | None = None) -> Accounting:
+def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS) -> Accounting:
     """The accounting of a plan.
 
     Args:
         plan: the plan.
         head_dimension: d_head; by default that of the model's own attention.
-        setting: the sizes for which costs are stated, by default `Setting()`; its head dimension is replaced.
+        tokens: N, for which costs are stated.
     """
     heads, found = own_attention(plan.views, plan.recognised)
-    width = head_dimension or found
-    setting = replace(setting or Setting(), head_dimension=width)
+    d_head = head_dimension or found
     operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
     total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
-    entries: list[tuple[Block, Conversion | None]] = [(conversion.block, conversion) for conversion in plan.conversions]
+    entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks = []
-    for block, conversion in entries:
+    for block, count in entries:
         view = plan.view_of(block)
         weights = [op.weight for op in (*block.first, *block.second)]
         work = sum(_work(view, weight) for weight in weights)
-        d_model = next((op.in_features for op in block.first), None)
-        forms, refused = ((), ()) if conversion is None else _forms(view, conversion, setting)
+        d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
+        forms: tuple[FormCost, ...] = ()
+        refused: tuple[tuple[str, str], ...] = ()
+        staged = None
+        if count is not None and d_model and d_ff:
+            forms, refused = _costs(plan, block, d_model, tokens, d_head)
+            middle = next((each.heads[1] for each in forms if each.form == "staged"), None)
+            if d_head is not None and middle is not None:
+                staged = ceil(d_ff / d_head), middle, ceil(d_model / d_head)
         blocks.append(
             BlockAccount(
                 name=block.name,
                 d_model=d_model,
-                d_ff=block.neurons,
+                d_ff=d_ff,
                 parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
-                heads=None if conversion is None else conversion.heads,
-                staged=None if conversion is None else _staged(view, conversion, d_model, width),
+                heads=count,
+                staged=staged,
                 forms=forms,
                 refused=refused,
             )
         )
-    return Accounting(tuple(blocks), width, heads, sum(block.share for block in blocks), _remaining(plan), setting)
+    return Accounting(tuple(blocks), d_head, heads, sum(block.share for block in blocks), _remaining(plan), tokens)
 
 
-def _forms(
-    view: GraphView, conversion: Conversion, setting: Setting
+def _costs(
+    plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     """The cost of the block in every form that can be used, and why the others cannot."""
-    costs = {form: cost(view, conversion, form, setting) for form in FORMS}
-    taken = tuple(found for found in costs.values() if isinstance(found, FormCost))
-    return taken, tuple((form, found.reason) for form, found in costs.items() if isinstance(found, Miss))
-
-
-def _staged(
-    view: GraphView, conversion: Conversion, d_model: int | None, d_head: int | None
-) -> tuple[int, int, int] | None:
-    d_ff, chosen = conversion.block.neurons, in_form(view, conversion, "staged")
-    if d_model is None or d_ff is None or d_head is None or isinstance(chosen, Miss):
-        return None
-    return ceil(d_ff / d_head), d_ff * len(chosen.program.heads), ceil(d_model / d_head)
+    taken, refused = list[FormCost](), list[tuple[str, str]]()
+    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dimension=d_head)
+    for form in FORMS.values():
+        found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
+        if isinstance(found, Miss):
+            refused.append((form.name, found.reason))
+            continue
+        heads, queries, keys = form.cost(found, width, tokens)
+        size = max(heads) * queries * keys * np.dtype(found.dtype).itemsize
+        taken.append(FormCost(form.name, heads, keys, size))
+    return tuple(taken), tuple(refused)
 
 
 def _work(view: GraphView, weight: str) -> int:

@@ -5,7 +5,7 @@ Deciding changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -15,11 +15,12 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.linear import Miss
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions
+from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
+from rewriter.graph.view import GraphView
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -45,8 +46,6 @@ class Conversion:
         stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
         merged: whether the block reads the tokens of all sequences as one axis, [batch * tokens, channels].
         written: the program with the coefficients that the form writes, if it adds some of them up first.
-        longest: the longest sequence that the form can process, None for any.
-        accuracy: how close the program had to be.
     """
 
     block: Block
@@ -61,8 +60,6 @@ class Conversion:
     stream: str = ""
     merged: bool = False
     written: Program | None = None
-    longest: int | None = None
-    accuracy: Accuracy = field(default_factory=Accuracy)
 
     @property
     def emitted(self) -> Program:
@@ -75,6 +72,11 @@ class Conversion:
         # The original nodes may themselves deviate from the activation that they were identified as.
         named = self.block.identified.error
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that the form can process, None for any."""
+        return None if self.form in ("local", "compact", "masked") else self.options.positions
 
     @property
     def widened(self) -> bool:
@@ -114,47 +116,33 @@ class Conversion:
 
 
 def decide(
-    block: Block,
-    *,
-    form: str,
-    factored: bool,
-    inline: bool,
-    opset: int,
-    accuracy: Accuracy | None = None,
-    quick: bool = False,
+    view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool
 ) -> Conversion | Miss:
-    """Choose the program of `block`, or say why there is none.
+    """Choose the program and the arithmetic of `block`, or say why there is none.
 
     Args:
+        view: the graph that contains the block.
         block: the block.
-        form: a key of `passes.forms.FORMS`.
-        factored: whether the form takes the offsets of logits out of the exponentials.
-        inline: write the heads out instead of calling a model-local function.
-        opset: version of the default domain in the model.
-        accuracy: how close the program must be.
+        options: the user's choices.
+        factored: whether the form takes the offsets of logits out of the exponentials (docs/decisions/0003).
         quick: whether to choose the program with the fewest operations, not that with the fewest heads.
+        inline: write the heads out instead of calling a model-local function.
     """
-    accuracy = accuracy or Accuracy()
-    if opset < SMALLEST_OPSET:
-        return Miss(
-            f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", block.output
-        )
-    if block.elem_type == 0:
-        return Miss("its element type is unknown; add value_info, for example with onnx.shape_inference", block.output)
-    types = {block.elem_type, block.gate_type, block.value_type}
+    opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
     odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
-    if odd is not None:
-        return Miss(
-            f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in",
-            block.output,
-        )
-    program = _program(block, accuracy, quick=quick)
+    why = ""
+    if opset < SMALLEST_OPSET:
+        why = f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first"
+    elif block.elem_type == 0:
+        why = "its element type is unknown; add value_info, for example with onnx.shape_inference"
+    elif odd is not None:
+        why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
+    program = Miss(why, block.output) if why else _program(block, options.accuracy, quick=quick)
     if isinstance(program, Miss):
         return program
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
-    compute_type = _DOUBLE if wide else _FLOAT
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
-    return Conversion(block, program, form, inline, compute_type, accuracy=accuracy)
+    return Conversion(block, program, options.form, inline, _DOUBLE if wide else _FLOAT, options.forms)
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:

@@ -76,7 +76,8 @@ class FormOptions:
 
     Attributes:
         max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
-        max_tokens: longest sequence of the forms with one-hot position columns.
+        max_tokens: longest sequence of the forms with one-hot position columns; None: the model's own length, or what
+            fits.
         expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
             blocks.
         spelling: a member of `SPELLINGS`, for form `local`.
@@ -91,10 +92,10 @@ class FormOptions:
         above=0.0,
         rare=True,
     )
-    max_tokens: int = option(
-        DEFAULT_MAX_TOKENS,
+    max_tokens: int | None = option(
+        None,
         "Longest sequence of the forms with one-hot positions (maskless, staged, whole); compact takes it for open "
-        "lengths.",
+        "lengths. Default: the length that the model fixes, or 512, in form whole as much of it as fits.",
         metavar="N",
         least=1,
     )
@@ -123,6 +124,11 @@ class FormOptions:
     )
 
     @property
+    def positions(self) -> int:
+        """Number of positions."""
+        return self.max_tokens or DEFAULT_MAX_TOKENS
+
+    @property
     def d_head(self) -> int:
         """The head dimension of linear sublayers."""
         return self.head_dimension or _USUAL_HEAD_DIMENSION
@@ -133,13 +139,6 @@ class FormOptions:
         names = {name for names, _, glob in asked if fnmatchcase(block, glob or "*") for name in names.split(",")}
         return tuple(name for name in EXPOSED if name in names)
 
-
-APPLIES: dict[str, tuple[str, ...]] = {
-    "spelling": ("local",),
-    "head_dim": ("staged",),
-}
-"""The forms in which an option changes something. Limits (max_pattern_mb, max_tokens) hold in every form, though
-some do not come near them, and `expose` has rules of its own."""
 
 DEFAULT_OPTIONS = FormOptions()
 """The defaults."""

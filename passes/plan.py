@@ -13,17 +13,15 @@ from functools import cached_property
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms import FORMS, choose
+from passes.forms import FORMS, convert
 from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import WHOLE, Options
-from passes.own_attention import own_attention
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
 from passes.sizes import BATCH, TOKENS
-from passes.whole.block import emit_whole, prepare_whole
 from passes.whole.follow import Whole
 from passes.whole.planning import carry_whole, left_over, notes_of, unfit, whole_for
 from rewriter.graph.constants import Read
@@ -35,6 +33,9 @@ FUNCTIONS_IR_VERSION = 8
 
 INTEGER_CONSTANT_OPSET = 9
 """First opset in which a Constant node may hold integers; functions need them to pick the rows of bias tokens."""
+
+_SEARCH_DEPTH = 8
+"""Nodes between a softmax and the product that makes its scores."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,11 @@ def _through_network(plan: Plan) -> Plan:
     # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
     others = [entry.name for entry in plan.left if entry.block is not None]
     others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
-    whole = Miss(left_over(others[0]), "") if others else whole_for(plan.views[0], fit)
+    whole = Miss(left_over(others[0]), "") if others else whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
     if isinstance(whole, Whole):
-        return replace(plan, whole=whole, notes=(*plan.notes, *notes_of(whole)))
+        limits = [replace(each.options, max_tokens=whole.max_tokens) for each in fit]
+        fit = [replace(each, options=options) for each, options in zip(fit, limits, strict=True)]
+        return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *notes_of(whole)))
     left = [_left(each.block, misses[id(each)] or whole) for each in plan.conversions]
     return replace(plan, conversions=(), left=(*left, *plan.left))
 
@@ -140,9 +143,10 @@ def emit(plan: Plan) -> onnx.ModelProto:
     """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
-    replacements = [_emit(plan, conversion) for conversion in plan.conversions]
+    replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in plan.conversions]
     if _taken(plan.model, replacements):
-        replacements = [_emit(plan, replace(conversion, inline=True)) for conversion in plan.conversions]
+        inline = [replace(each, inline=True) for each in plan.conversions]
+        replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in inline]
     by_path: dict[Path, list[Replacement]] = {}
     for conversion, replacement in zip(plan.conversions, replacements, strict=True):
         by_path.setdefault(conversion.block.path, []).append(replacement)
@@ -153,11 +157,6 @@ def emit(plan: Plan) -> onnx.ModelProto:
         return result
     earlier = [each.record for each in plan.recognised.blocks]
     return with_record(result, plan.conversions, plan.options, earlier)
-
-
-def _emit(plan: Plan, conversion: Conversion) -> Replacement:
-    emitter = emit_whole if conversion.stream else FORMS[conversion.form].emit
-    return emitter(plan.view_of(conversion.block), conversion)
 
 
 def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
@@ -182,7 +181,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
         found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit, made=made)
         left += [_already(view, each) for each in recognised.blocks if each.record.path == view.path]
         for block in found.blocks:
-            decision = _unwanted(block, options) or _decide(view, block, options, inline=inline)
+            decision = _unwanted(block, options) or convert(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -202,17 +201,6 @@ def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recogni
     if options.forms.head_dimension is not None:
         return options
     return replace(options, forms=replace(options.forms, head_dimension=own_attention(views, recognised)[1]))
-
-
-def _decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion | Miss:
-    """Choose the program, then let the form accept or refuse it."""
-    form = "maskless" if options.form == WHOLE else options.form  # its blocks are proved one by one
-    quick, spelling = options.precision == "model", options.forms.spelling
-    decision = choose(view, block, form, options.accuracy, inline=inline, quick=quick, spelling=spelling)
-    if isinstance(decision, Miss):
-        return decision
-    prepare = prepare_whole if options.form == WHOLE else FORMS[form].prepare
-    return prepare(view, replace(decision, options=options.forms))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
@@ -269,3 +257,32 @@ def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
 def _already(view: GraphView, made: Made) -> Left:
     name = made.record.name
     return Left(name, view.where, made.label, "", "", Miss("it is attention heads already", made.record.output))
+
+
+def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
+    """Number of heads and head dimension of the first attention that states them, from the query before its softmax."""
+    for view in views:
+        made = recognised.nodes(view)
+        for index, node in enumerate(view.nodes):
+            if node.op_type != "Softmax" or index in made:
+                continue
+            shape = _query_shape(view, node.input[0])
+            if shape is not None and len(shape) == 4 and isinstance(shape[3], int):
+                return (shape[1] if isinstance(shape[1], int) else None), shape[3] - recognised.positions
+    return None, None
+
+
+def _query_shape(view: GraphView, scores: str) -> tuple[int | str | None, ...] | None:
+    """Shape of the left factor of the product that makes the scores."""
+    tensor = scores
+    for _ in range(_SEARCH_DEPTH):
+        node = view.made_by(tensor)
+        if node is None:
+            return None
+        if node.op_type in ("MatMul", "FusedMatMul"):
+            return view.type_of(node.input[0]).shape
+        candidates = [name for name in node.input if name in view.producer]
+        if not candidates:
+            return None
+        tensor = candidates[1] if node.op_type == "Where" and len(candidates) > 1 else candidates[0]
+    return None

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.forms.whole import ROWS
 from passes.heads_only import not_heads
 from passes.match.projections import Projection
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
 from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
 from passes.values import UNFIT, LostError, Values
-from passes.whole.names import ROWS
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import Cut, extract, upstream

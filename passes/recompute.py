@@ -18,8 +18,8 @@ from onnx.reference.ops.op_expand import Expand as _Expand
 from onnx.reference.ops.op_loop import Loop as _Loop
 from onnx.reference.ops.op_range import Range as _Range
 
+from passes.forms.whole import ROWS
 from passes.record import Stream
-from passes.whole.names import ROWS
 from rewriter.graph.types import TensorType
 
 Array = NDArray[Any]

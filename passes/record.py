@@ -233,7 +233,7 @@ def _record_of(conversion: Conversion, made: set[str]) -> BlockRecord:
 def _stream_of(conversion: Conversion) -> Stream | None:
     if not conversion.carried:
         return None
-    return Stream(conversion.carried, conversion.stream, conversion.options.max_tokens)
+    return Stream(conversion.carried, conversion.stream, conversion.options.positions)
 
 
 def _plain(program: Program) -> tuple[Head, ...]:

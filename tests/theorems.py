@@ -290,6 +290,7 @@ THEOREMS: Mapping[str, Callable[[Array, Mlp, ProgramNumbers], Array]] = {
     "masked": mlp_as_masked_heads,
     "maskless": mlp_as_pseudo_masked_heads,
     "staged": mlp_as_three_sublayers,
+    "whole": mlp_as_pseudo_masked_heads,
 }
 """Form to the statement that it implements: a function of stream [N, D], MLP and program that returns the MLP's output
 [N, D]."""

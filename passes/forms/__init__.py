@@ -1,21 +1,26 @@
-"""Forms: ways to turn a head program into nodes. One file per form; `FORMS` is the table."""
+"""Forms: ways to turn a head program into nodes. `FORMS` is the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from passes.conversion import Conversion, decide
-from passes.forms.compact.form import emit_compact, prepare_compact
+from passes.forms.compact import emit_compact, prepare_compact
 from passes.forms.local import emit_local, prepare_local
-from passes.forms.masked import emit_masked, prepare_masked
-from passes.forms.maskless import emit_maskless, prepare_maskless
-from passes.forms.staged import emit_staged, prepare_staged
+from passes.forms.square import emit_masked, emit_maskless, prepare_masked, prepare_maskless
+from passes.forms.staged import activation, emit_staged, prepare_staged
+from passes.forms.whole import emit_whole, prepare_whole
 from passes.match.blocks import Block
 from passes.match.linear import Miss
-from passes.options import Accuracy
+from passes.options import Options
+from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView
+
+Counts = tuple[tuple[int, ...], int, int]
+"""Heads of each sublayer, queries of each head, and keys against which each query is scored."""
 
 
 @dataclass(frozen=True)
@@ -23,58 +28,78 @@ class Form:
     """One form.
 
     Attributes:
-        emit: makes the nodes for a conversion.
+        name: its name.
+        help: what is in the graph.
+        options: the names of the options that change something in this form and not in all.
+        cost: heads, queries and keys of a prepared conversion that reads a number of columns, for some tokens.
         prepare: completes a conversion during planning, or says why the form cannot take the block.
-        factors_offsets: whether it takes the offsets of logits out of the exponentials (docs/decisions/0003);
-            otherwise it writes softmax as the paper does.
-        quick: whether it takes programs with the fewest operations; otherwise those with the fewest heads and keys,
-            which cost it queries, patterns and bias tokens.
+        emit: makes the nodes for a conversion.
+        quick: whether it takes programs with the fewest operations, and takes the offsets of logits out of the
+            exponentials (docs/decisions/0003). Other forms take programs with the fewest heads and keys, which cost
+            them queries, patterns and bias tokens, and write softmax as the paper does.
     """
 
-    emit: Callable[[GraphView, Conversion], Replacement]
+    name: str
+    help: str
+    options: tuple[str, ...]
+    cost: Callable[[Conversion, int, int], Counts]
     prepare: Callable[[GraphView, Conversion], Conversion | Miss]
-    factors_offsets: bool = False
+    emit: Callable[[GraphView, Conversion], Replacement]
     quick: bool = False
 
 
+def _local(conversion: Conversion, width: int, tokens: int) -> Counts:
+    del width
+    return (conversion.heads or 0,), tokens, conversion.program.bias_tokens + 1
+
+
+def _compact(conversion: Conversion, width: int, tokens: int) -> Counts:
+    heads, _, keys = _square(conversion, width, 0)
+    return heads, tokens, keys + 1
+
+
+def _square(conversion: Conversion, width: int, tokens: int) -> Counts:
+    del width
+    groups = groups_of(conversion.program)
+    rows = tokens + max(group.bias_tokens for group in groups)
+    return ((conversion.block.neurons or 0) * len(groups),), rows, rows
+
+
+def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
+    program, in_place = activation(conversion)
+    heads, rows, _ = _square(replace(conversion, program=program), width, tokens)
+    block, d_head = conversion.block, conversion.options.d_head
+    made = (block.neurons or 0) * (1 if block.gate == block.value else 2)
+    hidden = made if in_place else made + (block.neurons or 0)
+    return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
+
+
+_LOCAL, _WHOLE = "each query against its own key and bias keys", "one stream for the network, all masks in W_QK"
+_THREE = "three sublayers: linear, activation, linear"
+
 FORMS: dict[str, Form] = {
-    "local": Form(emit_local, prepare_local, factors_offsets=True, quick=True),
-    "compact": Form(emit_compact, prepare_compact),
-    "masked": Form(emit_masked, prepare_masked),
-    "maskless": Form(emit_maskless, prepare_maskless),
-    "staged": Form(emit_staged, prepare_staged),
+    form.name: form
+    for form in (
+        Form("local", _LOCAL, ("spelling",), _local, prepare_local, emit_local, quick=True),
+        Form("compact", "the pattern over {self, bias tokens}", (), _compact, prepare_compact, emit_compact),
+        Form("masked", "one attention sublayer under a mask", (), _square, prepare_masked, emit_masked),
+        Form("maskless", "positions and -omega in W_QK, no mask", (), _square, prepare_maskless, emit_maskless),
+        Form("staged", _THREE, ("head_dim",), _staged, prepare_staged, emit_staged),
+        Form("whole", _WHOLE, (), _square, prepare_whole, emit_whole),
+    )
 }
 """Form name to form."""
 
 
-def choose(
-    view: GraphView,
-    block: Block,
-    form: str,
-    accuracy: Accuracy,
-    *,
-    inline: bool,
-    quick: bool = True,
-    spelling: str = "fused",
-) -> Conversion | Miss:
-    """The conversion of a block with the program that suits a form, before `Form.prepare`.
+def choose(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
+    """The conversion of a block with the program that suits the form, before `Form.prepare`."""
+    form = FORMS[options.form]
+    factored = form.quick and options.forms.spelling != "softmax"
+    quick = factored and options.precision == "model"
+    return decide(view, block, options, factored=factored, quick=quick, inline=inline)
 
-    Args:
-        view: the graph that contains the block.
-        block: the block.
-        form: a key of `FORMS`.
-        accuracy: how close the program must be.
-        inline: write the heads out instead of calling a model-local function.
-        quick: whether a form that takes programs with the fewest operations gets them.
-        spelling: a member of `passes.options.SPELLINGS`.
-    """
-    taken = FORMS["compact" if spelling == "softmax" else form]
-    return decide(
-        block,
-        form=form,
-        factored=taken.factors_offsets,
-        inline=inline,
-        opset=view.opsets.get("", 1),
-        accuracy=accuracy,
-        quick=quick and taken.quick,
-    )
+
+def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
+    """The decision about a block: its conversion in the form that the options name, or why there is none."""
+    chosen = choose(view, block, options, inline=inline)
+    return chosen if isinstance(chosen, Miss) else FORMS[options.form].prepare(view, chosen)

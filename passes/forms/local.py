@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, metadata_of
-from passes.forms.compact.form import emit_compact, prepare_softmax
+from passes.forms.compact import emit_compact, prepare_softmax
 from passes.forms.spelling import (
     LARGEST_PART,
     LARGEST_SINGLE,

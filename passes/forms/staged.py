@@ -19,15 +19,21 @@ the block's input; the block's output is what the third sublayer's heads write.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.maskless import emit_maskless, prepare_maskless
-from passes.forms.positions import Positions, default_omega
-from passes.forms.stream import attend_to_self, attend_with_activation, open_stream, position_scores
-from passes.forms.sublayer import as_before, sequences_of
-from passes.forms.weights import Layout, Weights
+from passes.forms.square import emit_maskless, prepare_maskless
+from passes.forms.sublayer import (
+    Positions,
+    Weights,
+    as_before,
+    attend_to_self,
+    attend_with_activation,
+    default_omega,
+    open_stream,
+    position_scores,
+    sequences_of,
+)
 from passes.match.linear import Miss
 from passes.match.projections import Projection, Projections
 from passes.programs.groups import as_written, groups_of, spread_error, spreads
@@ -50,32 +56,25 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
     prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Miss) or prepared.projections is None or not in_place(prepared):
+    if isinstance(prepared, Miss) or prepared.projections is None:
         return prepared
-    minus = as_written(skipped(prepared.program), prepared.dtype)
-    return replace(prepared, written=replace(minus, linear=1.0))
+    minus, in_place = activation(prepared)
+    return replace(prepared, written=replace(as_written(minus, prepared.dtype), linear=1.0)) if in_place else prepared
 
 
-def in_place(conversion: Conversion) -> bool:
-    """Whether the heads can write f(y) - z to the hidden columns without losing digits."""
-    minus = skipped(conversion.program)
-    return spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
+def activation(conversion: Conversion) -> tuple[Program, bool]:
+    """The program that the second sublayer writes, and whether in place.
+
+    In place it is f(y) - z, to which the skip connection adds z; where that would lose digits, it is f(y).
+    """
+    program = conversion.program
+    minus = replace(program, linear=program.linear - 1.0)
+    in_place = spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
+    return (minus if in_place else program), in_place
 
 
-def skipped(program: Program) -> Program:
-    """The program of f(y) - z, to which the skip connection adds z."""
-    return replace(program, linear=program.linear - 1.0)
-
-
-class Columns(Protocol):
-    """The columns beside the model's, on which biases ride."""
-
-    def layout(self, model: int) -> Layout:
-        """The layout of `model` columns and these."""
-
-
-def linear_values(
-    b: Builder, source: Tensor, projections: list[Projection], positions: Columns, elem_type: int, name: str
+def _linear_values(
+    b: Builder, source: Tensor, projections: list[Projection], positions: Positions, elem_type: int, name: str
 ) -> Variable:
     """Values of heads that attend only to themselves: x W + b for each row of `source` [batch, rows, in + slots]."""
     layout = positions.layout(projections[0].in_features)
@@ -95,9 +94,8 @@ def linear_values(
 
 def _three(b: Builder, conversion: Conversion, projections: Projections) -> Replacement:
     elem_type, options = conversion.block.elem_type, conversion.options
-    minus = skipped(conversion.program)
-    direct = in_place(conversion)
-    groups = groups_of(minus if direct else conversion.program)
+    program, direct = activation(conversion)
+    groups = groups_of(program)
     query, width = projections.query, projections.output.out_features
     model, neurons = query.in_features, query.out_features
     first = [query, projections.value] if projections.gated else [query]
@@ -105,13 +103,13 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
     hidden = made if direct else made + neurons
     m = max([1, *(group.bias_tokens for group in groups)])
     omega = default_omega(groups, conversion.compute_type)
-    positions = Positions(b, m, options.max_tokens, omega)
+    positions = Positions(b, m, options.positions, omega)
     data = b.read(projections.query.data, elem_type, "input")
     stream = open_stream(b, sequences_of(b, data, conversion, projections), model, hidden, positions)
     alone = position_scores(b, stream, "self_scores", bias_tokens=False)
 
     read = [stream.columns(b, 0, model, "model_columns"), stream.ones(b, "linear_1_positions")]
-    values = linear_values(b, b.concat(read, 2, "linear_1_reads"), first, positions, elem_type, "linear_1")
+    values = _linear_values(b, b.concat(read, 2, "linear_1_reads"), first, positions, elem_type, "linear_1")
     stream = stream.plus(b, attend_to_self(b, values, made, options.d_head, alone, "linear_1"), model, made)
 
     scores = position_scores(b, stream, "activation_scores", bias_tokens=True)
@@ -124,7 +122,7 @@ def _three(b: Builder, conversion: Conversion, projections: Projections) -> Repl
 
     activated = stream.columns(b, target, target + neurons, "z_side_by_side")
     read = [activated, stream.ones(b, "linear_2_positions")]
-    written = linear_values(
+    written = _linear_values(
         b, b.concat(read, 2, "linear_2_reads"), [projections.output], positions, elem_type, "linear_2"
     )
     cleared = b.node("Neg", [stream.columns(b, model, model + hidden, "hidden_columns")], "cleared_columns")

@@ -81,9 +81,11 @@ class Whole:
         return tuple(dict.fromkeys(m.data for each in self.scores.values() for _, m in each.masks if m.data))
 
 
-def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion], omega: float) -> Whole | Miss:
+def find_whole(
+    view: GraphView, route: Route, conversions: Sequence[Conversion], omega: float, longest: int
+) -> Whole | Miss:
     """What form `whole` does on `route`, or the operator that prevents it, and why."""
-    found = _Finder(view, route, conversions).run()
+    found = _Finder(view, route, conversions, longest).run()
     if isinstance(found, Miss):
         return found
     groups = [group for conversion in conversions for group in groups_of(conversion.program)]
@@ -91,7 +93,7 @@ def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion],
     return Whole(
         route,
         max([1, *(group.bias_tokens for group in groups)]) + values,
-        conversions[0].options.max_tokens,
+        longest,
         omega,
         found.sums,
         found.renewed,
@@ -105,13 +107,12 @@ def find_whole(view: GraphView, route: Route, conversions: Sequence[Conversion],
 class _Finder:
     """Follows the route; `stream`, `_zero` and `_above` grow with it."""
 
-    def __init__(self, view: GraphView, route: Route, conversions: Sequence[Conversion]) -> None:
+    def __init__(self, view: GraphView, route: Route, conversions: Sequence[Conversion], longest: int) -> None:
         self._view = view
         self._route = route
         self._constants = Constants(view)
         self._shapes = ShapeReader(view, self._constants, symbols_of(view, route.entry))
         self._shapes.carried = dict(route.sizes)
-        longest = conversions[0].options.max_tokens
         shape = view.type_of(route.entry).shape or ()
         static = shape[1] if isinstance(shape[1], int) else None
         self._masks = MaskReader(view, self._constants, self._shapes, longest, static)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms.positions import default_omega
+from passes.forms.sublayer import default_omega
 from passes.match.linear import Miss
-from passes.options import WHOLE
 from passes.programs.groups import groups_of
 from passes.sizes import Size
 from passes.whole.follow import Whole, find_whole
@@ -21,6 +21,7 @@ from rewriter.graph.view import GraphView, all_views
 _SCORES = 2.0**60
 """Omega is at least so much, that it outweighs any score of the network's own heads."""
 _MOST_AXES = 3
+_MEGABYTE = 2**20
 
 
 def unfit(conversion: Conversion) -> Miss | None:
@@ -33,15 +34,19 @@ def unfit(conversion: Conversion) -> Miss | None:
     return None
 
 
-def whole_for(view: GraphView, conversions: Sequence[Conversion]) -> Whole | Miss:
-    """What form `whole` does on the route of the bias tokens, or what it cannot do and what to use instead."""
-    found = _whole(view, conversions)
+def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
+    """What form `whole` does on the route of the bias tokens, or what it cannot do and what to use instead.
+
+    `longest` is the largest number of tokens; None: the number that the model fixes, or the largest whose patterns stay
+    within the limit.
+    """
+    found = _whole(view, conversions, longest)
     if isinstance(found, Miss):
         return Miss(f"the network cannot be attention only: {found.reason}; use form masked", found.node)
     return found
 
 
-def _whole(view: GraphView, conversions: Sequence[Conversion]) -> Whole | Miss:
+def _whole(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
     route = find_route(view, [conversion.block for conversion in conversions])
     if isinstance(route, Miss):
         return route
@@ -53,7 +58,26 @@ def _whole(view: GraphView, conversions: Sequence[Conversion]) -> Whole | Miss:
         return Miss("its residual stream is not in float32 or float64, whose numbers can hold omega", route.entry)
     groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
     omega = max(default_omega(groups, route.elem_type), _SCORES)
-    return find_whole(view, route, conversions, omega)
+    fixed = (view.type_of(route.entry).shape or (None, None))[1]
+    fitting, tightest = min(((_fitting(each), each) for each in conversions), key=lambda pair: pair[0])
+    if longest is not None and longest > fitting:
+        options, heads = tightest.options, tightest.block.neurons or 0
+        rows = longest + 1 + tightest.program.bias_tokens
+        size = heads * rows * rows * np.dtype(tightest.dtype).itemsize / _MEGABYTE
+        return Miss(
+            f"the patterns of {heads} heads over {rows} rows take {size:.0f} MB, more than "
+            f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens to {fitting}, or raise that limit",
+            tightest.block.output,
+        )
+    longest = longest or (fixed if isinstance(fixed, int) else min(fitting, tightest.options.positions))
+    return find_whole(view, route, conversions, omega, longest)
+
+
+def _fitting(conversion: Conversion) -> int:
+    """The largest number of tokens for which the patterns of all heads stay within the limit."""
+    one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize / _MEGABYTE
+    rows = int((conversion.options.max_pattern_mb / one) ** 0.5)
+    return max(1, rows - 1 - conversion.program.bias_tokens)
 
 
 def left_over(block: str) -> str:
@@ -83,7 +107,6 @@ def carry_whole(
         replace(
             _moved(conversion, view, views[0], whole.route),
             carried=whole.bias_tokens,
-            form=WHOLE,
             stream=stream_of(whole, conversion.inputs[0]),
         )
         for conversion in conversions

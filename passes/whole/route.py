@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import onnx
 
+from passes.forms.whole import PREFIX
 from passes.match.blocks import Block
 from passes.match.linear import Miss
 from passes.sizes import BATCH, TOKENS, ShapeReader, Size, Sizes
-from passes.whole.names import PREFIX
 from passes.whole.rules import Known, Step, apply_rule
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, captured_names, label

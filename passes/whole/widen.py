@@ -15,10 +15,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from passes.forms.whole import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM
 from passes.sizes import TOKENS
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
-from passes.whole.names import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM
 from passes.whole.route import Route
 from passes.whole.rules import Pad, Step, Target, token_axes
 from rewriter.graph.edit import drop_dead_constants, forget_types

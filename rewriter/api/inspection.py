@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from passes.accounting import Accounting, account
-from passes.forms.cost import TOKENS, Setting
-from passes.options import DEFAULT_MAX_TOKENS, DEFAULT_PATTERN_MB
+from passes.accounting import TOKENS, Accounting, account
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
@@ -45,8 +43,6 @@ def inspect(
     gate: str = "heads",
     head_dimension: int | None = None,
     tokens: int = TOKENS,
-    max_pattern_mb: float = DEFAULT_PATTERN_MB,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
     allow_links: bool = False,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
@@ -57,9 +53,6 @@ def inspect(
         gate: `heads` or `product`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
         tokens: sequence length for which the costs of the forms are computed.
-        max_pattern_mb: bound on the largest pattern tensor in these costs, in units of 2^20 bytes.
-        max_tokens: number of one-hot positions in these costs, for the forms that use them; raised to `tokens` if
-            smaller.
         allow_links: let external data be links inside one Hugging Face cache directory.
 
     Raises:
@@ -72,6 +65,5 @@ def inspect(
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options, partial(read_tensor, source))
-    setting = Setting(tokens=tokens, max_pattern_mb=max_pattern_mb, max_tokens=max(tokens, max_tokens))
-    accounting = account(plan, head_dimension, setting)
+    accounting = account(plan, head_dimension, tokens)
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

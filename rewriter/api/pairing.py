@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
+from passes.forms.whole import COUNT, ROWS
 from passes.match.blocks import Block
 from passes.options import Options
 from passes.plan import make_plan
 from passes.record import BlockRecord, Record, UnreadableError, read_record
-from passes.whole.names import COUNT, ROWS
 from rewriter.api.rows import claims_of
 from rewriter.api.run import Run, silent
 from rewriter.compare.depth import (

@@ -14,12 +14,11 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms.builder import chunk_size_of
-from passes.forms.compact.form import row_size_of
+from passes.forms.compact import row_size_of
 from passes.match.blocks import Left, kinds
 from passes.match.bounds import reach
 from passes.options import Options
 from passes.plan import Plan
-from passes.speed import speed_notes
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import iter_nodes
@@ -44,7 +43,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         after=None,
         validation=None,
         seconds={},
-        notes=(*plan.notes, *speed_notes(plan.conversions)),
+        notes=plan.notes,
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(options),
     )

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
-from passes.options import APPLIES, EXPOSED, FormOptions, Options
+from passes.forms import FORMS
+from passes.options import EXPOSED, FormOptions, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, options_of, values_of
@@ -73,8 +74,8 @@ def checked_options(**given: Any) -> Options:
     options = build(Options, given)
     values = values_of(options.forms)
     for each in options_of(FormOptions):
-        forms = APPLIES.get(each.name, (options.form,))
-        if values[each.name] != each.default and options.form not in forms:
+        forms = [form.name for form in FORMS.values() if each.name in form.options]
+        if values[each.name] != each.default and forms and options.form not in forms:
             raise UsageError(
                 f"{each.words} is for form {' or '.join(forms)} and changes nothing in form {options.form}"
             )

@@ -6,8 +6,8 @@ from collections import Counter
 
 from rich.text import Text
 
-from passes.accounting import Accounting, BlockAccount
-from passes.forms.cost import FormCost
+from passes.accounting import Accounting, BlockAccount, FormCost
+from passes.forms import FORMS
 from rewriter.api.inspection import Inspection
 from rewriter.report.tables import Cell, Column, Row, Table, columns
 from rewriter.report.terminal.console import Console, plain
@@ -59,19 +59,19 @@ def _block(each: BlockAccount) -> Row:
 
 def forms(accounting: Accounting) -> Table:
     """The cost of a block in each form; blocks of equal cost share a row."""
-    setting = accounting.setting
-    title = f"Forms: one block at {setting.tokens:,} tokens; largest pattern at most {setting.max_pattern_mb:g} MiB"
-    numbers = ("blocks", "heads", "head dim", "rows x width", "keys", "weights reused", "weights added")
-    heads = (Column("form"), *columns("count", *numbers, "largest pattern", "peak memory"))
+    title = f"Forms: one block at {accounting.tokens:,} tokens"
+    heads = (
+        Column("form"),
+        *columns("count", "blocks", "heads", "keys", "pattern of all heads"),
+        Column("in the graph"),
+    )
     found = Counter(form for block in accounting.blocks for form in block.forms)
     return Table(title, heads, tuple(_form(form, blocks) for form, blocks in found.items()))
 
 
 def _form(form: FormCost, blocks: int) -> Row:
     heads = " + ".join(f"{number:,}" for number in form.heads)
-    weights = (form.keys, form.parameters_reused, form.parameters_added)
-    memory = (size(form.pattern_bytes), size(form.peak_bytes))
-    return (form.form, blocks, heads, form.head_dimension, f"{form.rows:,} x {form.width:,}", *weights, *memory)
+    return (form.form, blocks, heads, form.keys, size(form.pattern_bytes), FORMS[form.form].help)
 
 
 def refusals(accounting: Accounting) -> list[Text]:

@@ -24,7 +24,7 @@ from rewriter.cli.streams import STANDARD, from_standard_input
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Sequence length for which heads, widths and peak memory of each form are computed.",
+    help="Sequence length for which heads, keys and patterns of each form are counted.",
 )
 @links_option
 @report_option("what was found")

@@ -20,7 +20,7 @@ from passes.match.identify import Identified, Region
 from passes.match.linear import LinearOperator, Miss
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
-from passes.options import Accuracy
+from passes.options import Options
 from passes.plan import Plan
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
@@ -119,7 +119,7 @@ def _heads(
 ) -> NeuronHeads | Miss:
     if isinstance(projections, Miss):
         return Miss(f"block {block.name}: {projections.reason}", projections.node)
-    chosen = choose(view, block, PROGRAMS[program], Accuracy(), inline=True)
+    chosen = choose(view, block, Options(form=PROGRAMS[program]), inline=True)
     if isinstance(chosen, Miss):
         return Miss(f"block {block.name}: {chosen.reason}", chosen.node)
     return NeuronHeads(

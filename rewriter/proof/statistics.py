@@ -1,28 +1,23 @@
 """Statistics of the difference between two outputs, an expected and an actual one, combined over several cases.
 
-Everything is computed in float64 and in pieces, so that only one array of the output's size is in memory at a time
-(float32 differences, for the percentile). Elements that are NaN or infinite on either side are left out of the
-distances and judged by parity: both sides must have them in the same places. An output without a single compared
-element has not been validated (`uncompared`).
+Everything is computed in float64. Elements that are NaN or infinite on either side are left out of the distances and
+judged by parity: both sides must have them in the same places. An output without a single compared element has not
+been validated (`uncompared`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 
 NEAR_ZERO = 1e-3
 """Share of an output's largest value below which an element counts as near 0, and its relative error says nothing."""
-
-_PIECE = 1 << 20
-"""Number of elements that are processed at a time."""
 
 
 def is_ranking(array: Array) -> bool:
@@ -32,47 +27,28 @@ def is_ranking(array: Array) -> bool:
 
 def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> OutputStats:
     """Measure two arrays of numbers of the same shape; without parity no tolerance helps."""
-    flat = np.ravel(expected), np.ravel(actual)
-    size = expected.size
-    kept = np.empty(size, np.float32)
-    count, total, largest, tolerance = 0, 0.0, 0.0, 0.0
-    place: int | None = None
-    products = np.zeros(3)
-    nan_parity = inf_parity = True
-    for start in range(0, size, _PIECE):
-        e, a = (each[start : start + _PIECE] for each in flat)
-        difference = _difference(e, a)
-        e, a = e.astype(np.float64), a.astype(np.float64)
-        nan_parity &= bool(np.array_equal(np.isnan(e), np.isnan(a)))
-        inf_parity &= bool(np.array_equal(np.where(np.isinf(e), e, 0), np.where(np.isinf(a), a, 0)))
-        finite = np.isfinite(e) & np.isfinite(a)
-        difference = np.where(finite, difference, 0)
-        kept[count : count + int(finite.sum())] = difference[finite]
-        count += int(finite.sum())
-        if not finite.any():
-            continue
-        total += float(difference.sum())
-        top = int(difference.argmax())
-        if place is None or difference[top] > largest:
-            place, largest = start + top, float(difference[top])
-        e, a, difference = e[finite], a[finite], difference[finite]
-        tolerance = max(tolerance, float((difference / (1 + np.abs(e))).max()))
-        products += _products(e, a)
-    p99_abs = _percentile(kept[:count])
-    max_rel, mean_rel, p99_rel, worst_rel = _relative(*flat, kept)
+    e, a = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
+    finite = np.isfinite(e) & np.isfinite(a)
+    difference = np.where(finite, _difference(expected.ravel(), actual.ravel()), 0.0)
+    nan_parity = bool(np.array_equal(np.isnan(e), np.isnan(a)))
+    inf_parity = bool(np.array_equal(np.where(np.isinf(e), e, 0), np.where(np.isinf(a), a, 0)))
+    parity, count, size = nan_parity and inf_parity, int(finite.sum()), np.abs(e)
+    near = finite & (size > 0) & (size >= NEAR_ZERO * np.max(size, initial=0.0, where=np.isfinite(size)))
+    with np.errstate(all="ignore"):
+        relative = np.where(near, difference / size, 0.0)
+        tolerance = float(np.max(np.where(finite, difference / (1 + size), 0.0), initial=0.0))
     top1, kl, rows = _ranking(expected, actual) if ranked else (None, None, 0)
-    parity = nan_parity and inf_parity
     return OutputStats(
         name=name,
-        elements=size,
-        max_abs=largest if parity else float("inf"),
-        mean_abs=total / max(count, 1),
-        p99_abs=p99_abs,
-        max_rel=max_rel if parity else float("inf"),
-        cosine=_cosine(products),
+        elements=expected.size,
+        max_abs=float(np.max(difference, initial=0.0)) if parity else float("inf"),
+        mean_abs=float(difference.sum()) / max(count, 1),
+        p99_abs=_percentile(difference[finite]),
+        max_rel=float(np.max(relative, initial=0.0)) if parity else float("inf"),
+        cosine=_cosine(e[finite], a[finite]),
         top1=top1,
         kl=kl,
-        worst=_index(place, expected.shape),
+        worst=_index(int(difference.argmax()) if count else None, expected.shape),
         worst_case=0,
         same_shape=True,
         same_dtype=_same_type(expected, actual),
@@ -80,9 +56,9 @@ def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> Outpu
         inf_parity=inf_parity,
         min_tolerance=tolerance if parity else float("inf"),
         rows=rows,
-        mean_rel=mean_rel,
-        p99_rel=p99_rel,
-        worst_rel=_index(worst_rel, expected.shape),
+        mean_rel=float(relative.sum()) / max(int(near.sum()), 1),
+        p99_rel=_percentile(relative[near]),
+        worst_rel=_index(int(relative.argmax()) if near.any() else None, expected.shape),
         finite=count,
     )
 
@@ -90,40 +66,6 @@ def measure(name: str, expected: Array, actual: Array, *, ranked: bool) -> Outpu
 def _same_type(expected: Array, actual: Array) -> bool:
     """Whether the element types are equal; all those of strings are."""
     return expected.dtype == actual.dtype or {expected.dtype.kind, actual.dtype.kind} <= STRINGS
-
-
-def _relative(expected: Array, actual: Array, kept: NDArray[np.float32]) -> tuple[float, float, float, int | None]:
-    """Largest, mean and 99th percentile of |difference| / |expected| where expected is finite, not near 0; and where.
-
-    `kept` is overwritten: it holds the quotients for the percentile.
-    """
-    floor = NEAR_ZERO * _largest(expected)
-    count, total, largest, place = 0, 0.0, 0.0, None
-    for start in range(0, expected.size, _PIECE):
-        e, a = (each[start : start + _PIECE] for each in (expected, actual))
-        difference = _difference(e, a)
-        scale = np.abs(e.astype(np.float64))
-        judged = np.isfinite(scale) & np.isfinite(difference) & (scale > 0) & (scale >= floor)
-        if not judged.any():
-            continue
-        with np.errstate(over="ignore"):
-            quotients = difference[judged] / scale[judged]
-            kept[count : count + quotients.size] = quotients
-        count += quotients.size
-        total += float(quotients.sum())
-        top = int(quotients.argmax())
-        if place is None or quotients[top] > largest:
-            place, largest = start + int(np.flatnonzero(judged)[top]), float(quotients[top])
-    return largest, total / max(count, 1), _percentile(kept[:count]), place
-
-
-def _largest(array: Array) -> float:
-    """The largest finite absolute value; 0 if there is none."""
-    largest = 0.0
-    for start in range(0, array.size, _PIECE):
-        wide = np.abs(array[start : start + _PIECE].astype(np.float64))
-        largest = max(largest, float(wide.max(initial=0.0, where=np.isfinite(wide))))
-    return largest
 
 
 def _difference(e: Array, a: Array) -> Array:
@@ -136,53 +78,36 @@ def _difference(e: Array, a: Array) -> Array:
         return np.asarray(np.abs(a.astype(np.float64) - e.astype(np.float64)))
 
 
-def _percentile(differences: NDArray[np.float32]) -> float:
-    if not differences.size:
-        return 0.0
-    rank = int(np.ceil(0.99 * differences.size)) - 1
-    differences.partition(rank)
-    return float(differences[rank])
+def _percentile(differences: Array) -> float:
+    return float(np.quantile(differences, 0.99, method="inverted_cdf")) if differences.size else 0.0
 
 
-def _products(e: Array, a: Array) -> Array:
+def _cosine(e: Array, a: Array) -> float | None:
     with np.errstate(over="ignore"):
-        return np.array([float(e @ a), float(e @ e), float(a @ a)])
-
-
-def _cosine(products: Array) -> float | None:
-    if not np.isfinite(products).all() or products[1] <= 0 or products[2] <= 0:
+        product, ours, theirs = float(e @ a), float(e @ e), float(a @ a)
+    if not np.isfinite([product, ours, theirs]).all() or ours <= 0 or theirs <= 0:
         return None
-    return float(np.clip(products[0] / (np.sqrt(products[1]) * np.sqrt(products[2])), -1, 1))
+    return float(np.clip(product / (np.sqrt(ours) * np.sqrt(theirs)), -1, 1))
 
 
 def _ranking(expected: Array, actual: Array) -> tuple[float | None, float | None, int]:
     """Fraction of rows with the same argmax, mean KL divergence, and number of rows; rows with NaN are left out."""
-    same, divergence, rows = 0, 0.0, 0
-    for e_rows, a_rows in _rows(expected, actual):
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            sound = np.ones(len(e_rows), np.bool_)
-            for each in (e_rows, a_rows):
-                sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
-            e, a = e_rows[sound], a_rows[sound]
-            same += int((e.argmax(1) == a.argmax(1)).sum())
-            log_e, log_a = _log_softmax(e), _log_softmax(a)
-            terms = np.where(np.isneginf(log_e), 0, np.exp(log_e) * (log_e - log_a))
-            divergence += float(np.maximum(terms.sum(1), 0).sum())
-        rows += int(sound.sum())
-    return (same / rows, divergence / rows, rows) if rows else (None, None, 0)
+    e, a = (each.reshape(-1, each.shape[-1]).astype(np.float64) for each in (expected, actual))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        sound = np.ones(len(e), np.bool_)
+        for each in (e, a):
+            sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
+        e, a = e[sound], a[sound]
+        log_e, log_a = _log_softmax(e), _log_softmax(a)
+        terms = np.where(np.isneginf(log_e), 0, np.exp(log_e) * (log_e - log_a))
+    if not len(e):
+        return None, None, 0
+    return float((e.argmax(1) == a.argmax(1)).mean()), float(np.maximum(terms.sum(1), 0).mean()), len(e)
 
 
 def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(1, keepdims=True)
+    shifted = x - x.max(1, keepdims=True, initial=-np.inf)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
-
-
-def _rows(expected: Array, actual: Array) -> Iterator[tuple[Array, Array]]:
-    width = expected.shape[-1]
-    step = max(_PIECE // width, 1)
-    e, a = expected.reshape(-1, width), actual.reshape(-1, width)
-    for start in range(0, len(e), step):
-        yield e[start : start + step].astype(np.float64), a[start : start + step].astype(np.float64)
 
 
 STRINGS = frozenset("OUS")

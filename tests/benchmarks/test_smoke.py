@@ -135,8 +135,8 @@ def test_forms(tmp_path: Path) -> None:
     sizes = ("--width", "8", "--hidden", "16", "--memory-width", "8", "--memory-hidden", "16", "--memory-tokens", "9")
     content = run(forms.main, *sizes, "--tokens", "5", "--repeats", "3", json_path=tmp_path / "forms.json")
     times = [row for row in content["rows"] if "milliseconds" in row]
-    assert [row["form"] for row in times] == ["control", *FORMS, "whole"]
-    memory = [row for row in content["rows"] if "stated" in row]
+    assert [row["form"] for row in times] == ["control", *FORMS]
+    memory = [row for row in content["rows"] if "measured" in row]
     assert [row["form"] for row in memory] == (["local", "masked"] if available() else [])
 
 

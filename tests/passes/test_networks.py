@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from passes.forms import FORMS
+from passes.forms.whole import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
-from passes.whole.names import PREFIX
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds, in_float64
 from tests.conftest import slow
@@ -25,7 +25,7 @@ DIFFERENCES = 9e-9
 RATIO = 1.4
 """The largest error ratio in float32."""
 
-ALL_FORMS = (*FORMS, "whole")
+ALL_FORMS = tuple(FORMS)
 
 PAIRS = [(name, form) for name in ARCHITECTURES for form in ALL_FORMS]
 QUICK = {("gated-decoder", "compact")}

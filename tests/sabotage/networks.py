@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.whole.names import BIAS_ROWS, POSITION_ROWS, PREFIX
+from passes.forms.whole import BIAS_ROWS, POSITION_ROWS, PREFIX
 from tests.sabotage.edits import Array, Edit, anywhere, applied, inner
 from tests.sabotage.mixing import BATCH_LEAK, FIRST_SEQUENCE, NEXT_SEQUENCE
 from tests.sabotage.pieces import Change, becomes, constant, maker, scaled, weight

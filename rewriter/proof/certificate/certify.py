@@ -93,6 +93,8 @@ class ReplacedBlock:
         outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
         entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
             Then only an activation that the certificate cannot read in the original is left to tests.
+        keyed: the activation, if heads compute every entry by a softmax over keys of its own: the same holds, unless
+            they do so in chunks.
     """
 
     name: str
@@ -100,6 +102,7 @@ class ReplacedBlock:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     entrywise: bool = False
+    keyed: str = ""
 
 
 @dataclass(frozen=True)
@@ -349,6 +352,12 @@ class _Matching:
         known = {scope.find(name) for name in block.inputs}
         return region is not None and set(region.leaves.values()) <= known
 
+    def _reads_keys(self, a: Tensor, heads: Sequence[onnx.NodeProto], block: ReplacedBlock) -> bool:
+        """Whether heads with keys of their own are of a kind that is read, for an activation that is read."""
+        if block.keyed not in a.scope.made or self._readers[0].region(a.scope.find(block.keyed)) is None:
+            return False
+        return all(next(subgraphs(node), None) is None for node in heads)
+
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
@@ -363,7 +372,8 @@ class _Matching:
             known = {*a.scope.made, *a.scope.inputs}
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
-        if block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1)):
+        readable = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
+        if readable or self._reads_keys(a, [view.nodes[index] for index in theirs.nodes], block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])

@@ -9,7 +9,7 @@ them, and number their own inputs by depth and position.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +24,19 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_nodes
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
-from rewriter.graph.view import GraphView, Path, all_views, holder_name, key_of, label, opsets, subgraphs
+from rewriter.graph.view import (
+    GraphView,
+    Path,
+    all_graphs,
+    all_views,
+    attributes,
+    holder_name,
+    integer_of,
+    key_of,
+    label,
+    opsets,
+    subgraphs,
+)
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -92,7 +104,7 @@ class Tensor:
     def values(self) -> np.ndarray | None:
         """The numbers of a small constant; None for anything else. An entry of a constant vector counts as one."""
         node = self.node
-        if node is not None and key_of(node) == ("", "Gather") and _attribute(node, "axis", 0) == 0:
+        if node is not None and key_of(node) == ("", "Gather") and not integer_of(node, "axis", False):
             vector, index = (self.scope.find(name).values for name in node.input)
             if vector is None or index is None or vector.ndim != 1 or index.ndim != 0:
                 return None
@@ -131,7 +143,7 @@ class Model:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
             proto = copy
-        for graph in _graphs(proto.graph):
+        for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
             _split_biases(graph)
@@ -348,31 +360,14 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
     return [found[each] for each in sorted(found)]
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    pending = [graph]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending += [body for node in current.node for _, body in subgraphs(node)]
-
-
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto:
-    for attribute in node.attribute:
-        value: Any = onnx.helper.get_attribute_value(attribute)
-        if attribute.name == "value":
+    for name, value in attributes(node).items():
+        if name == "value":
             return value  # type: ignore[no-any-return]
-        if attribute.name.startswith("value_float"):
-            return onnx.numpy_helper.from_array(np.array(value, np.float32))
-        if attribute.name.startswith("value_int"):
-            return onnx.numpy_helper.from_array(np.array(value, np.int64))
-        if attribute.name.startswith("value_string"):
-            return onnx.numpy_helper.from_array(np.array(value, object))
+        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
+            if name.startswith(prefix):
+                return onnx.numpy_helper.from_array(np.array(value, dtype))
     raise NotCertifiable(f"{label(node)} has no dense value")
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """An attribute as a Python value."""
-    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}

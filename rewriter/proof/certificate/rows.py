@@ -487,8 +487,9 @@ class _Rows:
         return found._replace(values=found.values.T) if swapped and found is not None else None
 
     def matmul(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
-        row, matrix = self._first(scope, node), self.value(scope, node.input[1])
-        if matrix is None or not matrix.matrix or not row.row or len(row.values) != len(matrix.values):
+        row = self._first(scope, node)
+        matrix = self.value(scope, node.input[1]) if row.row else None
+        if matrix is None or not matrix.matrix or len(row.values) != len(matrix.values):
             return None
         sums = [total([mul(*pair) for pair in zip(row.values, column, strict=True)]) for column in matrix.values.T]
         return Numbers(_array(sums), True, _all_like((row, matrix)))
@@ -517,10 +518,14 @@ class _Rows:
         return row._replace(values=_array([clip(each, *ends) for each in row.values])) if row.row and ends else None
 
     def _elementwise(self, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
-        values = [self.value(scope, name) for name in node.input]
-        found = [each for each in values if each is not None]
+        found: list[Numbers] = []
+        for name in node.input:
+            value = self.value(scope, name)
+            if value is None:
+                return None
+            found.append(value)
         each = any(value.each for value in found)
-        if len(found) < len(values) or (each and not all(v.row if v.each else v.values.ndim < 2 for v in found)):
+        if each and not all(value.row if value.each else value.values.ndim < 2 for value in found):
             return None
         try:
             operands = np.broadcast_arrays(*(value.values for value in found))

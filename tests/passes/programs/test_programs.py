@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from passes.conversion import Conversion, decide
+from passes.conversion import Conversion
+from passes.forms import choose
+from passes.options import Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.fitted import cheapest, fitted_programs
@@ -20,6 +22,7 @@ from passes.programs.gates import gate
 from passes.programs.groups import SharedKey, by_keys
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
+from rewriter.graph.view import view_model
 from tests.passes.programs.balls import allowance
 from tests.textmodels import mlp, only_block
 
@@ -430,8 +433,9 @@ def test_gate_of_several_heads() -> None:
 def test_stated_error_covers_the_whole_range_of_the_type(factor: str, elem: str) -> None:
     """The proof divides errors by max(1, |f|), so `max_error` must hold in those units up to the largest number."""
     text = f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)"
-    block = only_block(mlp(text, elem=elem))
-    conversion = decide(block, form="local", factored=True, inline=False, opset=17)
+    model = mlp(text, elem=elem)
+    block = only_block(model)
+    conversion = choose(view_model(model), block, Options())
     assert isinstance(conversion, Conversion)
     entry = block.identified.activation
     y = POINTS[np.abs(POINTS) < (1e30 if elem != "float16" else 65504)]

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.forms.whole import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
-from passes.whole.names import PREFIX
 from tests.attention import Array
 from tests.oracle import evaluate, tensors
 from tests.textmodels import text_model

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import shape_inference
 
+from passes.forms.whole import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan, sublayers_only
 from passes.whole import planning
-from passes.whole.names import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.whole.widen import widen
 from rewriter import ExitStatus, rewrite
 from rewriter.graph.extract import ancestors
@@ -329,6 +329,17 @@ def test_patterns_that_do_not_fit_are_refused_with_the_option_that_helps() -> No
     for longest, blocks in ((360, 2), (361, 0)):
         options = Options(form="whole", forms=FormOptions(max_tokens=longest))
         assert len(make_plan(load("relu-decoder"), options).conversions) == blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [("silu-decoder", 360), ("relu-decoder", 360), ("gelu-encoder", 247), ("gelu-vision", 17), ("gated-decoder", 292)],
+)
+def test_without_max_tokens_the_length_is_what_the_model_fixes_or_what_fits(name: str, longest: int) -> None:
+    plan = make_plan(load(name), Options(form="whole"))
+    assert plan.whole is not None
+    assert plan.whole.max_tokens == longest
+    assert [each.longest for each in plan.conversions] == [longest, longest]
 
 
 @pytest.mark.parametrize(("only", "left"), [("*.0", "1"), ("*.1", "0")])

@@ -51,14 +51,14 @@ def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixtur
     assert run(["inspect", model, "--tokens", "1000"]) == 0
     text = capsys.readouterr().out
     assert "Forms: one block at 1,000 tokens" in text
-    assert "1.5 MB" in text  # three tensors of 1000 x 128 floats
+    assert "1.0 MB" in text  # two keys for each of 1000 x 128 queries
     assert run(["inspect", model, "--tokens", "1000", "--json"]) == 0
     accounting = json.loads(capsys.readouterr().out)["accounting"]
-    assert accounting["setting"]["tokens"] == 1000
+    assert accounting["tokens"] == 1000
     for block in accounting["blocks"]:
         assert [form["form"] for form in block["forms"]] == list(FORMS)
         assert block["forms"][0]["heads"] == [128]
-        assert block["forms"][0]["peak_bytes"] == 3 * 1000 * 128 * 4
+        assert block["forms"][0]["pattern_bytes"] == 2 * 1000 * 128 * 4
 
 
 def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.match.marks import BLOCK_KEY, DOMAIN
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
-from rewriter import ExitStatus, rewrite
-from tests.committed import EACH_FILE
+from rewriter import ExitStatus, rewrite, validate
+from tests.committed import EACH_FILE, FOLDER
 from tests.rewriter.compare.edits import (
     Change,
     body,
@@ -604,3 +604,33 @@ def test_weights_copied_to_another_directory_are_the_same(tmp_path: Path) -> Non
     model = source / "model.onnx"
     onnx.save(mlp(SILU), model, save_as_external_data=True, location="w.bin", size_threshold=0)
     assert rewrite(model, other / "out.onnx").exit_status is ExitStatus.CONVERTED
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "s = Shape(before) one = Constant<value = int64 {1}>() n = Gather(s, one) k = Constant<value = int64 {41}>() "
+        "at = Equal(n, k)",
+        "k = Constant<value = float {12}>() a = Abs(before) at = Greater(a, k)",
+        "k = Constant<value = float {0.5}>() e = Exp(before) l = Sin(e) at = Equal(l, k)",
+    ],
+    ids=["at 41 tokens", "beyond 12", "at a point that cannot be found"],
+)
+def test_heads_that_fail_where_nothing_runs_are_refused(condition: str, tmp_path: Path) -> None:
+    original, path = FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx"
+    rewrite(original, path)
+    model = onnx.load(path)
+    (place,) = (i for i, node in enumerate(model.graph.node) if "gelu" in node.output)
+    model.graph.node[place].output[0] = "before"
+    added = onnx.parser.parse_graph(
+        f"g (float[b, n] before) => (float[b, n] gelu) {{ {condition} off = Not(at) f = Cast<to = 1>(off) "
+        "gelu = Mul(before, f) }"
+    )
+    for node in reversed(added.node):
+        node.output[0] = node.output[0] if node.output[0] == "gelu" else f"added/{node.output[0]}"
+        node.input[:] = [name if name == "before" else f"added/{name}" for name in node.input]
+        model.graph.node.insert(place + 1, node)
+    onnx.save(model, path)
+    found = validate(original, path)
+    assert found.exit_status != 0
+    assert any("model.encoder.layer.0: " in failure for failure in found.failures)

@@ -6,58 +6,61 @@ between positions: queries and keys have the positions' part behind their own, s
 a softmax follows. Biases ride on the indicator, so that bias tokens write nothing: their query scores only a bias token
 whose value is 0.
 
-Nothing is split into chunks; `prepare_whole` refuses what is too large.
+Nothing is split into chunks. Blocks are proved one by one on streams of their own, as in form `maskless`.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.maskless import prepare_maskless
-from passes.forms.sublayer import add_groups
-from passes.forms.weights import Layout, Weights
+from passes.forms.square import emit_maskless, prepare_maskless
+from passes.forms.sublayer import Layout, Weights, add_groups
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.programs.groups import Group, groups_of
-from passes.whole.names import ROWS, neuron_scores
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView
 
-_MEGABYTE = 2**20
+PREFIX = "bias_token"
+
+STREAM = f"{PREFIX}/stream"
+"""The model's columns of the stream after the embeddings, with the bias tokens: [batch, N + R, D]."""
+
+COUNT = f"{PREFIX}/tokens"
+"""N, as int64 [1]."""
+
+ROWS = f"{PREFIX}/rows"
+"""N + R, as int64 [1]."""
+
+POSITION_ROWS = f"{PREFIX}/token_columns"
+"""Constant [1, T, 1 + R + T]: what the columns beside the model's hold for a token at each position."""
+
+BIAS_ROWS = f"{PREFIX}/bias_token_rows"
+"""Constant [1, R, D + 1 + R + T]: the bias tokens."""
+
+
+def neuron_scores(bias_tokens: int) -> str:
+    """Constant [R + T, R + T]: W_QK between positions of the heads that attend to so many bias tokens."""
+    return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
 def prepare_whole(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `maskless`, for blocks that are plain matrices and whose patterns fit into memory at once."""
+    """As for form `maskless`, for blocks that are plain matrices."""
     prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
-    if prepared.projections is None:
+    if isinstance(prepared, Conversion) and prepared.projections is None:
         return Miss(f"form whole replaces whole blocks, and {prepared.by_reference}", conversion.block.output)
-    options, heads = prepared.options, prepared.projections.query.out_features
-    rows = options.max_tokens + 1 + prepared.program.bias_tokens
-    one = heads * np.dtype(prepared.dtype).itemsize / _MEGABYTE
-    size = one * rows * rows
-    if size > options.max_pattern_mb:
-        fitting = max(1, int((options.max_pattern_mb / one) ** 0.5) - rows + options.max_tokens)
-        return Miss(
-            f"the patterns of {heads} heads over {rows} rows take {size:.0f} MB, more than "
-            f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens to {fitting}, or raise that limit",
-            conversion.block.output,
-        )
     return prepared
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
-    """Emit one block on the stream `conversion.stream`; reads no weights."""
+    """Emit one block on the stream `conversion.stream`, or alone where it has none; reads no weights."""
     projections = conversion.projections
-    if projections is None:
-        raise AssertionError(f"{conversion.block.name}: prepare_whole refuses blocks by reference")
+    if projections is None or not conversion.stream:
+        return emit_maskless(view, conversion)
     b = Builder.of(view, conversion)
     elem_type, model = conversion.block.elem_type, projections.query.in_features
-    m, slots = conversion.carried, conversion.carried + conversion.options.max_tokens
+    m, slots = conversion.carried, conversion.carried + conversion.options.positions
     layout = Layout(model, m)
     stream = _stream(b, conversion, projections, layout)
     read = b.rows(stream, b.integers(0), b.integers(layout.width), 2, "stream_columns")

@@ -22,13 +22,10 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms.attention import SMALLEST_OPSET
+from passes.forms.attention import SMALLEST_OPSET, Neighbourhood, chunked, nodes_of
 from passes.forms.builder import Builder, replacement
-from passes.forms.by_reference import order_of, paired, rows_of, write_back
-from passes.forms.compact.attention import Neighbourhood, chunked, nodes_of
-from passes.forms.masked import prepare_masked, with_indicators
-from passes.forms.sublayer import add_groups, as_batches, as_before, write_output
-from passes.forms.weights import Layout, Weights
+from passes.forms.square import order_of, paired, prepare_masked, rows_of, with_indicators, write_back
+from passes.forms.sublayer import Layout, Weights, add_groups, as_batches, as_before, write_output
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.programs.groups import Group, as_written, groups_of
@@ -117,7 +114,7 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
         scoring=b.typed(conversion.compute_type),
         groups=_groups(conversion),
         wide=_wide(conversion),
-        in_chunks=not fits(view, conversion) and not b.exposes,
+        in_chunks=not _fits(view, conversion) and not b.exposes,
         neurons=conversion.block.neurons,
     )
     if conversion.projections is None:
@@ -125,7 +122,7 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     return _sublayer(heads, conversion, conversion.projections)
 
 
-def fits(view: GraphView, conversion: Conversion) -> bool:
+def _fits(view: GraphView, conversion: Conversion) -> bool:
     """Whether the whole pattern of every group stays within the limit at the sizes that the model states."""
     options, row_size = conversion.options, row_size_of(conversion)
     data = conversion.block.gate if conversion.projections is None else conversion.projections.query.data
@@ -134,7 +131,7 @@ def fits(view: GraphView, conversion: Conversion) -> bool:
         return False
     leading = (1, *shape[:-1])[-max(2, len(shape) - 1) :] if len(shape) > 1 else (1, None)
     sizes = [dim if isinstance(dim, int) else 1 for dim in leading[:-1]]
-    tokens = leading[-1] if isinstance(leading[-1], int) else options.max_tokens
+    tokens = leading[-1] if isinstance(leading[-1], int) else options.positions
     entries = int(np.prod(sizes)) * tokens * row_size
     return entries * np.dtype(conversion.dtype).itemsize <= options.max_pattern_mb * _MEGABYTE
 
