@@ -117,11 +117,6 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -
     return _Reader(view, constants).matrix(operator)
 
 
-def leaf_of(view: GraphView, constants: Constants, block: Block, leaf: str) -> Projection | Miss:
-    """The projection that gives one of the tensors that the activation of `block` reads."""
-    return _Reader(view, constants).leaf(block, leaf)
-
-
 class _Reader:
     def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
         self._view = view
