@@ -22,8 +22,8 @@ from passes.options import WHOLE, Options
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
 from passes.sizes import BATCH, TOKENS
-from passes.whole.follow import Whole
-from passes.whole.planning import carry_whole, left_over, notes_of, unfit, whole_for
+from passes.whole.follow import Whole, left_over, notes_of, unfit, whole_for
+from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views

@@ -1,8 +1,8 @@
 """Attention in plain numpy, as the sources write it: heads, masks, widened streams; independent of the passes.
 
-`tests.theorems` builds the heads. A residual stream [N, D] is widened by *slots*: columns that are 1 in some rows.
-`Slots.one` is 1 at every token and 0 at every bias token, `Slots.bias[j]` is 1 at bias token j alone; the data columns
-of bias tokens are 0. The arithmetic is that of the stream's type.
+`tests.passes.test_theorems` builds the heads. A residual stream [N, D] is widened by *slots*: columns that are
+1 in some rows. `Slots.one` is 1 at every token and 0 at every bias token, `Slots.bias[j]` is 1 at bias token j alone;
+the data columns of bias tokens are 0. The arithmetic is that of the stream's type.
 """
 
 from __future__ import annotations
@@ -148,10 +148,3 @@ def neuron_mask(tokens: int, m: int) -> Array:
     allowed = np.eye(tokens + m, dtype=bool)
     allowed[m:, :m] = True
     return allowed
-
-
-def kept_apart(allowed: Array, m: int) -> Array:
-    """Theorem 6: the mask [N, N] of an original head, extended to keep tokens and bias tokens apart."""
-    wide = np.eye(len(allowed) + m, dtype=bool)
-    wide[m:, m:] = allowed
-    return wide

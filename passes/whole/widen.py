@@ -9,20 +9,21 @@ that are joined to queries and keys behind whatever the model does to them (such
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from passes.conversion import Conversion
 from passes.forms.whole import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM
 from passes.sizes import TOKENS
 from passes.whole.follow import Whole
 from passes.whole.masks import Mask, Scores
-from passes.whole.route import Route
-from passes.whole.rules import Pad, Step, Target, token_axes
+from passes.whole.route import Pad, Route, Step, Target, token_axes
 from rewriter.graph.edit import drop_dead_constants, forget_types
-from rewriter.graph.view import GraphView, attributes
+from rewriter.graph.view import GraphView, all_views, attributes
 
 _HALF = 0.5
 _LAST = 2**62
@@ -46,6 +47,40 @@ def stream_of(whole: Whole, tensor: str) -> str:
 def wide_name(whole: Whole, stream: str) -> str:
     """The name of the wide stream whose first columns are the tensor `stream`."""
     return f"{PREFIX}/wide" if stream == whole.route.entry else f"{PREFIX}/{stream}/wide"
+
+
+def carry_whole(
+    model: onnx.ModelProto, view: GraphView, whole: Whole, conversions: Sequence[Conversion]
+) -> tuple[onnx.ModelProto, tuple[GraphView, ...], tuple[Conversion, ...]]:
+    """The graph on the wide residual stream, its views, and the conversions that read it."""
+    wider = widen(model, view, whole)
+    views = all_views(wider)
+    on_stream = tuple(
+        replace(
+            _moved(conversion, view, views[0], whole.route),
+            carried=whole.bias_tokens,
+            stream=stream_of(whole, conversion.inputs[0]),
+        )
+        for conversion in conversions
+    )
+    return wider, views, on_stream
+
+
+def _moved(conversion: Conversion, old: GraphView, new: GraphView, route: Route) -> Conversion:
+    """The conversion with its region's nodes as indices of the new view, which carries bias tokens along `route`."""
+    block = conversion.block
+    projections = conversion.projections
+    if projections is not None:
+        # `carry` renamed the Shape outputs from which it subtracts m.
+        shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
+        # The entry and outputs of the graph have their bias tokens under another name.
+        query, value = (
+            replace(each, data=carried_name(old, route, each.data)) for each in (projections.query, projections.value)
+        )
+        result = carried_name(old, route, projections.result)
+        projections = replace(projections, query=query, value=value, result=result, shapes=tuple(shapes))
+    nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
+    return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))
 
 
 class _Widener:

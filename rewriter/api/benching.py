@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.api.run import Run, name_of, silent
-from rewriter.compare.signature import signature_differences
+from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import view_model

@@ -426,7 +426,7 @@ def _activity_rows(found: Activity, top: int) -> Iterator[str]:
         yield from _wrapped(told)
     if found.dead:
         yield f"dead on these inputs: {counted(len(found.dead), 'head')}"
-    yield from (f"  {_name(row.head)} {row.dead}" for row in found.dead[:top])
+    yield from (f"  {_name(row.head)}".rstrip() for row in found.dead[:top])
     if len(found.dead) > top:
         yield f"  and {len(found.dead) - top:,} more"
 

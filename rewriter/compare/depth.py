@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import ml_dtypes
@@ -53,6 +52,9 @@ _MOST_INNER = 48
 """Maximum number of tensors inside a guilty part that are examined in one step."""
 
 _MOST_CAUSES = 6
+
+Variants = tuple[list[Results], Results | None]
+"""Results of A that differ by rounding alone, and its float64 evaluation if there is one."""
 
 _MATRIX = 2
 """The fewest axes of a tensor of the residual stream: tokens and channels."""
@@ -290,7 +292,7 @@ def tap(bench: Bench, marks: Sequence[Boundary]) -> tuple[Measured, ...]:
         new = _ran(bench, bench.b, (*names, *(bench.carried or ())), optimise=bench.optimise)
         if bench.carried is not None:
             new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
-        rounded = _Rounded(bench.a.model, bench.cases, names, bench.provider, bench.points, bench.a.main)
+        rounded = _variants(bench.a.model, bench.cases, names, bench.provider, bench.points, bench.a.main)
         found.update({name: _measured(by_name[name], old, new, rounded) for name in names})
     return tuple(found[mark.tensor] for mark in marks)
 
@@ -300,82 +302,65 @@ def _ran(bench: Bench, side: Side, names: Sequence[str], *, optimise: bool) -> l
     return [session.run(case.feeds, names) for case in bench.cases]
 
 
-@dataclass(frozen=True)
-class _Rounded:
-    """Results of A, or of a part of it, that differ by rounding alone; made when something needs them.
+def _variants(
+    model: LoadedModel,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    provider: str,
+    points: Sequence[Point],
+    view: GraphView | None = None,
+) -> Variants:
+    """Results of A, or of a part of it, that differ by rounding alone.
 
-    Attributes:
+    Args:
         model: A, or the part.
         cases: its inputs.
         names: the tensors.
         provider: execution provider.
         points: where noise is added.
         view: index of the model; None for a part, whose outputs are the tensors.
+
+    Returns:
+        Runs with graph optimisation, as far as the additional outputs leave room for it, and with noise at the
+        activations, draw by draw; and the float64 evaluation, None if there is none.
     """
 
-    model: LoadedModel
-    cases: Sequence[Case]
-    names: Sequence[str]
-    provider: str
-    points: Sequence[Point]
-    view: GraphView | None = None
+    def tapped(proto: onnx.ModelProto) -> onnx.ModelProto:
+        return proto if view is None else with_outputs(proto, view, names)
 
-    @cached_property
-    def optimised(self) -> list[Results]:
-        """With graph optimisation, as far as the additional outputs leave room for it."""
-        return self._run(self.model.proto, optimise=True)
-
-    @cached_property
-    def noisy(self) -> list[Results]:
-        """With noise at the activations, draw by draw."""
-        graph = self.model.proto.graph
-        there = {each.name for each in graph.input} | {name for node in graph.node for name in node.output}
-        # A part may begin behind the argument of an activation, or behind the value of a gate.
-        points = [
-            replace(point, argument=point.argument if point.argument in there else "")
-            for point in self.points
-            if not point.value or point.value in there
-        ]
-        proto, prefix = nudged(self.model.proto, points)
-        if not prefix:
-            return []
-        return [each for draw in DRAWS for each in self._run(proto, feeds(proto, prefix, draw), optimise=False)]
-
-    @cached_property
-    def exact(self) -> Results | None:
-        """In float64; None if there is no such evaluation."""
-        try:
-            reference = open_reference(self._tapped(self.model.proto), self.model.base_dir)
-            return [reference.run(case.feeds) for case in self.cases]
-        except NoReference:
-            return None
-
-    def variants(self, name: str, old: Results) -> list[Results]:
-        """Those that tell how far rounding moves one tensor."""
-        found = [*self.optimised, *self.noisy]
-        if self.exact is None or name not in self.exact[0] or not is_float(old[0][name].dtype):
-            return found
-        # An operator that decides something by rounding makes another function in float64: that is no rounding.
-        limit = math.sqrt(float(ml_dtypes.finfo(old[0][name].dtype).eps))
-        moved = compared(name, old, [], [{name: each[name].astype(old[0][name].dtype)} for each in self.exact])
-        return [*found, self.exact] if moved.error < limit else found
-
-    def _tapped(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        return proto if self.view is None else with_outputs(proto, self.view, self.names)
-
-    def _run(
-        self, proto: onnx.ModelProto, further: Mapping[str, Array] | None = None, *, optimise: bool
-    ) -> list[Results]:
+    def runs(proto: onnx.ModelProto, further: Mapping[str, Array], *, optimise: bool) -> list[Results]:
         # Cut out, a part may not run in this way: then this way says nothing.
         with suppress(ValidationError):
-            base = self.model.base_dir
-            session = open_session(self._tapped(proto), self.provider, optimise=optimise, base_dir=base)
-            return [[session.run({**case.feeds, **(further or {})}, list(self.names)) for case in self.cases]]
+            session = open_session(tapped(proto), provider, optimise=optimise, base_dir=model.base_dir)
+            return [[session.run({**case.feeds, **further}, list(names)) for case in cases]]
         return []
 
+    found = runs(model.proto, {}, optimise=True)
+    graph = model.proto.graph
+    there = {each.name for each in graph.input} | {name for node in graph.node for name in node.output}
+    # A part may begin behind the argument of an activation, or behind the value of a gate.
+    nearer = [
+        replace(point, argument=point.argument if point.argument in there else "")
+        for point in points
+        if not point.value or point.value in there
+    ]
+    noisy, prefix = nudged(model.proto, nearer)
+    for draw in DRAWS if prefix else ():
+        found += runs(noisy, feeds(noisy, prefix, draw), optimise=False)
+    with suppress(NoReference):
+        reference = open_reference(tapped(model.proto), model.base_dir)
+        return found, [reference.run(case.feeds) for case in cases]
+    return found, None
 
-def _measured(mark: Boundary, old: Results, new: Results, rounded: _Rounded) -> Measured:
-    found = compared(mark.tensor, old, rounded.variants(mark.tensor, old), new)
+
+def _measured(mark: Boundary, old: Results, new: Results, variants: Variants) -> Measured:
+    name, (rounded, exact) = mark.tensor, variants
+    if exact is not None and name in exact[0] and is_float(old[0][name].dtype):
+        dtype = old[0][name].dtype
+        moved = compared(name, old, [], [{name: each[name].astype(dtype)} for each in exact])
+        # An operator that decides something by rounding makes another function in float64: that is no rounding.
+        rounded = [*rounded, exact] if moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps)) else rounded
+    found = compared(name, old, rounded, new)
     largest = 0.0
     for case in old:
         wide = np.abs(case[mark.tensor].astype(np.float64))
@@ -522,7 +507,7 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[C
         new = [session.run(case.feeds, [name]) for case in _fed(b, seen)]
     except ValidationError as error:
         return Measured(target, 0.0, Judgement(name, math.inf, 0.0, 0.0, "does not run"), str(error))
-    return _measured(target, old, new, _Rounded(a, _fed(a, seen), [name], bench.provider, bench.points))
+    return _measured(target, old, new, _variants(a, _fed(a, seen), [name], bench.provider, bench.points))
 
 
 def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:

@@ -19,8 +19,9 @@ import onnx
 from rewriter.compare.weights import Status, TensorChange, Weight, compared, kind_of, only
 from rewriter.files.load import LoadedModel
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
+from rewriter.graph.types import elem_name
 from rewriter.graph.view import ONNX_DOMAINS, key_of, operator_of, opsets, subgraphs
-from rewriter.text import decoded
+from rewriter.text import decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
@@ -205,14 +206,6 @@ class Graph:
             return depth, self.weights[name]
         return None if self.outer is None or name in self.inputs else self.outer.weight(name, depth + 1)
 
-    def own(self) -> list[bytes]:
-        """For each node, a digest of its operator, attributes and weights."""
-
-        def given(name: str) -> bytes:
-            return self._data(name) or (b"i" if name in self.inputs else b"-")
-
-        return [_digest([own_digest(self, node), *map(given, node.input)]) for node in self.nodes]
-
     def computed(self) -> list[bytes]:
         """For each node, a digest of the whole computation above it."""
         # Digests of operands are combined (a Merkle tree), so shared subexpressions are not expanded and the time is
@@ -261,7 +254,6 @@ def match(a: Graph, b: Graph) -> Matches:
     matcher.unique(_by_output(a), _by_output(b))
     if matcher.open:
         matcher.in_order(a.computed().__getitem__, b.computed().__getitem__)
-        matcher.spread(a.own(), b.own())
         matcher.spread([operator(node) for node in a.nodes], [operator(node) for node in b.nodes])
         # Last, because the names of operands can be compared only through the pairs found so far.
         matcher.unique(_by_inputs(a, aliases(a, b, matcher.pairs)), _by_inputs(b, {}))
@@ -659,9 +651,57 @@ def _type_text(value: onnx.ValueInfoProto) -> str:
     held = value.type.WhichOneof("value")
     if held != "tensor_type":
         return (held or "of unknown type").removesuffix("_type")
+    name = kind_of(onnx.TensorProto(data_type=value.type.tensor_type.elem_type)).partition("[")[0]
+    dims = _dims(value)
+    return name if dims is None else f"{name}[{', '.join(map(decoded, dims))}]"
+
+
+def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:
+    """Why two models cannot be run on the same inputs and compared, such as `output 'y': float in A, double in B`.
+
+    Names and element types must agree, and so must sizes that both declare; names of symbolic dimensions do not matter.
+    """
+    found: list[str] = []
+    for what in ("input", "output"):
+        ours, theirs = (dict(_free(model.graph, what)) for model in (a, b))
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            if name not in ours or name not in theirs:
+                found.append(f"{what} {quoted(name)} is only in {'A' if name in ours else 'B'}")
+                continue
+            kinds = [_element(side[name]) for side in (ours, theirs)]
+            dims = [_dims(side[name]) for side in (ours, theirs)]
+            if kinds[0] != kinds[1] and "undefined" not in kinds:
+                found.append(f"{what} {quoted(name)}: {kinds[0]} in A, {kinds[1]} in B")
+            elif not _agree(*dims):
+                found.append(
+                    f"{what} {quoted(name)}: [{', '.join(dims[0] or ())}] in A, [{', '.join(dims[1] or ())}] in B"
+                )
+    return tuple(found)
+
+
+def _free(graph: onnx.GraphProto, what: str) -> Iterator[tuple[str, onnx.ValueInfoProto]]:
+    defaults = {tensor.name for tensor in graph.initializer}
+    values = graph.output if what == "output" else [each for each in graph.input if each.name not in defaults]
+    return ((value.name, value) for value in values)
+
+
+def _element(value: onnx.ValueInfoProto) -> str:
+    held = value.type.WhichOneof("value")
+    return (
+        elem_name(value.type.tensor_type.elem_type)
+        if held == "tensor_type"
+        else (held or "undefined").removesuffix("_type")
+    )
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[str] | None:
     kind = value.type.tensor_type
-    dims = [
-        decoded(dim.dim_param) or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in kind.shape.dim
-    ]
-    name = kind_of(onnx.TensorProto(data_type=kind.elem_type)).partition("[")[0]
-    return f"{name}[{', '.join(dims)}]" if kind.HasField("shape") else name
+    if not kind.HasField("shape"):
+        return None
+    return [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
+
+
+def _agree(a: Sequence[str] | None, b: Sequence[str] | None) -> bool:
+    if a is None or b is None:
+        return True
+    return len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True) if x.isdecimal() and y.isdecimal())

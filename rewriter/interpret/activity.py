@@ -26,7 +26,7 @@ from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import Role, input_specs
 
 SILENT = 1e-6
-"""A head is silent if its activations stay below this share of the largest of its sublayer."""
+"""A head is dead if its activations stay below this share of the largest of its sublayer."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ActiveHead:
         mean: the mean activation.
         deviation: its standard deviation.
         largest: the largest absolute activation.
-        dead: why it does nothing, or always the same; empty if it does something.
+        dead: whether it writes nothing on these inputs.
     """
 
     head: str
@@ -66,7 +66,7 @@ class ActiveHead:
     mean: float
     deviation: float
     largest: float
-    dead: str
+    dead: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Activity:
 
     @property
     def dead(self) -> list[ActiveHead]:
-        """The heads that do nothing on these inputs, or always the same."""
+        """The heads that write nothing on these inputs."""
         return [row for row in self.rows if row.dead]
 
     def to_json(self) -> dict[str, Any]:
@@ -133,15 +133,11 @@ def head_activity(
         named.name: _HeadTally(index, named, np.array(chosen), top) for named, chosen in chosen_heads(index, names)
     }
     known = hooks_of(index)
-    wanted = [f"{name}.hook_{part}" for name in tallies for part in ("z", "pattern")]
     cases, _ = cases_of(index, inputs)
     places = _Numbering(index, cases)
-    for name, array in recorded(index, cases, {hook: known[hook] for hook in wanted if hook in known}):
+    for name, array in recorded(index, cases, {f"{name}.hook_z": known[f"{name}.hook_z"] for name in tallies}):
         case, _, hook = name.rpartition("/") if len(cases) > 1 else ("", "", name)
-        sublayer, _, part = hook.rpartition(".")
-        tally = tallies[sublayer]
-        kept, start = places.kept(case, (len(array), array.shape[tally.tokens_axis(part)]))
-        tally.add(part, array.astype(np.float64), kept, start)
+        tallies[hook.removesuffix(".hook_z")].add(array.astype(np.float64), *places.kept(case, array.shape[:2]))
     rows = [row for tally in tallies.values() for row in tally.rows(places)]
     return Activity(tuple(rows), places.count, told)
 
@@ -200,46 +196,24 @@ class _HeadTally:
     """What the chosen heads of a sublayer do, case after case."""
 
     def __init__(self, index: HeadIndex, named: Named, chosen: Array, top: int) -> None:
-        self._named, self._own, self._chosen = named, named.sublayer, chosen
+        self._named, self._chosen = named, chosen
         count = len(chosen)
         self._best = Best(count, top, np.dtype(np.float64), floor=-np.inf)
         self._sum, self._squares, self._tokens = np.zeros(count), np.zeros(count), 0
         self._largest, self._peak = np.zeros(count), 0.0
-        # Of neurons the smallest and the largest weight of each key; of original heads the first sequence's pattern.
-        self._low: Array = np.array(np.inf)
-        self._high: Array = np.array(-np.inf)
-        self._pattern: Array | None = None
-        self._same, self._sequences = np.ones(count, np.bool_), 0
-        self._rows = index[f"{named.name}.W_O"] if isinstance(self._own, Attention) else np.zeros(0)
+        self._rows = index[f"{named.name}.W_O"] if isinstance(named.sublayer, Attention) else np.zeros(0)
 
-    def tokens_axis(self, part: str) -> int:
-        """The axis of tokens in what is recorded: patterns of original heads are [batch, heads, dest, src]."""
-        return 2 if part == "hook_pattern" and isinstance(self._own, Attention) else 1
-
-    def add(self, part: str, array: Array, kept: Array, start: int) -> None:
-        """One recorded array; `kept` [batch, tokens] is where there is no padding, `start` the number of the first."""
-        if part == "hook_z":
-            values = activations_of(self._named, array, self._rows)[kept]
-            self._peak = max(self._peak, float(np.abs(values).max(initial=0.0)))
-            values = values[:, self._chosen]
-            self._largest = np.maximum(self._largest, np.abs(values).max(axis=0, initial=0.0))
-            self._sum += values.sum(axis=0)
-            self._squares += (values * values).sum(axis=0)
-            self._tokens += len(values)
-            if len(values):
-                self._best.add(np.arange(values.shape[1]), np.ascontiguousarray(values.T), start + np.flatnonzero(kept))
-        elif isinstance(self._own, NeuronHeads):  # [batch, tokens, heads, 1 + m]
-            pattern = array[kept]
-            by_neuron = pattern.reshape(len(pattern), -1, self._own.neurons, pattern.shape[-1])[:, :, self._chosen]
-            self._low = np.minimum(self._low, by_neuron.min(axis=0, initial=np.inf))
-            self._high = np.maximum(self._high, by_neuron.max(axis=0, initial=-np.inf))
-        else:
-            # Sequences of one length without padding are compared with the first.
-            for sequence, own in zip(kept, array[:, self._chosen], strict=True):
-                if sequence.all() and (self._pattern is None or own.shape == self._pattern.shape):
-                    self._pattern = own if self._pattern is None else self._pattern
-                    self._sequences += 1
-                    self._same &= np.abs(own - self._pattern).max(axis=(1, 2), initial=0.0) <= SILENT
+    def add(self, z: Array, kept: Array, start: int) -> None:
+        """z of one case; `kept` [batch, tokens] is where there is no padding, `start` the number of the first."""
+        values = activations_of(self._named, z, self._rows)[kept]
+        self._peak = max(self._peak, float(np.abs(values).max(initial=0.0)))
+        values = values[:, self._chosen]
+        self._largest = np.maximum(self._largest, np.abs(values).max(axis=0, initial=0.0))
+        self._sum += values.sum(axis=0)
+        self._squares += (values * values).sum(axis=0)
+        self._tokens += len(values)
+        if len(values):
+            self._best.add(np.arange(values.shape[1]), np.ascontiguousarray(values.T), start + np.flatnonzero(kept))
 
     def rows(self, places: _Numbering) -> Iterator[ActiveHead]:
         """The results."""
@@ -248,13 +222,5 @@ class _HeadTally:
             mean, square = (float(each[row]) / max(self._tokens, 1) for each in (self._sum, self._squares))
             deviation = max(square - mean * mean, 0.0) ** 0.5
             largest = float(self._largest[row])
-            yield ActiveHead(f"{self._named.name}.{number}", top, mean, deviation, largest, self._dead(row))
-
-    def _dead(self, row: int) -> str:
-        if self._largest[row] <= SILENT * self._peak:
-            return "writes nothing on these inputs"
-        if isinstance(self._own, NeuronHeads):
-            spread = (self._high - self._low).max(axis=(0, 2))[row] if self._low.ndim else 0.0
-            constant = self._tokens > 1 and spread <= SILENT
-            return "its pattern is the same at all tokens" if constant else ""
-        return "its pattern is the same in all sequences" if self._sequences > 1 and self._same[row] else ""
+            dead = largest <= SILENT * self._peak
+            yield ActiveHead(f"{self._named.name}.{number}", top, mean, deviation, largest, dead)

@@ -7,7 +7,7 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -18,10 +18,9 @@ from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import REARRANGED, GraphView, attributes, label
-from rewriter.interpret.trace import BATCH, Part, Shape, Signal, Tracer
+from rewriter.interpret.trace import Shape, Signal, Source, Tracer
 
-# -- layout ----------------------------------------
-
+# -- which columns of a linear operator belong to which head --------------------------------------------------------
 
 Indices = NDArray[np.int64]
 
@@ -66,11 +65,11 @@ def heads_in(view: GraphView, signal: Signal, operators: dict[str, LinearOperato
     Raises:
         LostError: the tensor is not laid out like that, or is not made by one linear operator.
     """
-    linear = [part for part in signal.parts if part.source in operators]
+    linear = [part for part in signal.sources if part.name in operators]
     if len(linear) != 1:
         reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
-        raise LostError(reason, linear[0].source if linear else "its inputs")
-    operator = operators[linear[0].source]
+        raise LostError(reason, linear[0].name if linear else "its inputs")
+    operator = operators[linear[0].name]
     where = label(view.nodes[operator.node])
     (part,) = linear
     rows, columns = _coordinates(part, operator, view, signal.shape)
@@ -79,11 +78,11 @@ def heads_in(view: GraphView, signal: Signal, operators: dict[str, LinearOperato
     if not (columns.reshape(-1, *first.shape) == first).all():
         raise LostError("sequences of one batch have different heads", where)
     factor = _one(part, where)
-    added = tuple(_added(each, signal.shape, per_sequence, where) for each in signal.parts if each.source in constants)
+    added = tuple(_added(each, signal.shape, per_sequence, where) for each in signal.sources if each.name in constants)
     return Heads(operator, first, factor, added, signal.rotary)
 
 
-def _coordinates(part: Part, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
+def _coordinates(part: Source, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
     """(rows [blocks, tokens], columns [blocks, d_head]) of the operator's output, from which the entries come."""
     where = label(view.nodes[operator.node])
     if len(shape) < 3 or operator.axis != -1 or not operator.out_features:
@@ -109,7 +108,7 @@ def _per_sequence(rows: Indices, where: str) -> int:
     return count
 
 
-def _one(part: Part, where: str) -> float:
+def _one(part: Source, where: str) -> float:
     """The factor that all entries of a part share."""
     factors = np.unique(part.factor[part.index >= 0])
     if len(factors) != 1 or factors[0] == 0.0:
@@ -117,11 +116,11 @@ def _one(part: Part, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: Part, shape: Shape, heads: int, where: str) -> Added:
+def _added(part: Source, shape: Shape, heads: int, where: str) -> Added:
     positions = part.index.reshape(-1, heads, *shape[-2:])
     if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
-        raise LostError(f"the constant '{part.source}' that is added differs from token to token", where)
-    return Added(part.source, positions[0, :, 0], _one(part, where))
+        raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
+    return Added(part.name, positions[0, :, 0], _one(part, where))
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
@@ -130,11 +129,11 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
     Raises:
         LostError: the channels are not those of one token's heads.
     """
-    if len(signal.parts) != 1 or signal.parts[0].source != stop or (signal.parts[0].index < 0).any():
+    if len(signal.sources) != 1 or signal.sources[0].name != stop or (signal.sources[0].index < 0).any():
         raise LostError("the output projection reads more than the heads", where)
-    if (signal.parts[0].factor != 1.0).any():
+    if (signal.sources[0].factor != 1.0).any():
         raise LostError("the heads' outputs are scaled", where)
-    index = signal.parts[0].index.reshape(-1, signal.shape[-1])
+    index = signal.sources[0].index.reshape(-1, signal.shape[-1])
     tokens, width = shape[-2:]
     block, rest = np.divmod(index, tokens * width)
     token, entry = np.divmod(rest, width)
@@ -154,11 +153,7 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
     return channels
 
 
-__all__ = ["BATCH", "Added", "Heads", "heads_in", "rows_of_output"]
-
-
-# -- original ----------------------------------------
-
+# -- attention sublayers --------------------------------------------------------------------------------------------
 
 _DEPTH = 24
 """Longest chain of nodes between a Softmax and the products on both sides of it."""
@@ -264,21 +259,10 @@ def _assembled(
 ) -> Attention:
     scores, pattern, value, z = tensors
     query, keys, values = (tracer.trace(name) for name in (*before.input, value))
-    keys = Signal((*keys.shape[:-2], keys.shape[-1], keys.shape[-2]), tuple(map(_turned, keys.parts)), keys.rotary)
+    keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
     leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
-    query, keys, values = (_spread(side, leading) for side in (query, keys, values))
+    query, keys, values = (side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values))
     return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores)
-
-
-def _turned(part: Part) -> Part:
-    return part.moved(lambda array: np.swapaxes(array, -1, -2))
-
-
-def _spread(signal: Signal, leading: Shape) -> Signal:
-    """Repeat heads and sequences that broadcast."""
-    shape = (*leading, *signal.shape[-2:])
-    parts = tuple(part.moved(lambda array: np.broadcast_to(array, shape)) for part in signal.parts)
-    return Signal(shape, parts, signal.rotary)
 
 
 def _joined(
@@ -322,7 +306,7 @@ def _joined(
 
 
 def _operators_of(tracer: Tracer, signal: Signal) -> dict[str, LinearOperator]:
-    found = {part.source: tracer.operator(part.source) for part in signal.parts}
+    found = {source.name: tracer.operator(source.name) for source in signal.sources}
     return {name: operator for name, operator in found.items() if operator is not None}
 
 
@@ -401,26 +385,22 @@ def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
     flat = len(signals[0].shape) == 3
     if flat and not all(counts):
         raise LostError("its number of heads is not known", label(node))
-    sides = [_split(signal, count) if flat else signal for signal, count in zip(signals, counts, strict=True)]
+    sides = [_by_head(signal, count) if flat else signal for signal, count in zip(signals, counts, strict=True)]
     heads = sides[0].shape[1]
-    query, key, value = (_repeated(side, heads) for side in sides)
+    # Keys and values once per query head of their group.
+    query, key, value = (
+        side.moved(lambda array, times=heads // side.shape[1]: np.repeat(array, times, axis=1))  # type: ignore[misc]
+        for side in sides
+    )
     scale = float(given.get("scale", 0.0)) or query.shape[-1] ** -0.5
     z_shape = (query.shape[0], heads, query.shape[2], value.shape[-1]) if flat else None
     if given.get("do_rotary"):
-        query, key = (Signal(side.shape, side.parts, rotary=True) for side in (query, key))
+        query, key = (replace(side, rotary=True) for side in (query, key))
     return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", z_shape)
 
 
-def _split(signal: Signal, heads: int) -> Signal:
+def _by_head(signal: Signal, heads: int) -> Signal:
     """[batch, tokens, heads * d_head] as [batch, heads, tokens, d_head]."""
     batch, tokens, width = signal.shape
     shape = (batch, tokens, heads, width // heads)
-    parts = tuple(part.moved(lambda array: array.reshape(shape).transpose(0, 2, 1, 3)) for part in signal.parts)
-    return Signal((batch, heads, tokens, width // heads), parts, signal.rotary)
-
-
-def _repeated(signal: Signal, heads: int) -> Signal:
-    """Keys or values once per query head of their group."""
-    times = heads // signal.shape[1]
-    parts = tuple(part.moved(lambda array: np.repeat(array, times, axis=1)) for part in signal.parts)
-    return Signal((signal.shape[0], signal.shape[1] * times, *signal.shape[2:]), parts, signal.rotary)
+    return signal.moved(lambda array: array.reshape(shape).transpose(0, 2, 1, 3))

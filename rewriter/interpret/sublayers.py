@@ -29,9 +29,6 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import SAME_NUMBERS, GraphView
 from rewriter.interpret.original import Attention
 
-# -- neurons ----------------------------------------
-
-
 PROGRAMS = {"fewest": "masked", "fast": "local"}
 """Which form's program the neurons' heads are: that with the fewest heads, or that with the fewest operations."""
 
@@ -53,7 +50,6 @@ class NeuronHeads:
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
-        form: the form in which they are in the file; empty in an original.
     """
 
     name: str
@@ -68,7 +64,6 @@ class NeuronHeads:
     gate: str
     own: str
     bound: float
-    form: str = ""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -152,7 +147,7 @@ def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterato
             yield Miss(reason, found.node)
         else:
             # The file's own heads are as far from the activation as its plan says.
-            yield replace(found, form=made.record.form, bound=max(found.bound, made.record.bound))
+            yield replace(found, bound=max(found.bound, made.record.bound))
 
 
 def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads | Miss:
@@ -211,8 +206,7 @@ def _block(
     )
 
 
-# -- layers ----------------------------------------
-
+# -- names ----------------------------------------------------------------------------------------------------------
 
 Sublayer = Attention | NeuronHeads
 

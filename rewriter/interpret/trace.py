@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,10 +22,9 @@ from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
 from passes.values import UNFIT, LostError, Values, sliced
 from rewriter.graph.constants import Constants, Read
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, attributes, integer_of, integers_of, key_of, label
 
-# -- shapes ----------------------------------------
-
+# -- made-up sizes --------------------------------------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 
@@ -95,11 +95,12 @@ def _ranges(view: GraphView, read: Read, found: Mapping[str, Shape]) -> list[onn
     return declared
 
 
-# -- trace ----------------------------------------
-
+# -- following entries ---------------------------------------------------------------------------------------------
 
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
+Move = Callable[[NDArray[Any]], NDArray[Any]]
+"""Moves, repeats or drops entries of an array."""
 
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
@@ -112,37 +113,49 @@ _WAVE_DEPTH = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Source:
     """One source of a tensor's entries.
 
     Attributes:
-        source: the output of a linear operator, a constant, or a tensor at which the caller stops.
+        name: the output of a linear operator, a constant, or a tensor at which the caller stops.
         index: for every entry the position in the flattened source, -1 for none.
         factor: factors, of the same shape.
     """
 
-    source: str
+    name: str
     index: Indices
     factor: Array
-
-    def moved(self, move: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> Part:
-        """The part with its entries moved by a function of arrays."""
-        return Part(self.source, move(self.index).astype(np.int64), move(self.factor).astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """A tensor as the sum of its parts.
+    """A tensor as the sum of its sources.
 
     Attributes:
         shape: its shape, at made-up sizes.
-        parts: its sources; none where it comes from the graph's inputs, as a key-value cache does.
-        rotary: whether a rotary embedding is applied on the way, which the parts leave out.
+        sources: none where it comes from the graph's inputs, as a key-value cache does.
+        rotary: whether a rotary embedding is applied on the way, which the sources leave out.
     """
 
     shape: Shape
-    parts: tuple[Part, ...]
+    sources: tuple[Source, ...]
     rotary: bool = False
+
+    def moved(self, move: Move) -> Signal:
+        """The tensor with its entries moved."""
+        shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
+        if prod(shape) > LARGEST:
+            raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
+        sources = (replace(each, index=move(each.index), factor=move(each.factor)) for each in self.sources)
+        return replace(self, shape=shape, sources=tuple(sources))
+
+    def spread(self, shape: Shape) -> Signal:
+        """The tensor broadcast."""
+        return self.moved(lambda array: np.broadcast_to(array, shape))
+
+    def scaled(self, factor: Array | float) -> Signal:
+        """The tensor times a factor, entry by entry."""
+        return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
 
 
 class Tracer:
@@ -193,28 +206,6 @@ class Tracer:
         value = self._fixed(tensor)
         return None if value is None or value.size != 1 else float(value.reshape(()))
 
-    def trace(self, tensor: str, stop: str = "", depth: int = 0) -> Signal:
-        """Follow a tensor back to linear operators, constants and inputs, or to the tensor `stop`.
-
-        Raises:
-            LostError: something else than moving, scaling and adding happens on the way.
-        """
-        if tensor == stop or tensor in self.constants or self.operator(tensor) is not None:
-            return _source(tensor, self.shape(tensor))
-        node = self.view.made_by(tensor)
-        if node is None:
-            return Signal(self.shape(tensor), ())
-        if depth > _DEPTH:
-            raise LostError("the way back is too long", label(node))
-        step = _STEPS.get(key_of(node))
-        if step is None:
-            raise LostError("it does more than move, scale or add entries", label(node))
-        found = step(self, node, tensor, stop, depth + 1)
-        known = self._shapes.get(tensor)
-        if known is not None and found.shape != known:
-            raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
-        return found
-
     def _fixed(self, tensor: str) -> Array | None:
         """The value of a small tensor that is the same for all inputs; None for anything else."""
         try:
@@ -223,109 +214,69 @@ class Tracer:
             return None
         return value if np.isfinite(value).all() else None
 
-    # -- steps ----------------------------------------------------------------------------------------------
+    def trace(self, tensor: str, stop: str = "", depth: int = 0) -> Signal:
+        """Follow a tensor back to linear operators, constants and inputs, or to the tensor `stop`.
 
-    def same(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Identity, Cast, Dropout."""
-        return self.trace(node.input[0], stop, depth)
+        Raises:
+            LostError: something else than moving, scaling and adding happens on the way.
+        """
+        if tensor == stop or tensor in self.constants or self.operator(tensor) is not None:
+            shape = self.shape(tensor)
+            if prod(shape) > LARGEST:
+                raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+            return Signal(shape, (Source(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+        node = self.view.made_by(tensor)
+        if node is None:
+            return Signal(self.shape(tensor), ())
+        if depth > _DEPTH:
+            raise LostError("the way back is too long", label(node))
+        found = self._through(node, tensor, lambda name: self.trace(name, stop, depth + 1))
+        known = self._shapes.get(tensor)
+        if known is not None and found.shape != known:
+            raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
+        return found
 
-    def reshaped(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
-        """All operators that keep the entries in order."""
-        found = self.trace(node.input[0], stop, depth)
-        shape = self._shapes.get(output)
-        if shape is None and node.op_type == "Reshape":
-            wanted = self._values.numbers(node.input[1])
-            shape = tuple(found.shape[axis] if size == 0 else size for axis, size in enumerate(wanted))
-        elif shape is None:
-            raise LostError("the shape of its output is not known", label(node))
-        return _moved(found, lambda a: a.reshape(shape))
+    def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
+        """What a node makes of what it reads."""
+        key = key_of(node)
+        if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
+            return replace(follow(node.input[0]), rotary=True)
+        if key in _MOVES:
+            found = follow(node.input[0])
+            return found.moved(_MOVES[key](self, node, output, found.shape))
+        if key == ("", "Concat"):
+            return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
+        if key == ("", "Neg"):
+            return follow(node.input[0]).scaled(-1.0)
+        if key in (("", "Mul"), ("", "Div")):
+            return self._scaled(node, follow)
+        if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
+            return self._added(node, follow)
+        raise LostError("it does more than move, scale or add entries", label(node))
 
-    def transposed(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Transpose."""
-        order = integers_of(node, "perm")
-        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.transpose(a, order))
-
-    def expanded(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
-        """Expand."""
-        found = self.trace(node.input[0], stop, depth)
-        shape = self._shapes.get(output) or np.broadcast_shapes(found.shape, self._values.numbers(node.input[1]))
-        return _spread(found, shape)
-
-    def split(self, node: onnx.NodeProto, output: str, stop: str, depth: int) -> Signal:
-        """Split."""
-        axis = integer_of(node, "axis", 0)
-        shapes = [self.shape(name) for name in node.output]
-        start = sum(shape[axis] for shape in shapes[: list(node.output).index(output)])
-        rows = np.arange(start, start + self.shape(output)[axis])
-        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.take(a, rows, axis))
-
-    def slice(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Slice."""
-        if len(node.input) > 2:
-            bounds = [self._values.numbers(name) for name in node.input[1:]]
-        else:
-            stated = (integers_of(node, name) for name in ("starts", "ends", "axes"))
-            bounds = [each for each in stated if each is not None]
-        return _moved(self.trace(node.input[0], stop, depth), lambda a: sliced(a, bounds))
-
-    def gathered(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Gather of constant rows."""
-        axis = integer_of(node, "axis", 0)
-        rows = np.array(self._values.numbers(node.input[1]), dtype=np.int64).reshape(self.shape(node.input[1]))
-        return _moved(self.trace(node.input[0], stop, depth), lambda a: np.take(a, rows, axis))
-
-    def concatenated(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Concat: of the new keys with a cache, of a rotated part with the rest."""
-        axis = attributes(node)["axis"]
-        pieces = [self.trace(name, stop, depth) for name in node.input]
-        parts = []
-        for source in dict.fromkeys(part.source for piece in pieces for part in piece.parts):
-            own = [next((part for part in piece.parts if part.source == source), None) for piece in pieces]
-            index = [
-                np.full(piece.shape, -1) if part is None else part.index
-                for piece, part in zip(pieces, own, strict=True)
-            ]
-            factor = [
-                np.ones(piece.shape) if part is None else part.factor for piece, part in zip(pieces, own, strict=True)
-            ]
-            parts.append(Part(source, np.concatenate(index, axis), np.concatenate(factor, axis)))
-        shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
-        return Signal(shape, tuple(parts), any(piece.rotary for piece in pieces))
-
-    def negated(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """Neg."""
-        return _scaled(self.trace(node.input[0], stop, depth), np.array(-1.0))
-
-    def scaled(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+    def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Mul and Div by numbers that no input changes."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
             factor = self._fixed(node.input[slot])
             if factor is not None:
-                found = self.trace(node.input[1 - slot], stop, depth)
-                factor = factor if node.op_type == "Mul" else 1.0 / factor
-                return _scaled(_spread(found, np.broadcast_shapes(found.shape, factor.shape)), factor)
+                found = follow(node.input[1 - slot])
+                found = found.spread(np.broadcast_shapes(found.shape, factor.shape))
+                return found.scaled(factor if node.op_type == "Mul" else 1.0 / factor)
         raise LostError("it multiplies with something that the inputs change", label(node))
 
-    def added(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
+    def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
         turned = self._turned(node)
         if turned is not None:
-            return replace(self.trace(turned, stop, depth), rotary=True)
-        operands = [self.trace(name, stop, depth) for name in node.input]
+            return replace(follow(turned), rotary=True)
+        operands = [follow(name) for name in node.input]
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        parts: list[Part] = []
-        rotary = False
-        for place, operand in enumerate(operands):
-            found = _spread(operand, shape)
-            if not found.parts:
-                raise LostError("it adds something that comes from the inputs", label(node))
-            parts += (_scaled(found, np.array(-1.0)) if place and node.op_type == "Sub" else found).parts
-            rotary |= found.rotary
-        return Signal(shape, tuple(parts), rotary)
-
-    def embedded(self, node: onnx.NodeProto, _: str, stop: str, depth: int) -> Signal:
-        """RotaryEmbedding."""
-        return replace(self.trace(node.input[0], stop, depth), rotary=True)
+        if not all(operand.sources for operand in operands):
+            raise LostError("it adds something that comes from the inputs", label(node))
+        signs = [-1.0 if place and node.op_type == "Sub" else 1.0 for place in range(len(operands))]
+        terms = [operand.spread(shape).scaled(sign) for operand, sign in zip(operands, signs, strict=True)]
+        sources = tuple(source for term in terms for source in term.sources)
+        return Signal(shape, sources, any(term.rotary for term in terms))
 
     def _turned(self, node: onnx.NodeProto) -> str | None:
         """The x of x cos + R x sin; None for any other sum."""
@@ -367,67 +318,74 @@ class Tracer:
             return ""
         return "Cos" if (first[0] == 1.0).all() else "Sin" if (first[0] == 0.0).all() else ""
 
+    # -- moves: what an operator does to the entries of its first input, of a shape ---------------------------------
+
+    def reshaped(self, node: onnx.NodeProto, output: str, before: Shape) -> Move:
+        """All operators that keep the entries in order."""
+        shape = self._shapes.get(output)
+        if shape is None and node.op_type == "Reshape":
+            wanted = self._values.numbers(node.input[1])
+            shape = tuple(before[axis] if size == 0 else size for axis, size in enumerate(wanted))
+        elif shape is None:
+            raise LostError("the shape of its output is not known", label(node))
+        return lambda array: array.reshape(shape)
+
+    def expanded(self, node: onnx.NodeProto, output: str, before: Shape) -> Move:
+        """Expand."""
+        shape = self._shapes.get(output) or np.broadcast_shapes(before, self._values.numbers(node.input[1]))
+        return lambda array: np.broadcast_to(array, shape)
+
+    def split(self, node: onnx.NodeProto, output: str, _: Shape) -> Move:
+        """Split."""
+        axis = integer_of(node, "axis", 0)
+        start = sum(self.shape(name)[axis] for name in node.output[: list(node.output).index(output)])
+        rows = np.arange(start, start + self.shape(output)[axis])
+        return lambda array: np.take(array, rows, axis)
+
+    def slice(self, node: onnx.NodeProto, _output: str, _: Shape) -> Move:
+        """Slice."""
+        if len(node.input) > 2:
+            bounds = [self._values.numbers(name) for name in node.input[1:]]
+        else:
+            stated = (integers_of(node, name) for name in ("starts", "ends", "axes"))
+            bounds = [each for each in stated if each is not None]
+        return lambda array: sliced(array, bounds)
+
+    def gathered(self, node: onnx.NodeProto, _output: str, _: Shape) -> Move:
+        """Gather of constant rows."""
+        axis = integer_of(node, "axis", 0)
+        rows = np.array(self._values.numbers(node.input[1]), dtype=np.int64).reshape(self.shape(node.input[1]))
+        return lambda array: np.take(array, rows, axis)
+
+
+def _concatenated(pieces: list[Signal], axis: int) -> Signal:
+    """Concat: of the new keys with a cache, of a rotated part with the rest."""
+    found = []
+    for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
+        index, factor = [], []
+        for piece in pieces:
+            own = next((source for source in piece.sources if source.name == name), None)
+            index.append(np.full(piece.shape, -1) if own is None else own.index)
+            factor.append(np.ones(piece.shape) if own is None else own.factor)
+        found.append(Source(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
+    shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
+    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces))
+
 
 def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
     shape = view.type_of(tensor).shape
     return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
 
-_CARRYING = {
-    "Cast",
-    "Unsqueeze",
-    "Squeeze",
-    "Reshape",
-    "Transpose",
-    "Mul",
-    "Slice",
-    "Identity",
-    "Expand",
-    "Concat",
-    "Pad",
-}
+_CARRYING = REARRANGED | {"Mul", "Slice", "Expand", "Concat", "Pad"}
 
-
-def _checked(tensor: str, shape: Shape) -> Shape:
-    if prod(shape) > LARGEST:
-        raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-    return shape
-
-
-def _source(tensor: str, shape: Shape) -> Signal:
-    _checked(tensor, shape)
-    index = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-    return Signal(shape, (Part(tensor, index, np.ones(shape)),))
-
-
-def _moved(signal: Signal, move: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> Signal:
-    shape = move(np.broadcast_to(np.int8(0), signal.shape)).shape
-    return Signal(shape, tuple(part.moved(move) for part in signal.parts), signal.rotary)
-
-
-def _spread(signal: Signal, shape: Shape) -> Signal:
-    _checked("a tensor that is repeated", shape)
-    return _moved(signal, lambda array: np.broadcast_to(array, shape))
-
-
-def _scaled(signal: Signal, factor: Array) -> Signal:
-    return replace(signal, parts=tuple(replace(part, factor=part.factor * factor) for part in signal.parts))
-
-
-Step = Callable[[Tracer, onnx.NodeProto, str, str, int], Signal]
-
-_STEPS: dict[tuple[str, str], Step] = {
-    **dict.fromkeys((("", "Identity"), ("", "Cast"), ("", "Dropout")), Tracer.same),
-    **dict.fromkeys((("", "Reshape"), ("", "Squeeze"), ("", "Unsqueeze"), ("", "Flatten")), Tracer.reshaped),
-    ("", "Transpose"): Tracer.transposed,
+_MOVES: dict[tuple[str, str], Callable[[Tracer, onnx.NodeProto, str, Shape], Move]] = {
+    **{("", name): lambda *_: lambda array: array for name in ("Identity", "Cast", "Dropout")},
+    **{("", name): Tracer.reshaped for name in ("Reshape", "Squeeze", "Unsqueeze", "Flatten")},
+    ("", "Transpose"): lambda _, node, *__: lambda array: np.transpose(array, integers_of(node, "perm")),
     ("", "Expand"): Tracer.expanded,
     ("", "Split"): Tracer.split,
     ("", "Slice"): Tracer.slice,
     ("", "Gather"): Tracer.gathered,
-    ("", "Concat"): Tracer.concatenated,
-    ("", "Neg"): Tracer.negated,
-    **dict.fromkeys((("", "Mul"), ("", "Div")), Tracer.scaled),
-    **dict.fromkeys((("", "Add"), ("", "Sub"), ("", "Sum")), Tracer.added),
-    **dict.fromkeys((("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")), Tracer.embedded),
 }
-"""(domain, operator) to the step back through it."""
+"""(domain, operator) to what it does to the entries of its first input."""

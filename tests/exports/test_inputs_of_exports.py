@@ -1,4 +1,4 @@
-"""Inputs made for real exports: the originals accept all of them, padding and special rows included."""
+"""Inputs made for models that PyTorch exports are accepted, and their float64 evaluation is that of the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
+from rewriter.proof.reference.float64 import open_reference
 from tests.conftest import Export
 
 pytestmark = pytest.mark.exports
@@ -38,6 +39,18 @@ def test_the_original_accepts_all_inputs(name: str, export: Export) -> None:
     assert INPUTS[name] <= {value.name for value in model.graph.input}
     for results in run_all(model).values():
         assert all(np.isfinite(value).all() for value in results.values() if value.dtype == np.float32)
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit", "whisper"])
+def test_float32_differs_from_float64_by_rounding_only(name: str, exporter: str, export: Export) -> None:
+    model = onnx.load(export(name, exporter))
+    session, reference = open_session(model), open_reference(model)
+    for case in make_cases(model, seed=3):
+        truth = reference.run(case.feeds)
+        for output, value in session.run(case.feeds).items():
+            assert truth[output].dtype == np.float64
+            assert np.abs(value - truth[output]).max() < 2e-6 * np.abs(truth[output]).max(), case.name
 
 
 def test_bert_with_token_types(tmp_path: Path) -> None:

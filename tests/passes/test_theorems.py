@@ -1,10 +1,14 @@
-"""The sources' statements hold in plain numpy, in the sources' own setting, and the forms compute the same."""
+"""Each form computes the statement of the sources that it implements, written here in plain numpy.
+
+An MLP as matrices and a head program as numbers become attention heads, applied to a residual stream [N, D] by
+`tests.attention.attend` from queries, keys, values, outputs and a mask alone. Sources: Huben and Morris 2023 (arXiv
+2309.08593), theorems 3, 7, 8 and 9, and the earlier post (P1), which has three sublayers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,22 +20,20 @@ from passes.plan import apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
-from tests.attention import Array, AttentionHead, Mlp, attend, neuron_mask, with_indicators, with_positions
-from tests.textmodels import ERF_GELU, SILU, text_model
-from tests.theorems import (
-    THEOREMS,
-    Layer,
-    activation_on_matrix,
-    attention_only_transformer,
-    linear_heads,
-    mlp_as_masked_heads,
-    mlp_as_pseudo_masked_heads,
-    mlp_as_three_sublayers,
-    neuron_heads,
-    plain_transformer,
-    pseudo_masked,
-    three_sublayers,
+from tests.attention import (
+    Array,
+    AttentionHead,
+    BiasNumbers,
+    HeadNumbers,
+    Mlp,
+    ProgramNumbers,
+    Slots,
+    attend,
+    neuron_mask,
+    with_indicators,
+    with_positions,
 )
+from tests.textmodels import ERF_GELU, SILU, text_model
 
 TOKENS, WIDTH, D_FF, OMEGA = 20, 30, 60, 1000.0
 """n_ctx, d_model and Omega of the post's own code."""
@@ -39,6 +41,215 @@ TOKENS, WIDTH, D_FF, OMEGA = 20, 30, 60, 1000.0
 BOUND = 1e-12
 LN2 = float(np.log(2.0))
 SILU_HEAD = Program("silu", (Head(beta=1.0),))
+
+
+# -- theorem 3: neurons as heads -------------------------------------------------------------------------------
+
+
+def neuron_heads(program: ProgramNumbers, y: Array, z: Array, write: Array, slots: Slots) -> list[AttentionHead]:
+    """The heads of one neuron: y [D'] and z [D'] read the pre-activation and the value, write [D'] is its output row.
+
+    The internal dimension is 1, and 2 where logits differ by a constant.
+    """
+    return [_neuron_head(head, y, z, write, slots) for head in program.heads]
+
+
+def _neuron_head(head: HeadNumbers, y: Array, z: Array, write: Array, slots: Slots) -> AttentionHead:
+    dtype = write.dtype
+    tokens, share = _padded(head.bias_tokens, len(slots.bias))
+    slope, offset, value = (
+        np.array([getattr(token, name) for token in tokens]) @ slots.bias for name in ("slope", "offset", "value")
+    )
+    offset = offset + share @ slots.bias
+    # Softmax depends only on differences of logits. With beta and gamma subtracted from the bias tokens, the logits
+    # between two tokens are 0, so a pseudo-mask need not outweigh them, however steep the program is.
+    present = slots.bias.sum(axis=0)
+    keys = [slope - head.beta * present, offset - head.gamma * present]
+    queries = [y, slots.one]
+    # The queries of bias tokens are 0, because y and `one` are 0 there.
+    used = 2 if np.any(keys[1]) else 1
+    return AttentionHead(
+        np.stack(queries[:used], axis=1).astype(dtype),
+        np.stack(keys[:used], axis=1).astype(dtype),
+        (head.c * z + head.d * slots.one + value)[:, None].astype(dtype),
+        write[None, :],
+    )
+
+
+def _padded(tokens: Sequence[BiasNumbers], m: int) -> tuple[list[BiasNumbers], Array]:
+    """The bias tokens of a head that has fewer than the stream: copies of the first one share its weight.
+
+    Returns m tokens, and the terms to add to their logits: -log of the number of copies.
+    """
+    copies = 1 + m - len(tokens)
+    share = np.zeros(m)
+    share[[0, *range(len(tokens), m)]] = -np.log(copies)
+    return [*tokens, *[tokens[0]] * (m - len(tokens))], share
+
+
+def _read(stream: int, weights: Array, bias: Array, slots: Slots) -> Array:
+    """Columns [D', out] that compute `x weights + bias` from a widened row; bias rides on `one`."""
+    columns = np.zeros((stream, weights.shape[1]), weights.dtype)
+    columns[: len(weights)] = weights
+    columns += slots.one[:, None] * bias
+    return columns
+
+
+def _mlp_heads(mlp: Mlp, program: ProgramNumbers, slots: Slots) -> tuple[list[AttentionHead], list[AttentionHead]]:
+    """The heads of all neurons, under `neuron_mask`, and the heads for the linear part and b2, under the identity."""
+    stream, width = len(slots.one), mlp.w2.shape[1]
+    y = _read(stream, mlp.w1, mlp.b1, slots)
+    z = y if mlp.v1 is None or mlp.c1 is None else _read(stream, mlp.v1, mlp.c1, slots)
+    write = np.zeros((len(mlp.w2), stream), mlp.w2.dtype)
+    write[:, :width] = mlp.w2
+    heads = [head for j in range(len(write)) for head in neuron_heads(program, y[:, j], z[:, j], write[j], slots)]
+    rest = slots.one[:, None] * (mlp.b2 + program.constant * mlp.w2.sum(axis=0)) + program.linear * z @ mlp.w2
+    into = np.eye(width, stream, dtype=mlp.w2.dtype)
+    return heads, linear_heads(rest, into, width)
+
+
+def mlp_as_masked_heads(x: Array, mlp: Mlp, program: ProgramNumbers) -> Array:
+    """T3: the MLP's output [N, D] as a sum of masked heads over N + m tokens."""
+    m = _most(program)
+    wide, slots = with_indicators(x, m)
+    heads, alone = _mlp_heads(mlp, program, slots)
+    out = attend(wide, heads, neuron_mask(len(x), m)) + attend(wide, alone, np.eye(len(wide), dtype=bool))
+    return out[m:, : x.shape[1]]
+
+
+# -- theorems 7 and 8: linear maps and activations -------------------------------------------------------------
+
+
+def linear_heads(matrix: Array, into: Array, d_head: int) -> list[AttentionHead]:
+    """T7: `x matrix into`, split by rank; under a mask that is the identity. matrix [D', r], into [r, D']."""
+    nothing = np.zeros((len(matrix), 1), matrix.dtype)
+    starts = range(0, matrix.shape[1], d_head)
+    return [AttentionHead(nothing, nothing, matrix[:, s : s + d_head], into[s : s + d_head]) for s in starts]
+
+
+def activation_heads(
+    program: ProgramNumbers, columns: Sequence[int], slots: Slots, values: Sequence[int] | None = None
+) -> list[AttentionHead]:
+    """T8: heads that add f(v) - v, without its linear part, to every entry v of the columns.
+
+    In a gated block the self values are read from the columns `values`.
+    """
+    basis = np.eye(len(slots.one), dtype=slots.one.dtype)
+    pairs = zip(columns, columns if values is None else values, strict=True)
+    return [head for i, j in pairs for head in neuron_heads(program, basis[i], basis[j], basis[i], slots)]
+
+
+def _replace(program: ProgramNumbers, columns: int, slots: Slots, start: int = 0, values: int | None = None) -> Array:
+    """The part of `f(v) - v` that the heads do not compute, linear z + constant - v, as a matrix [D', columns].
+
+    v stands for the columns from `start` on, z for those from `values` on.
+    """
+    rest = np.zeros((len(slots.one), columns), slots.one.dtype)
+    source = start if values is None else values
+    rest[source : source + columns] += program.linear * np.eye(columns)
+    rest[start : start + columns] -= np.eye(columns)
+    return rest + slots.one[:, None] * program.constant
+
+
+# -- theorem 9: the mask in the weights ------------------------------------------------------------------------
+
+
+def pseudo_masked(head: AttentionHead, allowed: Array, omega: float) -> AttentionHead:
+    """T9: the head with `allowed` [N', N'] written into W_Q and W_K; the last N' columns are one-hot positions.
+
+    Forbidden pairs get -omega.
+    """
+    size, stream = len(allowed), len(head.w_q)
+    logits = np.where(allowed, 0.0, -omega)
+    positions = np.eye(stream)[:, stream - size :]
+    dtype = head.w_q.dtype
+    return AttentionHead(
+        np.concatenate([head.w_q, positions.astype(dtype)], axis=1),
+        np.concatenate([head.w_k, (positions @ logits.T).astype(dtype)], axis=1),
+        head.w_v,
+        head.w_o,
+    )
+
+
+def mlp_as_pseudo_masked_heads(x: Array, mlp: Mlp, program: ProgramNumbers) -> Array:
+    """T9 applied to T3: the MLP's output [N, D] from heads without a mask."""
+    m = _most(program)
+    wide, slots = with_positions(x, m)
+    heads, alone = _mlp_heads(mlp, program, slots)
+    mask, diagonal = neuron_mask(len(x), m), np.eye(len(wide), dtype=bool)
+    every = [pseudo_masked(head, mask, OMEGA) for head in heads]
+    every += [pseudo_masked(head, diagonal, OMEGA) for head in alone]
+    return attend(wide, every)[m:, : x.shape[1]]
+
+
+# -- the post: three sublayers ---------------------------------------------------------------------------------
+
+
+def three_sublayers(
+    mlp: Mlp, program: ProgramNumbers, slots: Slots, tokens: int, d_head: int
+) -> tuple[list[AttentionHead], list[AttentionHead], list[AttentionHead]]:
+    """P1: linear, activation, linear, each to be added to the stream of D + hidden + positions columns; no masks.
+
+    There are d_ff hidden columns; a gate, which the post does not have, needs d_ff more. The third sublayer also clears
+    the hidden columns, so the rank of its matrix is their number.
+    """
+    d_ff, width = mlp.w2.shape
+    m, stream = _most(program), len(slots.one)
+    diagonal = np.eye(tokens + m, dtype=bool)
+    hidden = np.eye(stream, dtype=mlp.w1.dtype)[width : width + hidden_columns(mlp)]
+    first = _read(stream, mlp.w1, mlp.b1, slots)
+    values = None
+    if mlp.v1 is not None and mlp.c1 is not None:
+        first = np.concatenate([first, _read(stream, mlp.v1, mlp.c1, slots)], axis=1)
+        values = width + d_ff
+    sources = None if values is None else range(values, values + d_ff)
+    second = activation_heads(program, range(width, width + d_ff), slots, sources)
+    rest = linear_heads(_replace(program, d_ff, slots, width, values), hidden[:d_ff], d_head)
+    out = np.concatenate([np.zeros((len(hidden), width)), -np.eye(len(hidden), stream - width)], axis=1)
+    out[:d_ff, :width] = mlp.w2
+    last = linear_heads(hidden.T, out.astype(mlp.w2.dtype), d_head)
+    last += linear_heads(slots.one[:, None], np.pad(mlp.b2, (0, stream - width))[None, :], d_head)
+    paired = [pseudo_masked(head, neuron_mask(tokens, m), OMEGA) for head in second]
+    linear, kept, cleared = (
+        [pseudo_masked(head, diagonal, OMEGA) for head in heads if np.any(head.w_v)]
+        for heads in (linear_heads(first, hidden, d_head), rest, last)
+    )
+    return linear, [*paired, *kept], cleared
+
+
+def hidden_columns(mlp: Mlp) -> int:
+    """Columns that the three sublayers need in addition to the D data columns and the positions."""
+    return len(mlp.w2) * (1 if mlp.v1 is None else 2)
+
+
+def mlp_as_three_sublayers(x: Array, mlp: Mlp, program: ProgramNumbers) -> Array:
+    """P1: the MLP's output [N, D], as three maskless sublayers add it to the data columns."""
+    wide, slots = with_positions(x, _most(program), hidden=hidden_columns(mlp))
+    stream = wide
+    for heads in three_sublayers(mlp, program, slots, len(x), d_head=10):
+        stream = stream + attend(stream, heads)
+    if np.abs(stream[:, x.shape[1] :] - wide[:, x.shape[1] :]).max() > 1e-9:
+        raise AssertionError("the hidden columns were not cleared")
+    return stream[_most(program) :, : x.shape[1]] - x
+
+
+def _most(program: ProgramNumbers) -> int:
+    return max(len(head.bias_tokens) for head in program.heads)
+
+
+THEOREMS: Mapping[str, Callable[[Array, Mlp, ProgramNumbers], Array]] = {
+    "local": mlp_as_masked_heads,
+    "compact": mlp_as_masked_heads,
+    "masked": mlp_as_masked_heads,
+    "maskless": mlp_as_pseudo_masked_heads,
+    "staged": mlp_as_three_sublayers,
+    "whole": mlp_as_pseudo_masked_heads,
+}
+"""Form to the statement that it implements: a function of stream [N, D], MLP and program that returns the MLP's output
+[N, D]."""
+
+
+# -- the statements hold, and the forms compute them ------------------------------------------------------------
 
 
 def sigmoid(y: Array) -> Array:
@@ -94,11 +305,6 @@ def stream(seed: int = 9) -> Array:
     return np.random.default_rng(seed).normal(0.0, 1.0, (TOKENS, WIDTH))
 
 
-def a_head(seed: int, width: int, d_head: int) -> AttentionHead:
-    w_q, w_k, w_v = (matrices(seed + part, width, d_head) for part in range(3))
-    return AttentionHead(w_q, w_k, w_v, matrices(seed + 3, d_head, width))
-
-
 def gap(left: Array, right: Array) -> float:
     return float(np.abs(left - right).max())
 
@@ -117,97 +323,6 @@ def test_a_gate_is_the_value_of_the_heads(statement: Any) -> None:
     mlp, x = an_mlp(gated=True), stream()
     gate = Program("sigmoid", (Head(beta=1.0),))
     assert gap(statement(x, mlp, gate), mlp.plain(x, sigmoid)) <= BOUND
-
-
-def test_theorem_3_heads_have_internal_dimension_1_and_two_keys() -> None:
-    wide, slots = with_indicators(stream(), 1)
-    y = np.concatenate([matrices(1, WIDTH), [0.3, 0.0]])
-    (head,) = neuron_heads(SILU_HEAD, y, y, np.zeros(len(y)), slots)
-    assert head.dimension == 1
-    assert neuron_mask(TOKENS, 1).sum(axis=1).tolist() == [1, *[2] * TOKENS]
-    assert wide.shape == (TOKENS + 1, WIDTH + 2)
-
-
-def test_a_wrong_coefficient_is_seen() -> None:
-    mlp, x = an_mlp(), stream()
-    bent = Program("bent", (Head(beta=1.001),))
-    assert gap(mlp_as_masked_heads(x, mlp, bent), mlp.plain(x, silu)) > 4e-4  # measured: 8.5e-4
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_theorem_6_a_transformer_is_attention_only(seed: int) -> None:
-    x = stream(seed)
-    layers = [layer(10 * seed + number) for number in range(3)]
-    expected = plain_transformer(x, layers, silu)
-    assert gap(attention_only_transformer(x, layers, SILU_HEAD), expected) <= BOUND * np.abs(expected).max()
-
-
-def test_theorem_6_needs_bias_tokens_without_values() -> None:
-    with pytest.raises(ValueError, match="would change in every layer"):
-        attention_only_transformer(stream(), [layer(0)], EVERYTHING)
-
-
-def layer(seed: int) -> Layer:
-    d_head = 10
-    heads = tuple(a_head(100 * seed + 10 * number, WIDTH, d_head) for number in range(3))
-    return Layer(heads, np.tri(TOKENS, dtype=bool), an_mlp(seed=seed))
-
-
-@pytest.mark.parametrize("d_head", [1, 7, 30, 64])
-def test_theorem_7_a_linear_map_is_heads_of_bounded_rank(d_head: int) -> None:
-    x, matrix = stream(), matrices(2, WIDTH, WIDTH)
-    heads = linear_heads(matrix, np.eye(WIDTH), d_head)
-    assert len(heads) == -(-WIDTH // d_head)
-    assert all(head.w_v.shape[1] <= d_head for head in heads)
-    assert gap(attend(x, heads, np.eye(TOKENS, dtype=bool)), x @ matrix) <= BOUND
-
-
-@EACH
-def test_theorem_8_an_activation_on_every_entry_is_one_head_per_column(
-    f: Callable[[Array], Array], program: Program
-) -> None:
-    x = 3.0 * stream()
-    assert gap(activation_on_matrix(x, program), f(x)) <= BOUND
-
-
-def test_theorem_9_any_mask_can_stand_in_the_weights() -> None:
-    rng = np.random.default_rng(4)
-    allowed = rng.random((TOKENS, TOKENS)) < 0.3
-    np.fill_diagonal(allowed, val=True)
-    wide, _ = with_positions(stream(), 0)
-    heads = [a_head(0, wide.shape[1], 5)]
-    written = [pseudo_masked(head, allowed, OMEGA) for head in heads]
-    assert gap(attend(wide, written), attend(wide, heads, allowed)) <= BOUND
-
-
-def test_theorem_9_the_error_falls_as_omega_grows() -> None:
-    mlp, x = an_mlp(), stream()
-    expected = mlp.plain(x, silu)
-    errors = [gap(mlp_as_pseudo_masked_heads(x, mlp, SILU_HEAD, omega), expected) for omega in (5, 10, 20, 40, 80)]
-    assert all(later < 1e-2 * earlier for earlier, later in pairwise(errors[:4]))
-    assert errors[-1] <= BOUND
-
-
-def test_plus_two_omega_loses_digits_that_minus_omega_keeps() -> None:
-    mlp, x = an_mlp(), stream()
-    expected = mlp.plain(x, silu)
-    narrow = Mlp(*(part.astype(np.float32) for part in (mlp.w1, mlp.b1, mlp.w2, mlp.b2)))
-    for where, part, kept in ((x, mlp, BOUND), (x.astype(np.float32), narrow, 1.9e-6)):
-        minus, plus = (
-            gap(mlp_as_pseudo_masked_heads(where, part, SILU_HEAD, OMEGA, plus=plus), expected)
-            for plus in (False, True)
-        )
-        assert minus <= kept
-        assert plus > 10 * minus
-
-
-def test_the_posts_sublayers_have_its_head_counts() -> None:
-    mlp, d_head = an_mlp(), 10
-    _, slots = with_positions(stream(), 1, hidden=D_FF)
-    program = PROGRAMS[1][2]
-    counts = [len(heads) for heads in three_sublayers(mlp, program, slots, TOKENS, d_head, OMEGA)]
-    # W1 by rank, one per neuron; W2 with the hidden columns' clearing has rank d_ff, and b2 is one more.
-    assert counts == [D_FF // d_head, D_FF, D_FF // d_head + 1]
 
 
 ACTIVATIONS: tuple[tuple[str, str, Callable[[Array], Array], dict[str, Any]], ...] = (

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import UsageError
-from rewriter.graph.types import Dim
+from rewriter.graph.types import Dim, elem_name
 from rewriter.graph.view import GraphView
 from rewriter.text import quoted
 
@@ -75,20 +75,12 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
 """Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
 pattern of token ids too."""
 
-_SUPPORTED: Mapping[int, type[np.generic]] = {
-    onnx.TensorProto.FLOAT: np.float32,
-    onnx.TensorProto.DOUBLE: np.float64,
-    onnx.TensorProto.FLOAT16: np.float16,
-    onnx.TensorProto.BOOL: np.bool_,
-    onnx.TensorProto.INT8: np.int8,
-    onnx.TensorProto.INT16: np.int16,
-    onnx.TensorProto.INT32: np.int32,
-    onnx.TensorProto.INT64: np.int64,
-    onnx.TensorProto.UINT8: np.uint8,
-    onnx.TensorProto.UINT16: np.uint16,
-    onnx.TensorProto.UINT32: np.uint32,
-    onnx.TensorProto.UINT64: np.uint64,
-}
+_SUPPORTED = {
+    onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16,
+    onnx.TensorProto.BOOL, onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32,
+    onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16, onnx.TensorProto.UINT32,
+    onnx.TensorProto.UINT64,
+}  # fmt: skip
 
 
 def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...]:
@@ -104,13 +96,7 @@ def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
     """The numpy element type for `elem_type`; None if no values of that type can be generated."""
-    if elem_type == onnx.TensorProto.BFLOAT16:
-        import ml_dtypes
-
-        bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    found = _SUPPORTED.get(elem_type)
-    return None if found is None else np.dtype(found)
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type)) if elem_type in _SUPPORTED else None
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
@@ -127,8 +113,7 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     tensor = value.type.tensor_type
     dtype = numpy_type(tensor.elem_type)
     if dtype is None:
-        known = onnx.TensorProto.DataType.items()
-        spelled = next((label.lower() for label, number in known if number == tensor.elem_type), "unknown")
+        spelled = elem_name(tensor.elem_type)
         raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
     if not tensor.HasField("shape"):
         raise UsageError(f"input {name} has no declared shape: give its values with --inputs")

@@ -13,7 +13,7 @@ from onnx import shape_inference
 from passes.forms.whole import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan, sublayers_only
-from passes.whole import planning
+from passes.whole import widen as widening
 from passes.whole.widen import widen
 from rewriter import ExitStatus, rewrite
 from rewriter.graph.extract import ancestors
@@ -257,7 +257,7 @@ QUICK = ("causal mask off by one",)
 
 
 def sabotaged(monkeypatch: pytest.MonkeyPatch, edit: Callable[[onnx.ModelProto], onnx.ModelProto]) -> Any:
-    monkeypatch.setattr(planning, "widen", lambda *given: edit(widen(*given)))
+    monkeypatch.setattr(widening, "widen", lambda *given: edit(widen(*given)))
     return rewrite(load("silu-decoder", padding=False), form="whole", max_tokens=LONGEST, dims=SHORT)
 
 

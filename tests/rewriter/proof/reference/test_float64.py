@@ -118,29 +118,6 @@ def test_swish_and_rms_normalization() -> None:
     np.testing.assert_allclose(run(norm, x=X), _norm(X.astype(float), 1e-3, False) * 2, rtol=1e-14)
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        "",
-        "strides = [2, 1], pads = [1, 0, 2, 1]",
-        "dilations = [2, 2]",
-        'auto_pad = "SAME_UPPER", strides = [2, 2]',
-    ],
-)
-@pytest.mark.parametrize("group", [1, 2])
-def test_convolution_agrees_with_onnxruntime(attributes: str, group: int) -> None:
-    from rewriter.ort.sessions import open_session
-
-    weight = RNG.standard_normal((6, 4 // group, 3, 2)).astype(np.float32)
-    x = RNG.standard_normal((2, 4, 9, 8)).astype(np.float32)
-    attributes = f"{attributes}, group = {group}".removeprefix(", ")
-    model = parse("(float[2, 4, 9, 8] x) => (float y)", f"y = Conv<{attributes}>(x, w, b)", opset=17)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(6, dtype=np.float32), "b"))
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    np.testing.assert_allclose(run(model, x=x), open_session(model).run({"x": x})["y"], atol=2e-5)
-
-
 @pytest.mark.parametrize("attributes", ["is_causal = 1", "scale = 0.3", "softcap = 2.0", "softmax_precision = 1"])
 def test_attention_is_not_rounded(attributes: str) -> None:
     signature = "(float[2, 4, 5, 8] q, float[2, 2, 5, 8] k, float[2, 2, 5, 8] v) => (float y)"
@@ -156,34 +133,6 @@ def test_attention_is_not_rounded(attributes: str) -> None:
     weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     result = run(model, q=q, k=k, v=v)
     np.testing.assert_allclose(result, weights @ np.repeat(v.astype(float), 2, 1), rtol=1e-13, atol=1e-15)
-
-
-def test_subgraphs_and_functions() -> None:
-    branches = (
-        "y = If (c) <then_branch = t () => (float[2] r) { k = Constant<value_floats = [0.1, 0.2]>() "
-        "r = Add(x, k) }, "
-        "else_branch = e () => (float[2] r) { r = local.half(x) }>"
-    )
-    function = (
-        '<domain: "local", opset_import: ["": 21]> half (a) => (b) '
-        "{ h = Constant<value = float {0.5}>() b = Mul(a, h) }"
-    )
-    model = parse("(float[2] x, bool c) => (float[2] y)", branches, rest=function)
-    x = np.array([1, 3], np.float32)
-    expected = x.astype(float) + np.array([0.1, 0.2], np.float32).astype(float)
-    np.testing.assert_array_equal(run(model, x=x, c=np.array(True)), expected)
-    np.testing.assert_array_equal(run(model, x=x, c=np.array(False)), [0.5, 1.5])
-
-
-def test_loops() -> None:
-    body = (
-        "t = Constant<value = int64 {3}>() c = Constant<value = bool {1}>() "
-        "y = Loop(t, c, x) <body = step (int64 i, bool go, float[2] a) => (bool on, float[2] b) { "
-        "on = Identity(go) k = Constant<value_floats = [0.1, 0.2]>() b = Add(a, k) }>"
-    )
-    model = parse("(float[2] x) => (float[2] y)", body)
-    step = np.array([0.1, 0.2], np.float32).astype(float)
-    np.testing.assert_allclose(run(model, x=np.zeros(2, np.float32)), 3 * step, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
