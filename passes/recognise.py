@@ -1,9 +1,9 @@
 """The heads of earlier runs: what the plan in a file says of them, checked against the file's own nodes.
 
-Nothing in a plan is believed. A block counts as heads if the tensors that it names exist, if the nodes between them are
-those of heads and nothing else (`passes.heads_only`), and if they compute what the plan says, to within its bound and
-the rounding of the type: the activation, or the whole block with the weights that the plan names (`passes.recompute`).
-Otherwise it is ignored with a note, and its nodes are nodes like any other.
+Nothing in a plan is believed. A block counts as heads if the tensors that it names exist, if the nodes between them
+are those of heads and nothing else (`passes.attention_only`), and if they compute what the plan says, to within its
+bound and the rounding of the type: the activation, or the whole block with the weights that the plan names
+(`passes.recompute`). Otherwise it is ignored with a note, and its nodes are nodes like any other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.attention_only import not_heads
 from passes.forms.whole import ROWS
-from passes.heads_only import not_heads
 from passes.match.projections import Projection
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
