@@ -267,11 +267,6 @@ def themes() -> dict[str, dict[str, str]]:
     return {"light": light, "dark": dark}
 
 
-def test_contrast_formula() -> None:
-    assert contrast("#000", "#fff") == pytest.approx(21.0)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast(theme: str) -> None:
     """WCAG AA: 4.5 for text, 3 for marks that carry meaning."""
