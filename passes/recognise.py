@@ -1,9 +1,9 @@
 """The heads of earlier runs: what the plan in a file says of them, checked against the file's own nodes.
 
-Nothing in a plan is believed. A block counts as heads if the tensors that it names exist, if the nodes between them are
-those of heads and nothing else (`passes.heads_only`), and if they compute what the plan says, to within its bound and
-the rounding of the type: the activation, or the whole block with the weights that the plan names (`passes.recompute`).
-Otherwise it is ignored with a note, and its nodes are nodes like any other.
+Nothing in a plan is believed. A block counts as heads if the tensors that it names exist, if the nodes between them
+are those of heads and nothing else (`passes.attention_only`), and if they compute what the plan says, to within its
+bound and the rounding of the type: the activation, or the whole block with the weights that the plan names
+(`passes.recompute`). Otherwise it is ignored with a note, and its nodes are nodes like any other.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.attention_only import not_heads
 from passes.forms.whole import ROWS
-from passes.heads_only import not_heads
-from passes.match.operands import Read
 from passes.match.projections import Projection
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
-from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
+from passes.record import BlockRecord, BlockWeights, Stream, UnreadableError, read_record
 from passes.values import UNFIT, LostError, Values
+from rewriter.graph.constants import Read
+from rewriter.graph.edit import inlined
 from rewriter.graph.extract import Cut, extract, upstream
-from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -268,7 +268,7 @@ class _Check:
         names = self.block.y, self.block.value, self.block.output
         return activation_error(part, function, names, self.block.domain, tokens)
 
-    def _block_error(self, part: Part, function: Function, weights: Weights, tokens: int) -> float:
+    def _block_error(self, part: Part, function: Function, weights: BlockWeights, tokens: int) -> float:
         from passes.recompute import block_error
 
         matrices = weights.value, weights.query, weights.output

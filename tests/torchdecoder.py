@@ -1,6 +1,6 @@
 """The trained decoders in plain PyTorch and float64, from their files' weights; nothing of the rewriter is used.
 
-Gradients can be taken with parts held at their values: attention patterns, denominators, the activation's gate.
+In gradients attention patterns, denominators and the activation's gate are held at their values.
 """
 
 from __future__ import annotations
@@ -27,18 +27,6 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Held:
-    """What is constant in the gradient."""
-
-    patterns: bool = False
-    denominators: bool = False
-    gates: bool = False
-
-
-FROZEN, LOCAL = Held(patterns=True, denominators=True, gates=True), Held()
-
-
 @dataclass(frozen=True, eq=False)
 class Decoder:
     """A decoder of models/training with the layout of GPT-2."""
@@ -56,48 +44,42 @@ class Decoder:
                 found[name] = torch.tensor(onnx.numpy_helper.to_array(tensor).astype(np.float64))
         return found
 
-    def run(
-        self, ids: Array, held: Held = LOCAL, replaced: tuple[int, int, Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits [T, entries] and what each MLP writes [T, D]; `replaced` is (layer, token, the other write)."""
+    def run(self, ids: Array) -> tuple[Tensor, list[Tensor]]:
+        """Logits [T, entries] and what each MLP writes [T, D]."""
         weights, count = self.weights, len(ids)
         embedding = weights["lm_head.weight"] if "wte.weight" not in weights else weights["wte.weight"]
         x = embedding[torch.tensor(ids)] + weights["wpe.weight"][:count]
         writes = []
         for layer in range(LAYERS):
-            x = x + self._attention(x, layer, held)
-            write = self._mlp(x, layer, held)
-            if replaced is not None and replaced[0] == layer:
-                write = torch.where(torch.arange(count)[:, None] == replaced[1], replaced[2], write)
+            x = x + self._attention(x, layer)
+            write = self._mlp(x, layer)
             write.retain_grad() if write.requires_grad else write.requires_grad_()
             writes.append(write)
             x = x + write
-        return self._norm(x, "ln_f", held) @ embedding.T, writes
+        return self._norm(x, "ln_f") @ embedding.T, writes
 
-    def gradients(self, ids: Array, read: Callable[[Tensor], Tensor], held: Held) -> list[Tensor]:
+    def gradients(self, ids: Array, read: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Of what is read from the logits, by what each MLP writes."""
-        logits, writes = self.run(ids, held)
+        logits, writes = self.run(ids)
         return [each.detach() for each in torch.autograd.grad(read(logits), writes)]
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
-    def _norm(self, x: Tensor, name: str, held: Held) -> Tensor:
+    def _norm(self, x: Tensor, name: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
         factor = (centred.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        factor = factor.detach() if held.denominators else factor
-        return centred * factor * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        return centred * factor.detach() * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
-    def _attention(self, x: Tensor, layer: int, held: Held) -> Tensor:
+    def _attention(self, x: Tensor, layer: int) -> Tensor:
         count = len(x)
-        projected = self._linear(self._norm(x, f"h.{layer}.ln_1", held), f"h.{layer}.attn.c_attn")
+        projected = self._linear(self._norm(x, f"h.{layer}.ln_1"), f"h.{layer}.attn.c_attn")
         q, k, v = (part.reshape(count, HEADS, -1).transpose(0, 1) for part in projected.chunk(3, -1))
         later = torch.ones(count, count, dtype=torch.bool).triu(1)
         pattern = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
-        pattern = pattern.detach() if held.patterns else pattern
-        return self._linear((pattern @ v).transpose(0, 1).reshape(count, -1), f"h.{layer}.attn.c_proj")
+        return self._linear((pattern.detach() @ v).transpose(0, 1).reshape(count, -1), f"h.{layer}.attn.c_proj")
 
-    def _mlp(self, x: Tensor, layer: int, held: Held) -> Tensor:
-        y = self._linear(self._norm(x, f"h.{layer}.ln_2", held), f"h.{layer}.mlp.c_fc")
+    def _mlp(self, x: Tensor, layer: int) -> Tensor:
+        y = self._linear(self._norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
         gate = GATES[self.activation](y)
-        return self._linear(y * (gate.detach() if held.gates else gate), f"h.{layer}.mlp.c_proj")
+        return self._linear(y * gate.detach(), f"h.{layer}.mlp.c_proj")

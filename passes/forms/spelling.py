@@ -317,7 +317,7 @@ class PowersOf:
 
 @dataclass(frozen=True)
 class ProgressionOf:
-    """Heads over keys in arithmetic progression (`passes.programs.sharing.Progression`).
+    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
 
     Attributes:
         keys: number of keys.

@@ -1,7 +1,8 @@
 """The command line: `rewrite MODEL -o OUT`, and the subcommands.
 
-One file per command; `COMMANDS` is the table. The plain command has no name: it gets every command line that does not
-start with the name of a subcommand. A model file with the name of a subcommand must be given as ./NAME.
+One file per command, and one for all commands about heads; `COMMANDS` is the table. The plain command has no name: it
+gets every command line that does not start with the name of a subcommand. A model file with the name of a subcommand
+must be given as ./NAME.
 """
 
 from __future__ import annotations

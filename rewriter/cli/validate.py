@@ -35,7 +35,6 @@ from rewriter.cli.streams import STANDARD
     type=click.IntRange(1),
     help="Also generate N tokens with both, through the key-value cache if there is one.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 def validate(
     original: Path,
     rewritten: Path,
@@ -43,7 +42,6 @@ def validate(
     taps: str | None,
     providers: tuple[str, ...],
     report: Path | None,
-    quiet: bool,
     verbose: bool,
     **options: Any,
 ) -> int:
@@ -57,7 +55,7 @@ def validate(
     from rewriter.report.terminal.comparison import VALIDATING, show_comparison
     from rewriter.report.terminal.console import Console
 
-    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
+    console = Console(verbose=verbose, error=report == STANDARD)
     with console.progress() as progress:
         found = judge(
             original, rewritten, providers=providers or None, taps=taps is not None, progress=progress, **options

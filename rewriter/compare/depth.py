@@ -29,13 +29,14 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.extract import Cut, upstream, with_outputs
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
-from rewriter.ort.sessions import Session, open_session
+from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared
+from rewriter.proof.run import open_tapped
 
 GROUP_BYTES = 256 * 2**20
 """Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""
@@ -383,12 +384,6 @@ def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: tup
         if kept.size == ours[name].size and ours[name].shape[-1] == width:
             found[name] = kept.reshape(ours[name].shape)
     return found
-
-
-def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
-    """Open a session that also outputs tensors inside a model."""
-    proto = with_outputs(side.model.proto, side.main, names)
-    return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
 
 
 def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: int) -> Iterator[list[str]]:

@@ -18,10 +18,11 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import view_model
-from rewriter.ort.sessions import Session, open_session
+from rewriter.ort.sessions import Session
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
 from rewriter.proof.inputs.tables import find_tables
+from rewriter.proof.run import open_model
 from rewriter.text import one_line, quoted
 
 _PROMPT = 8
@@ -105,14 +106,8 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     view = view_model(proto)
     specs = input_specs(proto, view)
     loop = _loop(proto, specs, cases, find_tables(proto, view).rows)
-    sessions = [_opened(each, provider) for each in models]
+    sessions = [open_model(each, provider, optimise=True) for each in models]
     return loop.run(sessions, steps)
-
-
-def _opened(model: LoadedModel, provider: str) -> Session:
-    if model.path is not None and not model.mapped:
-        return open_session(model.path, provider)
-    return open_session(model.proto, provider, base_dir=model.base_dir)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED
-from rewriter.graph.view import GraphView, attributes, label
-from rewriter.interpret.trace import Shape, Signal, Source, Tracer
+from rewriter.graph.view import REARRANGED, GraphView, attributes, label
+from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
 
@@ -42,7 +41,7 @@ class Added:
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
+class HeadColumns:
     """Queries, keys or values of all heads: `factor` times columns of a linear operator's output, plus constants.
 
     Attributes:
@@ -60,7 +59,9 @@ class Heads:
     rotary: bool
 
 
-def heads_in(view: GraphView, signal: Signal, operators: dict[str, LinearOperator], constants: Constants) -> Heads:
+def heads_in(
+    view: GraphView, signal: Signal, operators: dict[str, LinearOperator], constants: Constants
+) -> HeadColumns:
     """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
 
     Raises:
@@ -80,10 +81,10 @@ def heads_in(view: GraphView, signal: Signal, operators: dict[str, LinearOperato
         raise LostError("sequences of one batch have different heads", where)
     factor = _one(part, where)
     added = tuple(_added(each, signal.shape, per_sequence, where) for each in signal.sources if each.name in constants)
-    return Heads(operator, first, factor, added, signal.rotary)
+    return HeadColumns(operator, first, factor, added, signal.rotary)
 
 
-def _coordinates(part: Source, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
+def _coordinates(part: EntrySource, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
     """(rows [blocks, tokens], columns [blocks, d_head]) of the operator's output, from which the entries come."""
     where = label(view.nodes[operator.node])
     if len(shape) < 3 or operator.axis != -1 or not operator.out_features:
@@ -109,7 +110,7 @@ def _per_sequence(rows: Indices, where: str) -> int:
     return count
 
 
-def _one(part: Source, where: str) -> float:
+def _one(part: EntrySource, where: str) -> float:
     """The factor that all entries of a part share."""
     factors = np.unique(part.factor[part.index >= 0])
     if len(factors) != 1 or factors[0] == 0.0:
@@ -117,7 +118,7 @@ def _one(part: Source, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: Source, shape: Shape, heads: int, where: str) -> Added:
+def _added(part: EntrySource, shape: Shape, heads: int, where: str) -> Added:
     positions = part.index.reshape(-1, heads, *shape[-2:])
     if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
         raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
@@ -185,9 +186,9 @@ class Attention:
 
     node: int
     where: str
-    query: Heads
-    key: Heads
-    value: Heads
+    query: HeadColumns
+    key: HeadColumns
+    value: HeadColumns
     groups: int
     scale: float
     output: LinearOperator

@@ -21,13 +21,13 @@ import numpy as np
 from passes.match.projections import Projection
 from passes.programs.head import Head
 from rewriter.arrays import Array
-from rewriter.compare.depth import GROUP_BYTES, groups, open_tapped
+from rewriter.compare.depth import GROUP_BYTES, groups
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import with_outputs
 from rewriter.interpret.index import HeadIndex, indexed
-from rewriter.interpret.original import Attention, Heads
+from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.tensors import AffineMap, with_biases
@@ -36,6 +36,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.run import open_tapped
 
 Values = Mapping[str, Array]
 
@@ -250,7 +251,7 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
             return z.reshape(*z.shape[:2], own.heads, -1)
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
-    def projected(side: Heads, *, values: bool) -> Hook:
+    def projected(side: HeadColumns, *, values: bool) -> Hook:
         def make(tapped: Values) -> Array:
             made = tapped[side.operator.output]
             rows = made.reshape(len(by_token(tapped[own.z])), -1, made.shape[-1])

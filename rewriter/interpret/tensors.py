@@ -20,7 +20,7 @@ from passes.match.projections import Projection, Vector
 from passes.programs.groups import Group
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
-from rewriter.interpret.original import Attention, Heads
+from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Norm
 from rewriter.interpret.sublayers import NeuronHeads
 
@@ -81,7 +81,7 @@ class AffineMap:
         return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
 
-def with_biases(heads: Heads, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
+def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
     """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
 
     The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.

@@ -19,12 +19,10 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
-from passes.match.operands import Read
 from passes.values import UNFIT, LostError, Values, sliced
-from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED
+from rewriter.graph.constants import Constants, Read
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, attributes, integer_of, integers_of, key_of, label
 
 # -- made-up sizes --------------------------------------------------------------------------------------------------
 
@@ -115,7 +113,7 @@ _WAVE_DEPTH = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class EntrySource:
     """One source of a tensor's entries.
 
     Attributes:
@@ -140,7 +138,7 @@ class Signal:
     """
 
     shape: Shape
-    sources: tuple[Source, ...]
+    sources: tuple[EntrySource, ...]
     rotary: bool = False
 
     def moved(self, move: Move) -> Signal:
@@ -226,7 +224,7 @@ class Tracer:
             shape = self.shape(tensor)
             if prod(shape) > LARGEST:
                 raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-            return Signal(shape, (Source(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+            return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
         node = self.view.made_by(tensor)
         if node is None:
             return Signal(self.shape(tensor), ())
@@ -369,7 +367,7 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
             own = next((source for source in piece.sources if source.name == name), None)
             index.append(np.full(piece.shape, -1) if own is None else own.index)
             factor.append(np.ones(piece.shape) if own is None else own.factor)
-        found.append(Source(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
+        found.append(EntrySource(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
     shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
     return Signal(shape, tuple(found), any(piece.rotary for piece in pieces))
 

@@ -17,8 +17,7 @@ import onnx
 from rewriter.arrays import Array, magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import Cut, with_outputs
-from rewriter.graph.segments import split
+from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
@@ -153,7 +152,8 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
     # Only the first way records tensors inside the model: additional outputs would keep onnxruntime from fusing nodes
     # in the others.
     for number, way in enumerate(wanted.ways):
-        session = _open(side, way, () if number else (*wanted.taps, *wanted.watched))
+        taps_here = () if number else (*wanted.taps, *wanted.watched)
+        session = open_tapped(side, taps_here, way.provider, optimise=way.optimise)
         results: list[Mapping[str, Array]] = []
         for place, case in enumerate(tuple(kept)):
             progress(f"running {wanted.what}: {case.name}", number * len(cases) + place, turns)
@@ -186,13 +186,20 @@ def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
     return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reached=reached)
 
 
-def _open(side: Side, way: Way, taps: Sequence[str]) -> Session:
-    model = side.model
-    missing = [name for name in dict.fromkeys(taps) if name not in side.main.outputs and name not in side.main.inputs]
-    if not missing and model.path is not None and not model.mapped:
-        return open_session(model.path, way.provider, optimise=way.optimise)
-    proto = with_outputs(model.proto, side.main, missing) if missing else model.proto
-    return open_session(proto, way.provider, optimise=way.optimise, base_dir=model.base_dir)
+def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
+    """Open a session on a whole model."""
+    if model.path is not None and not model.mapped:
+        return open_session(model.path, provider, optimise=optimise)
+    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
+
+
+def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
+    """Open a session that also outputs tensors inside a model."""
+    inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
+    if not inside:
+        return open_model(side.model, provider, optimise=optimise)
+    proto = with_outputs(side.model.proto, side.main, inside)
+    return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
 
 
 # -- in segments -----------------------------------------------------------------------------------------------------

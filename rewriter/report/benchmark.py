@@ -1,7 +1,4 @@
-"""A measurement of several models, as data and as JSON.
-
-`benchmark.schema.json` beside this file is the contract of the JSON, versioned by `SCHEMA_VERSION`.
-"""
+"""A measurement of several models, as data and as JSON; `SCHEMA_VERSION` is the version of the JSON."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow
+from rewriter.text import counted
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
 _FEW = 3
@@ -177,6 +178,14 @@ def region_table(certificate: Certificate) -> Table:
         least = None if bound.exact else bound.at_least
         rows.append((each.original, ", ".join(each.leaves), proved, bound.bound, least, bound.at, reach, each.nodes))
     return Table("Certified for every input", heads, tuple(rows))
+
+
+def why_not(certificate: Certificate) -> str:
+    """Why a certificate is none: the most telling reason, or the blocks that are left to tests."""
+    if certificate.refusals:
+        return certificate.refusals[0].text
+    count = len(certificate.left)
+    return f"{counted(count, 'block')} {'is' if count == 1 else 'are'} left to tests: {folded(certificate.left)}"
 
 
 def operators(row: BlockRow) -> str:

@@ -26,7 +26,6 @@ NEEDED = (
     "passes/py.typed",
     "rewriter/proof/certificate/bounds.json",
     "rewriter/py.typed",
-    "rewriter/report/benchmark.schema.json",
     "rewriter/report/certificate.schema.json",
     "rewriter/report/comparison.schema.json",
     "rewriter/report/report.schema.json",

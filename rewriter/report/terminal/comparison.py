@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, log10
+from math import isfinite
 from typing import Any
 
 import onnx
@@ -25,7 +25,6 @@ from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
-_BARS = "▁▂▃▄▅▆▇█"
 _FEW_ROWS = 12
 """Maximum number of rows of a table, unless everything is to be printed."""
 
@@ -75,7 +74,7 @@ def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table 
         yield from _outputs(found, found.validation, words, verbose=verbose)
     if found.taps is not None:
         yield _through_depth(found.taps, words.names, verbose=verbose)
-        yield from _tap_lines(found.taps, words.names)
+        yield _tap_line(found.taps)
     if found.generation is not None:
         yield from _generation_lines(found.generation, words.names)
     if found.faults:
@@ -169,34 +168,12 @@ def _remark(each: Measured) -> str:
     return "proves nothing" if each.found.proves_nothing else ""
 
 
-def _tap_lines(taps: Sequence[Measured], names: tuple[str, str]) -> Iterator[Text]:
-    """Bars of both errors on one logarithmic scale, and the first boundary that exceeds its allowance."""
-    if not taps:
-        return
-    series = {
-        f"rounding of {names[0]}": [each.found.rounding for each in taps],
-        f"error of {names[1]}": [each.found.error for each in taps],
-    }
-    seen = [value for row in series.values() for value in row if value > 0.0 and isfinite(value)]
-    if seen:
-        low, high = log10(min(seen)), log10(max(seen))
-        width = max(map(len, series))
-        for name, row in series.items():
-            yield plain(f"{name:<{width}}  {''.join(_bar(value, low, high) for value in row)}")
-        yield plain(f"{'':<{width}}  {min(seen):.0e} to {max(seen):.0e}, {len(taps)} boundaries")
+def _tap_line(taps: Sequence[Measured]) -> Text:
+    """The first boundary that exceeds its allowance."""
     first = next((each for each in taps if each.exceeds), None)
     if first is None:
-        yield plain("every boundary is within its allowance")
-    else:
-        yield plain(f"first to exceed its allowance: {first.boundary.label}", "red")
-
-
-def _bar(value: float, low: float, high: float) -> str:
-    if value <= 0.0:
-        return " "
-    if not isfinite(value):
-        return "!"
-    return _BARS[round((len(_BARS) - 1) * (log10(value) - low) / (high - low))] if high > low else _BARS[0]
+        return plain("every boundary is within its allowance")
+    return plain(f"first to exceed its allowance: {first.boundary.label}", "red")
 
 
 def _generation_lines(found: Generation, names: tuple[str, str]) -> Iterator[Text]:

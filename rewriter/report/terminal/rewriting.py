@@ -24,6 +24,7 @@ from rewriter.report.tables import (
     operator_table,
     proof_table,
     region_table,
+    why_not,
     written,
 )
 from rewriter.report.terminal.console import Console
@@ -195,7 +196,7 @@ def _proved(certificate: Certificate) -> str:
     """What is proved for every input."""
     regions = certificate.regions
     if not certificate.certified:
-        return f"nothing for every input ({certificate.refusals[0].text})"
+        return f"nothing for every input ({why_not(certificate)})"
     if all(each.bound.exact for each in regions):
         within = "each activation equal"
     else:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.decoder import Shape, decoder, random_weights
 from rewriter import Comparison, ExitStatus, UsageError, ValidationError, diff, rewrite, validate
-from rewriter.api import pairing
+from rewriter.api import comparing
 from rewriter.proof.rule import Judgement
 from tests.committed import FOLDER
 from tests.conftest import slow
@@ -373,7 +373,7 @@ def test_nothing_to_compare(pair: Pair) -> None:
 
 
 def test_faults_are_narrowed_down_only_so_often(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairing, "_MOST_FAULTS", 1)
+    monkeypatch.setattr(comparing, "_MOST_FAULTS", 1)
 
     def plant(model: onnx.ModelProto) -> None:
         for layer in range(3):

@@ -18,6 +18,7 @@ from rewriter.graph.extract import upstream
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.nudge import Point
+from rewriter.proof.run import open_tapped
 from tests.textmodels import text_model
 
 TWO_ADDS = "a = MatMul(x, W1) b = MatMul(a, W2) r = Add(x, b) c = MatMul(r, V1) d = Relu(c) e = MatMul(d, W2) "
@@ -123,7 +124,7 @@ def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def counted(opened: list[int]):  # type: ignore[no-untyped-def]
-    original = depth.open_tapped
+    original = open_tapped
 
     def open_and_count(side, names, provider, *, optimise=False):  # type: ignore[no-untyped-def]
         opened.append(len(names))

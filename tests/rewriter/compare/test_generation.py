@@ -75,7 +75,8 @@ def test_the_tokens_are_those_of_numpy(*, cached: bool) -> None:
 def test_a_cache_that_is_not_read_is_noticed() -> None:
     wrong = model(keep="lost")
     wrong.graph.node.insert(0, onnx.helper.make_node("Mul", [PAST, "zero"], ["lost"]))
-    found = validate(model(), wrong, providers=["cpu"], generate=12, atol=1e3)
+    # From most prompts this model generates the same token for ever, with or without a cache; not from this one.
+    found = validate(model(), wrong, providers=["cpu"], generate=12, atol=1e3, seed=14)
     assert found.generation is not None
     assert found.generation.agreement < 1
     assert max(found.generation.kl) > 1e-3

@@ -25,15 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.api.diagnosing import Diagnosis
-from rewriter.api.inspection import Inspection
 from rewriter.compare.depth import Boundary, Measured
 from rewriter.compare.graphs import GraphDifference
 from rewriter.ort.providers import PROVIDERS
-from rewriter.report.benchmark import Benchmark
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
-from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, Shape
 
 FOLDER = Path(inspect.getfile(Report)).parent
@@ -42,10 +38,6 @@ FILES = {
     "report.schema.json": Report,
     "comparison.schema.json": Comparison,
     "certificate.schema.json": Certification,
-    "benchmark.schema.json": Benchmark,
-    "folder.schema.json": FolderReport,
-    "diagnosis.schema.json": Diagnosis,
-    "inspection.schema.json": Inspection,
 }
 
 Count = Annotated[int, Field(ge=0)]
@@ -67,11 +59,7 @@ class Written(NamedTuple):
 WRITTEN: dict[type, Written] = {
     Report: Written(left=("before", "after", "rewritten"), entries=("version", "operators", "nodes", "bytes")),
     Comparison: Written(properties=("error_ratio",), entries=("version", "first_exceeding")),
-    Benchmark: Written(entries=("version",)),
     Certification: Written(entries=("version",)),
-    FolderReport: Written(entries=("version", "environment")),
-    Diagnosis: Written(entries=("version",), properties=("exit_status",)),
-    Inspection: Written(flat=("report",), entries=("purity",)),
     GraphDifference: Written(properties=("same",)),
     Measured: Written(flat=("boundary",), properties=("exceeds",)),
     Boundary: Written(left=("block",)),
@@ -126,16 +114,8 @@ TYPES: dict[str, Any] = {
     "Report.nodes": _pair("Nodes", Count),
     "Report.bytes": _pair("Bytes", Count),
     "Report.seconds": Mapping[str, Finite],
-    "Benchmark.version": Literal[1],
     "Certification.version": Literal[1],
     "Bound.bound": Finite,
-    "FolderReport.version": Literal[1],
-    "FolderReport.exit_status": Literal[0, 1, 3],
-    "FolderReport.environment": Mapping[str, str],
-    "Diagnosis.version": Literal[1],
-    "Diagnosis.exit_status": Literal[0, 1],
-    "Inspection.purity": str,
-    "Benchmark.seconds": Mapping[str, Finite],
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
     "Comparison.first_exceeding": str | None,
@@ -157,16 +137,6 @@ ABOUT: dict[str, str] = {
     "Report.version": "Version of this schema.",
     "Report.exit_status": "What the command line exits with: 0 converted, 1 the proof failed, 3 nothing to convert. "
     "Other statuses leave no report.",
-    "FolderReport": "What `rewrite FOLDER --report FILE.json` writes, and `attnonly-report.json` in the new folder.",
-    "FolderReport.version": "Version of this schema.",
-    "FolderReport.environment": "Versions, processor, operating system and execution providers.",
-    "FolderReport.exit_status": "What the command line exits with, as for one model.",
-    "Diagnosis": "What `rewrite doctor --report FILE.json` writes.",
-    "Diagnosis.version": "Version of this schema.",
-    "Inspection": "What `rewrite inspect --report FILE.json` writes: the report of a dry run, and the heads by form.",
-    "Inspection.purity": "The nonlinear operators that would remain, besides softmax and normalisation.",
-    "Benchmark": "What `rewrite bench --report FILE.json` writes.",
-    "Benchmark.version": "Version of this schema.",
     "Certification": "What `rewrite certify -o FILE.json` writes.",
     "Certification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
