@@ -25,7 +25,7 @@ from passes.forms.compact import emit_compact, prepare_softmax
 from passes.forms.spelling import (
     LARGEST_PART,
     LARGEST_SINGLE,
-    Heads,
+    AnyKeys,
     LineOf,
     PowersOf,
     ProgressionOf,
@@ -212,7 +212,7 @@ class _Emitter:
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         ends = () if zero_bias else dict.fromkeys((0, len(keys) - 1))
         silent = tuple(j for j in ends if keys[j].part == 0.0)
-        spelling = Heads(
+        spelling = AnyKeys(
             len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, silent=silent, double=self._double
         )
         # A line is bounded already, and a constant value reads nothing.
@@ -250,7 +250,7 @@ class _Emitter:
         if progression is not None:
             return self._progression(prefix, progression, query, source, output)
         steep = any(key.offset != 0.0 for key in keys)
-        spelling = Heads(len(keys), own=own, steep=steep, double=self._double)
+        spelling = AnyKeys(len(keys), own=own, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), spelling.inputs)
         return self._attend(prefix, spelling, inputs, output)
