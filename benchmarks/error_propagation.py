@@ -28,6 +28,9 @@ from rewriter.graph.view import view_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.reference.float64 import open_reference
 
+_FORMS = tuple(name for name in FORMS if name != "whole")
+"""Those whose residual stream has the rows of the original's; form `whole` has bias tokens in it."""
+
 Values = NDArray[Any]
 
 ORIGINAL = "original"
@@ -63,7 +66,7 @@ class Row:
 @click.option(
     "--activation", "activations", type=click.Choice(tuple(ACTIVATIONS)), multiple=True, default=("silu", "gelu")
 )
-@click.option("--form", "forms", type=click.Choice(tuple(FORMS)), multiple=True, default=tuple(FORMS))
+@click.option("--form", "forms", type=click.Choice(_FORMS), multiple=True, default=_FORMS)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Directory; default: the repository.")
 def main(
     layers: int,

@@ -18,13 +18,13 @@ from passes.match.blocks import Block, Left, find, kinds
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
-from passes.match.operands import Read
 from passes.options import WHOLE, Options
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
 from passes.sizes import BATCH, TOKENS
 from passes.whole.follow import Whole, left_over, notes_of, unfit, whole_for
 from passes.whole.widen import carry_whole
+from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.view import GraphView, Path, all_views
 

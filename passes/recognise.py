@@ -17,14 +17,14 @@ import onnx
 
 from passes.attention_only import not_heads
 from passes.forms.whole import ROWS
-from passes.match.operands import Read
 from passes.match.projections import Projection
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.program import Program
-from passes.record import BlockRecord, Stream, UnreadableError, Weights, read_record
+from passes.record import BlockRecord, BlockWeights, Stream, UnreadableError, read_record
 from passes.values import UNFIT, LostError, Values
+from rewriter.graph.constants import Read
+from rewriter.graph.edit import inlined
 from rewriter.graph.extract import Cut, extract, upstream
-from rewriter.graph.functions import inlined
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, Path, all_views
 
@@ -268,7 +268,7 @@ class _Check:
         names = self.block.y, self.block.value, self.block.output
         return activation_error(part, function, names, self.block.domain, tokens)
 
-    def _block_error(self, part: Part, function: Function, weights: Weights, tokens: int) -> float:
+    def _block_error(self, part: Part, function: Function, weights: BlockWeights, tokens: int) -> float:
         from passes.recompute import block_error
 
         matrices = weights.value, weights.query, weights.output

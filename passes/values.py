@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import Miss
-from passes.match.operands import Read
+from rewriter.graph.constants import Read
 from rewriter.graph.view import GraphView, attributes, label
 
 Array = NDArray[Any]

@@ -1,4 +1,4 @@
-"""Minimax fits by linear programs, from a start that `passes.fit.minimax` found.
+"""Minimax fits by linear programs, from a start that `passes.fit.model` found.
 
 The result is a local minimum of the largest error over the points: `sequential` minimises the largest error of the
 linearised program within a trust region, by linear programming (scipy), and converges quadratically near a solution.

@@ -25,7 +25,7 @@ from passes.conversion import Conversion
 from passes.forms.attention import SMALLEST_OPSET, Neighbourhood, chunked, nodes_of
 from passes.forms.builder import Builder, replacement
 from passes.forms.square import order_of, paired, prepare_masked, rows_of, with_indicators, write_back
-from passes.forms.sublayer import Layout, Weights, add_groups, as_batches, as_before, write_output
+from passes.forms.sublayer import HeadWeights, StreamColumns, add_groups, as_batches, as_before, write_output
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.programs.groups import Group, as_written, groups_of
@@ -237,13 +237,13 @@ class _Heads:
 
 def _sublayer(heads: _Heads, conversion: Conversion, projections: Projections) -> Replacement:
     b, elem_type, neurons = heads.b, conversion.block.elem_type, projections.query.out_features
-    layout = Layout(projections.query.in_features, bias_tokens=0)  # bias tokens are no rows of this stream
+    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # bias tokens are no rows of this stream
     data = b.read(projections.query.data, elem_type, "input")
     tokens = as_batches(b, data, projections.rank)
     sizes = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
     stream = with_indicators(b, tokens, layout, sizes, "stream")
     scored_stream = heads.scored(stream, "wide_stream")
-    weights, scoring = (Weights(each, layout, neurons, elem_type, by_token=True) for each in (b, heads.scoring))
+    weights, scoring = (HeadWeights(each, layout, neurons, elem_type, by_token=True) for each in (b, heads.scoring))
     y = weights.functional(projections.query, "W_Q")
     shifts = any(group.head.d for group in heads.groups)
     z = weights.functional(projections.value, "W_V_first" if shifts else "W_V") if projections.gated else y

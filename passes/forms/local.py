@@ -25,7 +25,7 @@ from passes.forms.compact import emit_compact, prepare_softmax
 from passes.forms.spelling import (
     LARGEST_PART,
     LARGEST_SINGLE,
-    Heads,
+    AnyKeys,
     LineOf,
     PowersOf,
     ProgressionOf,
@@ -35,11 +35,11 @@ from passes.forms.spelling import (
 )
 from passes.match.linear import Miss
 from passes.match.marks import DOMAIN
+from passes.programs.groups import Progression, SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
-from passes.programs.sharing import Group, Key, Progression, groups_of, progression_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -56,17 +56,17 @@ def _as_written(program: Program, dtype: DTypeLike) -> Program:
     """The program that the graph computes: shared keys as stored, with a linear term absorbed into them."""
     if program.powers is not None or not program.heads:
         return program
-    groups, linear = groups_of(program)
+    groups, linear = by_keys(program)
     heads: list[Head] = []
     for group in groups:
         heads += group.heads if group.keys is None else _rounded(group.keys, group.own, dtype)
     return replace(program, heads=tuple(heads), linear=float(np.asarray(linear, dtype=dtype)))
 
 
-def _rounded(keys: Sequence[Key], own: int, dtype: DTypeLike) -> tuple[Head, ...]:
+def _rounded(keys: Sequence[SharedKey], own: int, dtype: DTypeLike) -> tuple[Head, ...]:
     """One head per own key, over all keys, with the coefficients rounded to a type."""
     numbers = [
-        Key(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
+        SharedKey(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
         for key in keys
     ]
     logits = [(key.slope, key.offset + math.log(key.weight)) for key in numbers]
@@ -80,7 +80,7 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     return _Emitter(view, conversion).run()
 
 
-def _one_a_side(keys: Sequence[Key]) -> bool:
+def _one_a_side(keys: Sequence[SharedKey]) -> bool:
     """Whether bias tokens compete only with self: clipped logits do not tell which of two is larger."""
     slopes = [key.slope for key in keys]
     return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
@@ -169,7 +169,7 @@ class _Emitter:
 
     def _sum(self, program: Program, query: Tensor, source: Tensor, target: str) -> None:
         """All heads of the program, its linear term and its constant."""
-        groups, linear = groups_of(program)
+        groups, linear = by_keys(program)
         # The last node must write the block's output under its own name, so the target is passed down.
         alone = len(groups) == 1
         rest: list[Tensor] = []
@@ -187,7 +187,7 @@ class _Emitter:
             last = number == len(terms) + len(rest) - 1
             total = self._fragment.node("Add", [total, term], f"sum_{number}", output=target if last else None)
 
-    def _group(self, prefix: str, group: Group, query: Tensor, source: Tensor, output: str) -> Variable:
+    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor, output: str) -> Variable:
         if group.keys is not None:
             return self._shared(prefix, group.keys, group.own, query, source, output)
         (head,) = group.heads
@@ -203,7 +203,7 @@ class _Emitter:
         """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
-        keys = [Key.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
+        keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
         zero_bias = plain.zero_bias
         steep = abs(plain.beta) > _STEEP if zero_bias else offsets
@@ -212,7 +212,7 @@ class _Emitter:
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         ends = () if zero_bias else dict.fromkeys((0, len(keys) - 1))
         silent = tuple(j for j in ends if keys[j].part == 0.0)
-        spelling = Heads(
+        spelling = AnyKeys(
             len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, silent=silent, double=self._double
         )
         # A line is bounded already, and a constant value reads nothing.
@@ -243,14 +243,14 @@ class _Emitter:
         return clipped(self._fragment, source, (low, high), name, self._b.dtype, self._b.opset)
 
     def _shared(
-        self, prefix: str, keys: tuple[Key, ...], own: int, query: Tensor, source: Tensor, output: str
+        self, prefix: str, keys: tuple[SharedKey, ...], own: int, query: Tensor, source: Tensor, output: str
     ) -> Variable:
         """Heads over the same keys, all values multiples of the source."""
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
             return self._progression(prefix, progression, query, source, output)
         steep = any(key.offset != 0.0 for key in keys)
-        spelling = Heads(len(keys), own=own, steep=steep, double=self._double)
+        spelling = AnyKeys(len(keys), own=own, steep=steep, double=self._double)
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), spelling.inputs)
         return self._attend(prefix, spelling, inputs, output)
@@ -273,7 +273,7 @@ class _Emitter:
         return self._attend(prefix, spelling, inputs, output)
 
     def _arrays(
-        self, prefix: str, keys: Sequence[Key], names: tuple[str, str, str, str], wanted: Sequence[str]
+        self, prefix: str, keys: Sequence[SharedKey], names: tuple[str, str, str, str], wanted: Sequence[str]
     ) -> dict[str, Constant]:
         """The `wanted` coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)

@@ -103,7 +103,7 @@ class Spelling(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Heads:
+class AnyKeys:
     """Heads with any keys.
 
     Attributes:
@@ -317,7 +317,7 @@ class PowersOf:
 
 @dataclass(frozen=True)
 class ProgressionOf:
-    """Heads over keys in arithmetic progression (`passes.programs.sharing.Progression`).
+    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
 
     Attributes:
         keys: number of keys.
@@ -385,7 +385,7 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
-def _emit_one(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+def _emit_one(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
     logit: Tensor = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
     logit = fragment.node("Neg", [logit], "bias_logit")
@@ -397,7 +397,7 @@ def _emit_one(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], ou
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
-def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+def _emit_many(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
     count = spelling.keys - 1
     names = ["self", *(f"bias_{j}" for j in range(count))]
@@ -419,7 +419,7 @@ def _emit_many(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], o
     _emit_mean(fragment, inputs, (shares[0], own), shares[1:], output, spelling.silent)
 
 
-def _emit_centred(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+def _emit_centred(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     # Infinite logits are clipped: unlike their differences, they are numbers.
     one = fragment.constant("self_share", np.ones((), dtype=spelling.dtype))
     shares = []
@@ -450,7 +450,7 @@ def _emit_mean(
     fragment.node("Div", [weighted, total], "output", output=output)
 
 
-def _emit_shared(fragment: Fragment, spelling: Heads, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+def _emit_shared(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
     query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
     names = [f"key_{j}" for j in range(spelling.keys)]
     logits = [

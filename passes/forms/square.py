@@ -27,9 +27,9 @@ from passes.forms.attention import SMALLEST_OPSET, whole_of
 from passes.forms.builder import Builder, replacement
 from passes.forms.sublayer import (
     Attend,
-    Layout,
+    HeadWeights,
     Positions,
-    Weights,
+    StreamColumns,
     add_groups,
     as_batches,
     as_before,
@@ -99,10 +99,10 @@ def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     if projections is None:
         return _by_reference(b, view, conversion, lambda count: lambda *given: _attend_masked(b, count, *given))
     groups = groups_of(conversion.program)
-    layout = Layout(projections.query.in_features, max(group.bias_tokens for group in groups))
+    layout = StreamColumns(projections.query.in_features, max(group.bias_tokens for group in groups))
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
     stream, count = _with_bias_tokens(b, as_batches(b, data, projections.rank), layout)
-    weights = Weights(b, layout, projections.query.out_features, conversion.block.elem_type)
+    weights = HeadWeights(b, layout, projections.query.out_features, conversion.block.elem_type)
     attended = attend_block(b, weights, stream, projections, groups, lambda *given: _attend_masked(b, count, *given))
     return _written(b, conversion, projections, (weights, attended), data, count)
 
@@ -129,7 +129,7 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     one_batch = b.rows(stream.tensor, b.integers(0), b.integers(1), 0, "one_stream")
     columns = b.rows(one_batch, b.integers(model), b.integers(layout.width), 2, "position_columns")
     scores = positions.scores(columns, "position_scores", bias_tokens=True)
-    weights = Weights(b, layout, projections.query.out_features, elem_type)
+    weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
     attended = attend_block(b, weights, stream.tensor, projections, groups, attend_with(scores), unused=-omega)
     return _written(b, conversion, projections, (weights, attended), data, stream.count)
 
@@ -138,7 +138,7 @@ def _written(
     b: Builder,
     conversion: Conversion,
     projections: Projections,
-    heads: tuple[Weights, Tensor],
+    heads: tuple[HeadWeights, Tensor],
     data: Tensor,
     count: Tensor,
 ) -> Replacement:
@@ -161,7 +161,7 @@ def _attend_masked(b: Builder, count: Tensor, group: Group, inputs: dict[str, Te
     return b.fragment.inlined(nodes, [given[name] for name in nodes.input], "")
 
 
-def _with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Variable, Variable]:
+def _with_bias_tokens(b: Builder, tokens: Tensor, layout: StreamColumns) -> tuple[Variable, Variable]:
     """The stream [batch, N + m, width] with indicator columns, and N as a 1-D tensor."""
     batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
     rows = np.eye(layout.bias_tokens, layout.width, layout.model + 1)[None]
@@ -170,7 +170,9 @@ def _with_bias_tokens(b: Builder, tokens: Tensor, layout: Layout) -> tuple[Varia
     return b.concat([with_indicators(b, tokens, layout, (batch, count), "tokens"), bias_tokens], 1, "stream"), count
 
 
-def with_indicators(b: Builder, tokens: Tensor, layout: Layout, sizes: tuple[Tensor, Tensor], name: str) -> Variable:
+def with_indicators(
+    b: Builder, tokens: Tensor, layout: StreamColumns, sizes: tuple[Tensor, Tensor], name: str
+) -> Variable:
     """The tokens with their indicator columns, [batch, N, width]; `sizes` are batch and N, 1-D."""
     one = np.zeros((1, 1, 1 + layout.bias_tokens))
     one[..., 0] = 1.0

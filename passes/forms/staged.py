@@ -24,8 +24,8 @@ from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
 from passes.forms.square import emit_maskless, prepare_maskless
 from passes.forms.sublayer import (
+    HeadWeights,
     Positions,
-    Weights,
     as_before,
     attend_to_self,
     attend_with_activation,
@@ -81,7 +81,7 @@ def _linear_values(
     made: list[Variable] = []
     for number, projection in enumerate(projections):
         suffix = f"_{number}" if len(projections) > 1 else ""
-        weights = Weights(b, layout, projection.out_features, elem_type)
+        weights = HeadWeights(b, layout, projection.out_features, elem_type)
         by_neuron = weights.functional(projection, f"W_V_{name}{suffix}")
         flat = b.reshape(
             b.transpose(by_neuron, (1, 0, 2), f"W_V_{name}{suffix}_turned"),

@@ -1,7 +1,7 @@
 """Attention sublayers that replace whole blocks: their stream, positions, weights, and steps; shared by the forms.
 
 **Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
-The stream has `Layout.width` columns: the model's own, then indicators. One column is 1 on every token and 0 on bias
+The stream has `StreamColumns.width` columns: the model's own, then indicators. One is 1 on every token and 0 on bias
 tokens; b1 and the constants of self keys and values ride on it. Bias token j has a column of its own. W1 and W2 are
 stored once: nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads
 the model. Projections that are the same for all heads (keys, constant values) have one head.
@@ -21,10 +21,10 @@ times the largest. In floating point the weight is exactly 0
 `default_omega` is a power of two above both for every finite pre-activation (queries are clipped to 2^60, in float64
 2^500). A large omega costs no accuracy, since it is added to forbidden scores only.
 
-**Stream** is that of the post: model columns, hidden columns, positions. A row-wise linear map (Theorem 7) and an
+**The stream** is that of the post: model columns, hidden columns, positions. A row-wise linear map (Theorem 7) and an
 elementwise activation (Theorem 8) act on it; each returns what its heads write, and the skip connection is
-`Stream.plus`. A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with the
-stream is one with a Slice of it.
+`PostStream.plus`. A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with
+the stream is one with a Slice of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rewriter.graph.surgeon import Tensor, Variable
 
 
 @dataclass(frozen=True)
-class Layout:
+class StreamColumns:
     """Columns of the stream.
 
     Attributes:
@@ -72,14 +72,14 @@ class Layout:
         return np.asarray([*[0.0] * self.model, *parts[0], *parts[1]], dtype=np.float64)
 
 
-class Weights:
+class HeadWeights:
     """The weights of one block's heads; `neurons` is the number of heads.
 
     `by_token`: what they project is [batch, tokens, heads, d_head].
     """
 
     def __init__(
-        self, builder: Builder, layout: Layout, neurons: int, elem_type: int, *, by_token: bool = False
+        self, builder: Builder, layout: StreamColumns, neurons: int, elem_type: int, *, by_token: bool = False
     ) -> None:
         self._by_token = by_token
         self._b = builder
@@ -213,9 +213,9 @@ class Positions:
         self.slots = bias_tokens + max_tokens
         self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
 
-    def layout(self, model: int) -> Layout:
+    def layout(self, model: int) -> StreamColumns:
         """The layout of a stream with `model` columns and the positions."""
-        return Layout(model, self.bias_tokens, tokens=self._max_tokens, bias_first=True)
+        return StreamColumns(model, self.bias_tokens, tokens=self._max_tokens, bias_first=True)
 
     def of_tokens(self, count: Tensor) -> Variable:
         """One-hot rows [1, N, slots] of N tokens; fewer rows than N where N exceeds the slots."""
@@ -305,7 +305,7 @@ def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections
 
 def attend_block(
     b: Builder,
-    weights: Weights,
+    weights: HeadWeights,
     stream: Tensor,
     projections: Projections,
     groups: tuple[Group, ...],
@@ -366,7 +366,7 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
 
 
 def write_output(
-    b: Builder, weights: Weights, attended: Tensor, projections: Projections, *, by_token: bool = False
+    b: Builder, weights: HeadWeights, attended: Tensor, projections: Projections, *, by_token: bool = False
 ) -> Variable:
     """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] if `by_token`): [batch, tokens, d_model]."""
     neurons, width = projections.output.in_features, projections.output.out_features
@@ -383,7 +383,7 @@ def write_output(
 
 
 @dataclass(frozen=True)
-class Stream:
+class PostStream:
     """A residual stream [batch, N + m, model + hidden + slots].
 
     Attributes:
@@ -411,7 +411,7 @@ class Stream:
         start = self.model + self.hidden
         return self.columns(b, start, start + self.positions.slots, name)
 
-    def plus(self, b: Builder, written: Tensor, start: int, width: int) -> Stream:
+    def plus(self, b: Builder, written: Tensor, start: int, width: int) -> PostStream:
         """The skip connection: the stream plus the heads' output in the `width` columns from `start`."""
         after = self.model + self.hidden + self.positions.slots - start - width
         shape = b.sizes(written, 0, 2, f"rows_{self.stage}")
@@ -432,7 +432,7 @@ class Stream:
 
 def open_stream(
     b: Builder, tokens: Tensor, model: int, hidden: int, positions: Positions, name: str = "stream_0"
-) -> Stream:
+) -> PostStream:
     """The stream before the first sublayer: tokens [batch, N, model], hidden columns 0, and m bias tokens."""
     batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
@@ -447,10 +447,10 @@ def open_stream(
     empty = b.node("Expand", [b.numbers("empty", 0.0), shape], "bias_tokens_empty")
     bias_positions = b.node("Expand", [positions.of_bias_tokens(), each], "bias_positions_each")
     bias_tokens = b.concat([empty, bias_positions], 2, "bias_tokens")
-    return Stream(b.concat([with_own, bias_tokens], 1, name), model, hidden, positions, count)
+    return PostStream(b.concat([with_own, bias_tokens], 1, name), model, hidden, positions, count)
 
 
-def position_scores(b: Builder, stream: Stream, name: str, *, bias_tokens: bool) -> Variable:
+def position_scores(b: Builder, stream: PostStream, name: str, *, bias_tokens: bool) -> Variable:
     """The scores of the positions, [1, 1, rows, rows]."""
     one_batch = b.rows(stream.ones(b, f"{name}_positions"), b.integers(0), b.integers(1), 0, f"{name}_rows")
     return stream.positions.scores(one_batch, name, bias_tokens=bias_tokens)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
 from passes.forms.square import emit_maskless, prepare_maskless
-from passes.forms.sublayer import Layout, Weights, add_groups
+from passes.forms.sublayer import HeadWeights, StreamColumns, add_groups
 from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.programs.groups import Group, groups_of
@@ -61,17 +61,35 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     b = Builder.of(view, conversion)
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     m, slots = conversion.carried, conversion.carried + conversion.options.positions
-    layout = Layout(model, m)
+    layout = StreamColumns(model, m)
     stream = _stream(b, conversion, projections, layout)
     read = b.rows(stream, b.integers(0), b.integers(layout.width), 2, "stream_columns")
     ones = b.rows(stream, b.integers(model), b.integers(model + 1), 2, "indicator")
     positions = b.rows(stream, b.integers(model + 1), b.integers(model + 1 + slots), 2, "positions")
-    weights = Weights(b, layout, projections.query.out_features, elem_type)
+    weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
     y = weights.functional(projections.query, "W_Q_y")
     z = weights.functional(projections.value, "W_V_z") if projections.gated else y
     groups = groups_of(conversion.program)
-    heads = _Heads(b, weights, read, positions, y, z, max(group.dimension for group in groups), elem_type)
-    terms = [heads.attend(group, f"_{i}" if len(groups) > 1 else "") for i, group in enumerate(groups)]
+    dimension = max(group.dimension for group in groups)
+    keys = b.unsqueeze(positions, 1, "k_positions")
+    # Queries of bias tokens are 0: only positions tell them what to attend to.
+    own_query = weights.project(read, weights.query(y, dimension, on_bias=0.0), weights.neurons, dimension, "q")
+
+    def attend(group: Group, suffix: str) -> Variable:
+        """One group of heads, [batch, heads, rows, 1]: softmax([q, p W] [k, p]^T) v."""
+        key = weights.project(read, weights.key(group, dimension, f"W_K{suffix}"), 1, dimension, f"k{suffix}")
+        heads = 1 if group.head.c == 0.0 else weights.neurons
+        value = weights.project(read, weights.value(z, group, f"W_V{suffix}"), heads, 1, f"v{suffix}")
+        pseudo = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
+        weighed = b.node("MatMul", [positions, pseudo], f"q_positions{suffix}")
+        one = b.unsqueeze(weighed, 1, f"q_positions_one{suffix}")
+        each = b.node("Expand", [one, b.integers(1, weights.neurons, 1, 1)], f"q_positions_each{suffix}")
+        query = b.concat([own_query, each], 3, f"query{suffix}")
+        turned = b.transpose(b.concat([key, keys], 3, f"key{suffix}"), (0, 1, 3, 2), f"key_turned{suffix}")
+        scores = b.node("MatMul", [query, turned], f"attn_scores{suffix}")
+        return b.node("MatMul", [b.node("Softmax", [scores], f"pattern{suffix}", axis=3), value], f"z{suffix}")
+
+    terms = [attend(group, f"_{i}" if len(groups) > 1 else "") for i, group in enumerate(groups)]
     total = b.transpose(add_groups(b, terms, groups), (0, 2, 1, 3), "z_by_token")
     output = projections.output
     side_by_side = b.reshape(total, (0, 0, output.in_features), "z_side_by_side")
@@ -87,7 +105,7 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     return replacement(b, conversion, projections.result)
 
 
-def _stream(b: Builder, conversion: Conversion, projections: Projections, layout: Layout) -> Tensor:
+def _stream(b: Builder, conversion: Conversion, projections: Projections, layout: StreamColumns) -> Tensor:
     """[batch, N + R, D + 1 + R + T]: the block's input, and the further columns of the residual stream."""
     data = _rows(b, projections, layout.model)
     wide = b.fragment.tensor(conversion.stream)
@@ -102,46 +120,3 @@ def _rows(b: Builder, projections: Projections, model: int) -> Tensor:
         shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
         data = b.reshape(data, shape, "in_batches")
     return data
-
-
-class _Heads:
-    """The heads of one block, whose groups share queries."""
-
-    def __init__(
-        self,
-        b: Builder,
-        weights: Weights,
-        stream: Tensor,
-        positions: Tensor,
-        y: Tensor,
-        z: Tensor,
-        dimension: int,
-        elem_type: int,
-    ) -> None:
-        self._b = b
-        self._weights = weights
-        self._stream = stream
-        self._positions = positions
-        self._y, self._z = y, z
-        self._dimension = dimension
-        self._elem_type = elem_type
-        self._keys = b.unsqueeze(positions, 1, "k_positions")
-        # Queries of bias tokens are 0: only positions tell them what to attend to.
-        self._query = weights.project(stream, weights.query(y, dimension, on_bias=0.0), weights.neurons, dimension, "q")
-
-    def attend(self, group: Group, suffix: str) -> Variable:
-        """One group of heads, [batch, heads, rows, 1]: softmax([q, p W] [k, p]^T) v."""
-        b, weights, stream, neurons = self._b, self._weights, self._stream, self._weights.neurons
-        key_weight = weights.key(group, self._dimension, f"W_K{suffix}")
-        key = weights.project(stream, key_weight, 1, self._dimension, f"k{suffix}")
-        heads = 1 if group.head.c == 0.0 else neurons
-        value = weights.project(stream, weights.value(self._z, group, f"W_V{suffix}"), heads, 1, f"v{suffix}")
-        pseudo = b.read(neuron_scores(group.bias_tokens), self._elem_type, f"W_QK_positions{suffix}")
-        weighed = b.node("MatMul", [self._positions, pseudo], f"q_positions{suffix}")
-        each = b.integers(1, neurons, 1, 1)
-        own = b.node("Expand", [b.unsqueeze(weighed, 1, f"q_positions_one{suffix}"), each], f"q_positions_each{suffix}")
-        query = b.concat([self._query, own], 3, f"query{suffix}")
-        turned = b.transpose(b.concat([key, self._keys], 3, f"key{suffix}"), (0, 1, 3, 2), f"key_turned{suffix}")
-        scores = b.node("MatMul", [query, turned], f"attn_scores{suffix}")
-        pattern = b.node("Softmax", [scores], f"pattern{suffix}", axis=3)
-        return b.node("MatMul", [pattern, value], f"z{suffix}")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
-from passes.match.sublayers import network_parts
-from rewriter.graph.functions import inlined
-from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of, subgraphs
+from rewriter.graph.edit import all_nodes, inlined
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, all_graphs, attributes, key_of, view_model
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -59,7 +61,7 @@ def lower(
     Args:
         model: the model.
         keep: outputs of fused operators that stay.
-        network: take operators apart, too, that stand between blocks (`passes.match.sublayers`).
+        network: take operators apart, too, that stand between blocks (`passes.match.lower`).
         whole: local functions that stay, (domain, name): those of heads that an earlier run made.
     """
     model, functions = _inlined(model, _relevant_functions(model, whole))
@@ -95,7 +97,7 @@ def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]
     holding = {
         (function.domain, function.name)
         for function in model.functions
-        if (function.domain, function.name) not in whole and any(_is_part(node) for node in _nodes(function))
+        if (function.domain, function.name) not in whole and any(_is_part(node) for node in all_nodes(function.node))
     }
     # Up the call graph to a fixed point. ONNX forbids recursion, so it ends after as many rounds as calls are nested.
     grown = True
@@ -103,7 +105,7 @@ def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]
         callers = {
             (function.domain, function.name)
             for function in model.functions
-            if any((node.domain, node.op_type) in holding for node in _nodes(function))
+            if any((node.domain, node.op_type) in holding for node in all_nodes(function.node))
         }
         grown = not callers <= holding
         holding |= callers
@@ -112,14 +114,6 @@ def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]
 
 def _is_part(node: onnx.NodeProto) -> bool:
     return node.op_type in _PARTS_OF_BLOCKS and node.domain in (*ONNX_DOMAINS, MICROSOFT)
-
-
-def _nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in function.node:
-        yield node
-        for _, graph in subgraphs(node):
-            for inner in all_graphs(graph):
-                yield from inner.node
 
 
 def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str], between: Mapping[str, list[onnx.NodeProto]]) -> None:
@@ -238,3 +232,85 @@ LOWERINGS: dict[tuple[str, str], Lower] = {
     (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
     ("", "SwiGLU"): _swiglu,
 }
+
+
+# -- between blocks: bias tokens pass these on their way through a network ------------------------------------------
+
+Parts = list[onnx.NodeProto]
+_LAYER_NORM_OPSET = 17
+_MEAN, _DEVIATION, _SUM = 1, 2, 3
+"""Further outputs of SkipLayerNormalization."""
+
+
+def network_parts(model: onnx.ModelProto) -> Mapping[str, Parts]:
+    """First output of a fused operator of the main graph to the nodes that compute the same."""
+    if not any(node.domain == MICROSOFT for node in model.graph.node):
+        return {}
+    view = view_model(model)
+    found: dict[str, Parts] = {}
+    for node in view.nodes:
+        entry = _LOWERINGS.get(node.op_type) if node.domain == MICROSOFT else None
+        parts = None if entry is None else entry(view, node)
+        if parts:
+            found[node.output[0]] = parts
+    return found
+
+
+def _node(
+    node: onnx.NodeProto, operator: str, inputs: list[str], part: str, output: str = "", **given: Any
+) -> onnx.NodeProto:
+    made = output or f"{node.output[0]}/{part}"
+    return helper.make_node(operator, inputs, [made], f"{node.name or node.output[0]}/{part}", **given)
+
+
+def _product(view: GraphView, node: onnx.NodeProto) -> Parts | None:
+    """FusedMatMul of two tensors that are data: their transpositions, product and scale."""
+    given = attributes(node)
+    constant = any(name in view.initializers for name in node.input)
+    kinds = {view.type_of(name).elem_type for name in (*node.input, *node.output)} - {0}
+    if constant or given.get("transBatchA") or given.get("transBatchB") or len(kinds) != 1:
+        return None
+    parts, inputs = Parts(), list(node.input)
+    for place, side in enumerate("AB"):
+        if given.get(f"trans{side}"):
+            rank = view.type_of(inputs[place]).rank
+            if rank is None or rank < 2:
+                return None
+            order = [*range(rank - 2), rank - 1, rank - 2]
+            parts.append(_node(node, "Transpose", [inputs[place]], f"turned_{side}", perm=order))
+            inputs[place] = str(parts[-1].output[0])
+    scale = float(given.get("alpha", 1.0))
+    if scale == 1.0:
+        return [*parts, _node(node, "MatMul", inputs, "product", str(node.output[0]))]
+    product = _node(node, "MatMul", inputs, "product")
+    value = np.asarray(scale, helper.tensor_dtype_to_np_dtype(kinds.pop()))
+    alpha = helper.make_node(
+        "Constant", [], [f"{node.output[0]}/alpha"], f"{node.name}/alpha", value=numpy_helper.from_array(value)
+    )
+    scaled = _node(node, "Mul", [str(product.output[0]), str(alpha.output[0])], "scaled", str(node.output[0]))
+    return [*parts, product, alpha, scaled]
+
+
+def _skip(view: GraphView, node: onnx.NodeProto) -> Parts | None:
+    """SkipLayerNormalization: the bias, the residual addition and the normalisation."""
+    named = [*node.input, *[""] * (5 - len(node.input))]
+    outputs = [*node.output, *[""] * (4 - len(node.output))]
+    if view.opsets.get("", 1) < _LAYER_NORM_OPSET or outputs[_MEAN] or outputs[_DEVIATION] or not all(named[:3]):
+        return None
+    x, skip, gain, shift, bias = named
+    parts = Parts()
+    if bias:
+        parts.append(_node(node, "Add", [x, bias], "biased"))
+        x = str(parts[-1].output[0])
+    total = _node(node, "Add", [x, skip], "sum", outputs[_SUM])
+    epsilon = attributes(node).get("epsilon", 1e-12)
+    inputs = [str(total.output[0]), gain, *([shift] if shift else [])]
+    normed = _node(node, "LayerNormalization", inputs, "normalised", str(node.output[0]), epsilon=epsilon, axis=-1)
+    return [*parts, total, normed]
+
+
+_LOWERINGS: dict[str, Callable[[GraphView, onnx.NodeProto], Parts | None]] = {
+    "FusedMatMul": _product,
+    "SkipLayerNormalization": _skip,
+}
+"""Operator of onnxruntime's domain to its parts."""

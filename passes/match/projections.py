@@ -16,8 +16,7 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
 from passes.sizes import ShapeReader
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED, SAME_ENTRIES
-from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, integer_of, integers_of, label
 
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
@@ -116,18 +115,6 @@ def projections_of(view: GraphView, block: Block) -> Projections | Miss:
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -> Projection | Miss:
     """A single linear operator as a plain matrix, with the bias that it adds itself."""
     return _Reader(view, constants).matrix(operator)
-
-
-def leaf_of(view: GraphView, constants: Constants, block: Block, leaf: str) -> Projection | Miss:
-    """The projection that gives one of the tensors that the activation of `block` reads."""
-    return _Reader(view, constants).leaf(block, leaf)
-
-
-def output_of(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[str, Projection] | Miss:
-    """A second operator with the bias that it or the Add after it adds, and the name of the tensor after both."""
-    reader = _Reader(view, constants)
-    matrix = reader.matrix(operator)
-    return matrix if isinstance(matrix, Miss) else reader.with_bias(operator.output, matrix)
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""A program as groups of heads: each group is one head per neuron, all with the same constants.
+"""A program as groups of heads: each group is one head per neuron, or all heads over the same keys.
 
 The outputs of the groups add up to the program, and each is a head over {self, bias tokens} and nothing else. Terms
 outside the program's heads become heads too:
@@ -14,12 +14,14 @@ outside the program's heads become heads too:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import FACTORED, BiasToken, Head
 from passes.programs.program import Program
 
 
@@ -109,3 +111,116 @@ def spread(head: Head, linear: float) -> list[Head]:
 def _group(head: Head) -> Group:
     """The group of a head; a factor of its value is applied last, where it cannot overflow a value of weight 0."""
     return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)
+
+
+# -- heads over the same keys ---------------------------------------------------------------------------------------
+#
+# The heads of a gate all have the same set of keys, and differ in which of them is their own. Their softmax is computed
+# once, and their sum is a weighted mean of multiples of the value. Where the slopes of the keys are an arithmetic
+# progression, all shares are powers of one exponential.
+
+
+@dataclass(frozen=True)
+class SharedKey:
+    """One key as a graph stores it.
+
+    Attributes:
+        slope: factor of the query in the logit.
+        offset: offset of the logit, 0 where it is in the weight.
+        weight: factor of the key's exponential.
+        part: the weight times the value, or times the multiple of the value.
+    """
+
+    slope: float
+    offset: float
+    weight: float
+    part: float
+
+    @classmethod
+    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> SharedKey:
+        """A key with its logit's offset factored out of the exponential, unless it is above `largest`."""
+        if abs(offset) > largest:
+            return cls(slope, offset, 1.0, value)
+        weight = math.exp(offset)
+        return cls(slope, 0.0, weight, weight * value)
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """Heads over the same keys.
+
+    Attributes:
+        heads: the heads.
+        keys: where values are multiples of z, all keys, those of the heads first; None for a head with other values.
+        own: the number of keys with a nonzero multiple.
+    """
+
+    heads: tuple[Head, ...]
+    keys: tuple[SharedKey, ...] | None = None
+    own: int = 0
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
+
+    Attributes:
+        step: the difference of neighbouring slopes.
+        weights: the w but for the last, which is 1.
+        part: the first weight times its multiple.
+    """
+
+    step: float
+    weights: tuple[float, ...]
+    part: float
+
+
+def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression | None:
+    """Shared keys as a progression, with exactly the numbers of a type that they have; None where they are none.
+
+    That is so for Mish, leaky ReLU and tanh gates.
+    """
+
+    def narrow(number: float) -> float:
+        return float(np.asarray(number, dtype=dtype))
+
+    ascending = sorted(keys, key=lambda key: key.slope)
+    for ordered in (ascending, ascending[::-1]):
+        slopes = [narrow(key.slope) for key in ordered]
+        weights = [narrow(key.weight) for key in ordered]
+        parts = [narrow(key.part) for key in ordered]
+        step = slopes[1] - slopes[0]
+        even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
+        if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
+            return Progression(step, tuple(weights[:-1]), parts[0])
+    return None
+
+
+def by_keys(program: Program) -> tuple[tuple[SharedKeys, ...], float]:
+    """The heads of `program` in groups, and the remaining linear term.
+
+    A single group of multiples absorbs the linear term, since its weights sum to one. A separate linear term would
+    cancel most digits of the head (Mish at y = -15).
+    """
+    by_keys: dict[object, list[Head]] = {}
+    for number, head in enumerate(program.heads):
+        by_keys.setdefault(head.multiples or number, []).append(head)
+    alone = len(by_keys) == 1 and program.heads[0].multiples is not None
+    linear = program.linear if alone else 0.0
+    groups = []
+    for heads in by_keys.values():
+        shared = len(heads) > 1 or linear != 0.0
+        groups.append(_shared(tuple(heads), linear) if shared else SharedKeys(tuple(heads)))
+    return tuple(groups), program.linear - linear
+
+
+def _shared(heads: tuple[Head, ...], linear: float) -> SharedKeys:
+    multiples: dict[tuple[float, float], float] = {}
+    for head in heads:
+        for token in head.bias_tokens:
+            multiples.setdefault((token.slope, token.offset), linear)
+        own = (head.beta, head.gamma)
+        multiples[own] = multiples.get(own, linear) + head.c
+    keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
+    keys.sort(key=lambda key: key.part == 0.0)
+    return SharedKeys(heads, tuple(keys), sum(key.part != 0.0 for key in keys))

@@ -133,7 +133,7 @@ def _whole(view: GraphView, conversions: Sequence[Conversion], longest: int | No
             tightest.block.output,
         )
     longest = longest or (fixed if isinstance(fixed, int) else min(fitting, tightest.options.positions))
-    found = _Finder(view, route, conversions, longest).run()
+    found = _Follower(view, route, conversions, longest).run()
     if isinstance(found, Miss):
         return found
     values = any(token.value for group in groups for token in group.head.bias_tokens)
@@ -175,7 +175,7 @@ def notes_of(whole: Whole) -> tuple[str, ...]:
     )
 
 
-class _Finder:
+class _Follower:
     """Follows the route; `stream`, `_zero` and `_above` grow with it."""
 
     def __init__(self, view: GraphView, route: Route, conversions: Sequence[Conversion], longest: int) -> None:
@@ -202,7 +202,7 @@ class _Finder:
         self._above = {route.entry: self._bit[route.entry]}
         self._order = {route.entry: 0}
 
-    def run(self) -> _Finder | Miss:
+    def run(self) -> _Follower | Miss:
         attention = self._read_scores()
         if isinstance(attention, Miss):
             return attention

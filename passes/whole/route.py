@@ -74,7 +74,7 @@ class Step:
 
 
 @dataclass
-class Known:
+class Carried:
     """What the rules read: the graph, and the tensors carried so far."""
 
     view: GraphView
@@ -88,7 +88,7 @@ class Known:
         return self.shapes.carried.get(tensor)
 
 
-Rule = Callable[[Known, onnx.NodeProto], Step | Miss]
+Rule = Callable[[Carried, onnx.NodeProto], Step | Miss]
 
 
 def token_axes(sizes: Sizes) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def token_axes(sizes: Sizes) -> tuple[int, ...]:
     return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size is not None and size.tokens)
 
 
-def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def apply_rule(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """The rule for `node`."""
     fused = node.domain == MICROSOFT and node.op_type in _FUSED_ACTIVATIONS and len(node.input) == 1
     rule = _unary if fused else RULES.get(node.op_type) if known.view.is_onnx(node) else None
@@ -105,7 +105,7 @@ def apply_rule(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return rule(known, node)
 
 
-def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _elementwise(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Operands broadcast; those that are not carried are padded along the token axes unless they broadcast there."""
     operands = [name for name in node.input if name]
     carried = [sizes for name in operands if (sizes := known.carried(name)) is not None]
@@ -131,7 +131,7 @@ def _elementwise(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((wide,), tuple(pads))
 
 
-def _others(known: Known, operands: list[str], out: Sizes) -> Sizes | None:
+def _others(known: Carried, operands: list[str], out: Sizes) -> Sizes | None:
     """The sizes after broadcasting with operands off the route; None where one of them would add a token axis."""
     sizes = list(out)
     for name in operands:
@@ -160,7 +160,7 @@ def _broadcast(sizes: list[Size | None]) -> Size | None:
     return told[0] if told else (None if known else Size(1))
 
 
-def _unary(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _unary(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     sizes = known.carried(node.input[0])
     if sizes is None:
         return Miss(f"{label(node)}: its first operand is not part of the residual stream", label(node))
@@ -168,7 +168,7 @@ def _unary(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((sizes,), pattern=keeps)
 
 
-def _normalised(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _normalised(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """A normalisation over features, which treats rows separately."""
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", -1)
@@ -180,7 +180,7 @@ def _normalised(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((sizes,))
 
 
-def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _softmax(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", -1)
     if sizes is None or not isinstance(axis, int):
@@ -194,7 +194,7 @@ def _softmax(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((sizes,), softmax=True, pattern=True)
 
 
-def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _reduced(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     sizes, given = known.carried(node.input[0]), attributes(node)
     axes = given.get("axes") or (known.shapes.integers(node.input[1]) if len(node.input) > 1 else None)
     if sizes is None or not isinstance(axes, list):
@@ -208,7 +208,7 @@ def _reduced(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(out),))
 
 
-def _matmul(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _matmul(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     left, right = (known.carried(name) for name in node.input[:2])
     flat = Miss(f"{label(node)}: it mixes tokens outside a softmax", label(node))
     if left is None:
@@ -242,7 +242,7 @@ def _by_constant(node: onnx.NodeProto, left: Sizes, weight: tuple[int, ...]) -> 
     return Step(((*lead, left[-_MATRIX], Size(weight[-1])),))
 
 
-def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _gemm(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     sizes, given = known.carried(node.input[0]), attributes(node)
     weight = known.constants.shape(node.input[1])
     others = [name for name in node.input[1:] if name]
@@ -256,7 +256,7 @@ def _gemm(known: Known, node: onnx.NodeProto) -> Step | Miss:
 # -- operators that rearrange axes: where the token axis is afterwards ------------------------------------------------
 
 
-def _transpose(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _transpose(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Permute the axes."""
     sizes = known.carried(node.input[0]) or ()
     perm = attributes(node).get("perm") or list(range(len(sizes)))[::-1]
@@ -267,12 +267,12 @@ def _transpose(known: Known, node: onnx.NodeProto) -> Step | Miss:
     )
 
 
-def _axes(known: Known, node: onnx.NodeProto, rank: int) -> list[int] | None:
+def _axes(known: Carried, node: onnx.NodeProto, rank: int) -> list[int] | None:
     axes = known.shapes.integers(node.input[1]) if len(node.input) > 1 else attributes(node).get("axes")
     return sorted(axis % rank for axis in axes) if isinstance(axes, list) else None
 
 
-def _unsqueeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _unsqueeze(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Insert axes of size 1."""
     sizes = list(known.carried(node.input[0]) or ())
     count = len(known.shapes.integers(node.input[1]) or ()) if len(node.input) > 1 else 1
@@ -284,7 +284,7 @@ def _unsqueeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(sizes),))
 
 
-def _squeeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _squeeze(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Remove axes of size 1."""
     sizes = known.carried(node.input[0]) or ()
     axes = _axes(known, node, len(sizes))
@@ -293,7 +293,7 @@ def _squeeze(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(size for axis, size in enumerate(sizes) if axis not in axes),))
 
 
-def _reshape(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _reshape(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Find the token axis by the number of elements; a size of N becomes N + m, a merged axis becomes -1."""
     sizes = known.carried(node.input[0])
     total = None if sizes is None else product(sizes)
@@ -342,7 +342,7 @@ def _target(out: tuple[Size, ...]) -> Target | None:
     return Target(rows, tuple([(i, REST) for i in mixed] + fixed), len(out))
 
 
-def _expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _expand(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Broadcast axes of size 1; N becomes N + m."""
     sizes, elements = known.carried(node.input[0]), known.shapes.elements(node.input[1])
     if sizes is None or elements is None or len(elements) < len(sizes):
@@ -355,7 +355,7 @@ def _expand(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(out),), target=Target(rows, (), len(elements)))
 
 
-def _split(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _split(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Split an axis without tokens."""
     sizes = known.carried(node.input[0])
     axis = attributes(node).get("axis", 0)
@@ -374,7 +374,7 @@ def _split(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step(tuple(outs))
 
 
-def _sliced(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _sliced(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Slice axes without tokens."""
     sizes = known.carried(node.input[0])
     axes = known.shapes.integers(node.input[3]) if len(node.input) > 3 and node.input[3] else None
@@ -389,7 +389,7 @@ def _sliced(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step((tuple(out),))
 
 
-def _part(known: Known, node: onnx.NodeProto, number: int, size: Size | None) -> Size | None:
+def _part(known: Carried, node: onnx.NodeProto, number: int, size: Size | None) -> Size | None:
     """What a Slice leaves of one axis, None where that cannot be told."""
     bounds = []
     for name in [*node.input[1:3], *node.input[4:5]]:
@@ -401,7 +401,7 @@ def _part(known: Known, node: onnx.NodeProto, number: int, size: Size | None) ->
     return Size(len(range(*slice(*bounds).indices(size.number))))
 
 
-def _gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _gather(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Select along an axis without tokens, such as the query of a stacked projection."""
     sizes, axis = known.carried(node.input[0]), attributes(node).get("axis", 0)
     rows = known.constants.shape(node.input[1]) if node.input[1] in known.constants else None
@@ -414,7 +414,7 @@ def _gather(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step(((*sizes[:place], *(Size(row) for row in rows), *sizes[place + 1 :]),))
 
 
-def _concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _concat(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Concatenate carried tensors along an axis without tokens."""
     parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
     known_parts = [part for part in parts if part is not None]
@@ -428,7 +428,7 @@ def _concat(known: Known, node: onnx.NodeProto) -> Step | Miss:
     return Step(((*first[: axis % len(first)], total, *first[axis % len(first) + 1 :]),))
 
 
-def _shape(known: Known, node: onnx.NodeProto) -> Step | Miss:
+def _shape(known: Carried, node: onnx.NodeProto) -> Step | Miss:
     """Keep the original value of a shape by subtracting m."""
     sizes = known.carried(node.input[0]) or ()
     given = attributes(node)
@@ -530,7 +530,7 @@ def _walk(
     view: GraphView, constants: Constants, entry: str, width: int, needed: frozenset[int], read: Sequence[str]
 ) -> Route | Miss:
     shape = view.type_of(entry).shape or ()
-    known = Known(view, constants, ShapeReader(view, constants, symbols_of(view, entry)))
+    known = Carried(view, constants, ShapeReader(view, constants, symbols_of(view, entry)))
     known.static_tokens = shape[1] if isinstance(shape[1], int) else None
     known.shapes.carried[entry] = (BATCH, TOKENS, Size(width))
     steps: dict[int, Step] = {}

@@ -93,7 +93,7 @@ def rewrite(
     start = Unit(source.proto, partial(read_tensor, source))
     choices, sequence, unit, timings = _planned(run, source, start, arrange, choices, settings)
     if validate and not dry_run and source.size <= LARGE:
-        unit = _noted(unit, domain_notes(unit.fact(Plan), start.read))
+        unit = _noted(unit, domain_notes(unit.fact(Plan)))
     plan = unit.fact(Plan)
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:

@@ -16,8 +16,6 @@ from passes.conversion import Conversion
 from passes.forms.builder import chunk_size_of
 from passes.forms.compact import row_size_of
 from passes.match.blocks import Left, kinds
-from passes.match.bounds import reach
-from passes.match.operands import Read
 from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
@@ -49,30 +47,15 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
     )
 
 
-def domain_notes(plan: Plan, read: Read) -> tuple[str, ...]:
-    """Notes on blocks whose program has a bounded domain that, judging by the weights, some input may leave."""
-    unbounded, beyond = dict[str, float](), list[str]()
-    for conversion in plan.conversions:
-        domain = conversion.program.domain
-        if isfinite(domain):
-            far = reach(plan.view_of(conversion.block), conversion.block, read)
-            if far is None:
-                unbounded[conversion.block.name] = domain
-            elif far > domain:
-                beyond.append(f"{conversion.block.name} (up to {far:.3g}, its program holds up to {domain:.3g})")
-    notes = []
-    if beyond:
-        notes.append(
-            f"the weights let pre-activations of {counted(len(beyond), 'block')} grow beyond the program's domain: "
-            f"{first_of(beyond)}; the proof checks only the inputs that it runs"
-        )
-    if unbounded:
-        notes.append(
-            f"the weights do not bound the pre-activations of {counted(len(unbounded), 'block')} "
-            f"({first_of(list(unbounded))}), whose heads hold up to {min(unbounded.values()):.3g}; the proof checks "
-            "only the inputs that it runs"
-        )
-    return tuple(notes)
+def domain_notes(plan: Plan) -> tuple[str, ...]:
+    """A note on blocks whose heads hold up to some pre-activation, which some input may leave."""
+    domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
+    if not domains:
+        return ()
+    return (
+        f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
+        f"{min(domains.values()):.3g}; the proof checks only the inputs that it runs",
+    )
 
 
 def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:

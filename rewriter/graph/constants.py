@@ -5,7 +5,9 @@ They are computed on demand and only for small inline tensors: weights are never
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +16,10 @@ from onnx import numpy_helper
 
 from rewriter.graph import elementwise
 from rewriter.graph.view import GraphView, integer_of
+
+AnyArray = NDArray[Any]
+Read = Callable[[onnx.TensorProto], AnyArray]
+"""Gives the values of a tensor, inline or external, in its own element type."""
 
 _SMALL = 1024
 """Maximum number of elements of a constant whose values are read."""

@@ -44,12 +44,16 @@ class TensorType:
 TensorType.UNKNOWN = TensorType(0, None)
 
 
+_PACKED = ("MatMulNBits", "MatMulBnb4")
+"""Products with a packed matrix [K, N], whose type is that of its scales."""
+
 _LIKE = {
     **{
         ("com.microsoft", name): "Identity"
         for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
     },
     ("com.microsoft", "FusedMatMul"): "MatMul",
+    **{("com.microsoft", name): "MatMul" for name in _PACKED},
 }
 """Operators of onnxruntime's domain to those of the same type and shape, so that inference does not stop at them."""
 
@@ -74,19 +78,30 @@ def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     skeleton = skeleton_of(model)
     fused = {index: node for index, node in enumerate(model.graph.node) if (node.domain, node.op_type) in _LIKE}
     for index, node in fused.items():
-        skeleton.graph.node[index].CopyFrom(_known(node))
+        skeleton.graph.node[index].CopyFrom(_known(node, skeleton.graph))
     found = skeleton
     # The C++ inference raises bare exceptions on odd models; then declared types remain.
     with suppress(Exception):
         found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
     for index, node in fused.items():
         found.graph.node[index].CopyFrom(node)
+    for position in reversed(range(len(model.graph.initializer), len(found.graph.initializer))):
+        del found.graph.initializer[position]
     return found
 
 
-def _known(node: onnx.NodeProto) -> onnx.NodeProto:
+def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one; the node itself where there is none."""
+    sizes = {attribute.name: attribute.i for attribute in node.attribute}
+    scales = next((each for each in graph.initializer if len(node.input) > 2 and each.name == node.input[2]), None)
+    if node.op_type in _PACKED and {"K", "N"} <= sizes.keys() and scales is not None:
+        unpacked = onnx.TensorProto(name=f"{node.output[0]}/unpacked", data_type=scales.data_type)
+        unpacked.dims.extend((sizes["K"], sizes["N"]))
+        graph.initializer.append(_stub(unpacked, bare=True))
+        return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output, node.name)
     operator = _LIKE[node.domain, node.op_type]
+    if node.op_type in _PACKED:
+        return node
     plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)
     if not plain or len(node.output) != 1 or not node.input:
         return node
@@ -142,8 +157,8 @@ def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
     return skeleton
 
 
-def _stub(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    if prod(tensor.dims) <= _INLINE_LIMIT and tensor.data_location != onnx.TensorProto.EXTERNAL:
+def _stub(tensor: onnx.TensorProto, *, bare: bool = False) -> onnx.TensorProto:
+    if not bare and prod(tensor.dims) <= _INLINE_LIMIT and tensor.data_location != onnx.TensorProto.EXTERNAL:
         return tensor
     stub = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     stub.data_location = onnx.TensorProto.EXTERNAL

@@ -318,3 +318,13 @@ def _index(
         opsets=opset_versions,
         path=path,
     )
+
+
+SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
+"""Entries keep their values and their order; axes may be split, merged, added or dropped."""
+
+SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
+"""As before, perhaps in another type."""
+
+REARRANGED = SAME_NUMBERS | {"Transpose"}
+"""As before, perhaps in another order."""

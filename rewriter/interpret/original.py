@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED
-from rewriter.graph.view import GraphView, attributes, label
+from rewriter.graph.view import REARRANGED, GraphView, attributes, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------

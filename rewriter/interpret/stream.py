@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from passes.match.bounds import NORMS
 from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED, SAME_NUMBERS
-from rewriter.graph.view import GraphView, integer_of, label
+from rewriter.graph.view import REARRANGED, SAME_NUMBERS, GraphView, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -24,6 +22,16 @@ from rewriter.interpret.sublayers import Named
 
 _REACH = 8
 """Nodes between a written-out normalisation's scale and the mean that it divides by."""
+
+
+_NORMS: dict[tuple[str, str], tuple[int, int | None]] = {
+    ("", "LayerNormalization"): (1, 2),
+    ("", "RMSNormalization"): (1, None),
+    ("", "SimplifiedLayerNormalization"): (1, None),
+    (MICROSOFT, "SkipLayerNormalization"): (2, 3),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): (2, None),
+}
+"""Operators whose first output is normalised along the last axis: the input positions of their scale and bias."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,9 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     node = view.made_by(tensor)
     if node is None:
         return None
-    known = NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
+    known = _NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
     if known is not None and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, _operand(node, known.scale), _operand(node, known.bias))
+        return Norm(tensor, *(_operand(node, slot) for slot in known))
     return _written_out(view, constants, tensor, node)
 
 

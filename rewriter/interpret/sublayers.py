@@ -26,8 +26,7 @@ from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
 from passes.recognise import Made
 from rewriter.graph.constants import Constants
-from rewriter.graph.layout import SAME_NUMBERS
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import SAME_NUMBERS, GraphView
 from rewriter.interpret.original import Attention
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}

@@ -19,12 +19,10 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
-from passes.match.operands import Read
 from passes.values import UNFIT, LostError, Values, sliced
-from rewriter.graph.constants import Constants
-from rewriter.graph.layout import REARRANGED
+from rewriter.graph.constants import Constants, Read
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import GraphView, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, attributes, integer_of, integers_of, key_of, label
 
 # -- made-up sizes --------------------------------------------------------------------------------------------------
 

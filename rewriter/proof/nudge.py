@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
-from rewriter.graph.functions import inlined
+from rewriter.graph.edit import inlined
 from rewriter.graph.view import Path, graph_at, holder_name, subgraphs
 
 FREQUENCY = 12345.678

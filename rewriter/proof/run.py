@@ -17,8 +17,7 @@ import onnx
 from rewriter.arrays import Array, magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import Cut, with_outputs
-from rewriter.graph.segments import split
+from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case

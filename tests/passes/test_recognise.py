@@ -230,6 +230,16 @@ def test_runs_edits_and_attribution_refuse_form_whole() -> None:
 # -- false plans -------------------------------------------------------------------------------------------------------
 
 
+def _first(**changed: Any) -> Callable[[Any], None]:
+    """Another W1, which is query and value of a block without a gate."""
+
+    def change(content: Any) -> None:
+        for name in ("query", "value"):
+            content["blocks"][0]["weights"][name] |= changed
+
+    return change
+
+
 def _set(*path: str, to: Any, block: int = 0) -> Callable[[Any], None]:
     def change(content: Any) -> None:
         place = content["blocks"][block]
@@ -242,11 +252,13 @@ def _set(*path: str, to: Any, block: int = 0) -> Callable[[Any], None]:
 
 def _exchanged(content: Any) -> None:
     one, two = (block["weights"] for block in content["blocks"])
-    one["first"], two["first"] = two["first"], one["first"]
+    for name in ("query", "value"):
+        one[name]["weight"], two[name]["weight"] = two[name]["weight"], one[name]["weight"]
 
 
 def _without_bias(content: Any) -> None:
-    content["blocks"][0]["weights"]["first"]["biases"] = []
+    for name in ("query", "value"):
+        content["blocks"][0]["weights"][name]["biases"] = []
 
 
 ONE = (1.0).hex()
@@ -256,16 +268,16 @@ FALSE: tuple[tuple[Callable[[Any], None], str], ...] = (
     (_set("parameters", to=[ONE]), "with so many parameters"),
     (_set("parameters", to=[(1.001).hex(), ONE]), "they are off by"),
     (_set("path", to=[["If", "then_branch"]]), "the graph that should contain it does not exist"),
-    (_set("tensors", "input", to="nothing"), "there is no tensor 'nothing'"),
-    (_set("tensors", "input", to="input_ids"), "'input_ids' is not of a floating-point type"),
-    (_set("tensors", "result", to="logits"), "'logits' also depends on 'input_ids'"),
-    (_set("weights", "first", "transposed", to=True), "other shapes than the plan says"),
-    (_set("weights", "first", "stop", to=64), "other shapes than the plan says"),
-    (_set("weights", "second", "weight", to="nothing"), "its nodes do not read 'nothing'"),
+    (_first(data="nothing"), "there is no tensor 'nothing'"),
+    (_first(data="input_ids"), "'input_ids' is not of a floating-point type"),
+    (_set("weights", "result", to="logits"), "'logits' also depends on 'input_ids'"),
+    (_first(transposed=True), "other shapes than the plan says"),
+    (_first(stop=64), "other shapes than the plan says"),
+    (_set("weights", "output", "weight", to="nothing"), "its nodes do not read 'nothing'"),
     (_exchanged, "its nodes do not read"),
     (_without_bias, "they are off by"),
     (
-        _set("program", "heads", to=[dict.fromkeys(("beta", "gamma", "c", "d"), ONE) | {"bias_tokens": []}]),
+        _set("heads", to=[dict.fromkeys(("beta", "gamma", "c", "d"), ONE) | {"bias_tokens": []}]),
         "off",
     ),
     (_set("stream", to={"bias_tokens": 1, "tensor": "logits", "max_tokens": 24}), "reads no stream"),
@@ -292,7 +304,7 @@ def test_gate_and_value_cannot_change_places() -> None:
 
     def change(content: Any) -> None:
         weights = content["blocks"][0]["weights"]
-        weights["first"], weights["gate"] = weights["gate"], weights["first"]
+        weights["query"], weights["value"] = weights["value"], weights["query"]
 
     (note,) = make_plan(claiming(model, change), Options()).recognised.notes
     assert "they are off by" in note

@@ -23,7 +23,7 @@ from rewriter.errors import RewriteError
 
 POINTS: Mapping[str, tuple[str, str]] = {
     "made": ("rewriter.api.rewriting", "made"),
-    "choose": ("passes.plan", "choose"),
+    "choose": ("passes.forms", "choose"),
     "lower": ("passes.plan", "lower"),
     "serialise": ("rewriter.files.save", "_serialise"),
 }

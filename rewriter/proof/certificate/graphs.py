@@ -22,7 +22,7 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_nodes
-from rewriter.graph.functions import inlined
+from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
 from rewriter.graph.view import (
     GraphView,

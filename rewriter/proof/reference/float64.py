@@ -22,9 +22,8 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError, ValidationError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_tensors
-from rewriter.graph.extract import reads
-from rewriter.graph.functions import inlined
-from rewriter.graph.segments import bytes_of
+from rewriter.graph.edit import inlined
+from rewriter.graph.extract import bytes_of, reads
 from rewriter.graph.view import attributes, key_of, label, subgraphs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float

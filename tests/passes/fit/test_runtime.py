@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from passes.fit import float32
-from passes.fit.kinks import find_kinks
-from passes.fit.runtime import Fitted, fit_function
+from passes.fit.runtime import Fitted, find_kinks, fit_function
 from passes.programs.head import Array
 from rewriter.graph import elementwise
 from tests.conftest import slow

@@ -19,9 +19,9 @@ from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.fitted import cheapest, fitted_programs
 from passes.programs.gates import gate
+from passes.programs.groups import SharedKey, by_keys
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from passes.programs.sharing import Key, groups_of
 from rewriter.graph.view import view_model
 from tests.passes.programs.balls import allowance
 from tests.textmodels import mlp, only_block
@@ -146,7 +146,7 @@ def relative(values: Array, expected: Array) -> float:
 def in_float32(program: Program, y: NDArray[np.float32]) -> Array:
     """The program in float32 as the graph computes it: groups of heads, offsets as factors, less the largest logit."""
     one = np.float32
-    groups, linear = groups_of(program)
+    groups, linear = by_keys(program)
     total = np.zeros_like(y)
     with np.errstate(over="ignore", under="ignore"):
         for group in groups:
@@ -157,8 +157,8 @@ def in_float32(program: Program, y: NDArray[np.float32]) -> Array:
             (head,) = group.heads
             factor = head.c if head.c not in (0.0, 1.0) else 1.0
             plain = (head.unscaled() if factor != 1.0 else head).shifted(0.0, -head.gamma)
-            own = Key(plain.beta, 0.0, 1.0, 0.0)
-            keys = [Key.of(token.slope, token.offset, token.value) for token in plain.bias_tokens]
+            own = SharedKey(plain.beta, 0.0, 1.0, 0.0)
+            keys = [SharedKey.of(token.slope, token.offset, token.value) for token in plain.bias_tokens]
             parts = [(own, one(plain.c) * y + one(plain.d)), *((key, y * 0 + one(key.part)) for key in keys)]
             total = total + one(factor) * averaged(parts, y)
         total = total + one(linear) * y + one(program.constant)
@@ -166,7 +166,7 @@ def in_float32(program: Program, y: NDArray[np.float32]) -> Array:
     return total.astype(np.float64)
 
 
-def averaged(parts: Sequence[tuple[Key, NDArray[np.float32]]], y: NDArray[np.float32]) -> NDArray[np.float32]:
+def averaged(parts: Sequence[tuple[SharedKey, NDArray[np.float32]]], y: NDArray[np.float32]) -> NDArray[np.float32]:
     """Softmax attention over keys with weighted values, in float32."""
     one = np.float32
     logits = [one(key.slope) * y + one(key.offset) for key, _ in parts]
@@ -399,7 +399,7 @@ def test_heads_of_a_gate(activation: str, heads: int) -> None:
 
 
 def test_heads_of_a_gate_share_their_keys() -> None:
-    groups, linear = groups_of(gate(table_program("silu"), FLOAT))
+    groups, linear = by_keys(gate(table_program("silu"), FLOAT))
     assert ([(len(group.heads), group.own, len(group.keys or ())) for group in groups], linear) == ([(2, 2, 3)], 0.0)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.match.sublayers import network_parts
+from passes.match.lower import network_parts
 from passes.options import FormOptions, Options
 from passes.plan import apply, make_plan
 from tests.attention import Array

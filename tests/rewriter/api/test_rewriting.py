@@ -386,16 +386,9 @@ SWIGLU = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 
 
 def test_a_note_says_how_far_heads_hold() -> None:
-    """Where the weights do not bound the gate; where they bound it, the note is about those that it may leave."""
     gate = "y = MatMul(x, W1) u = MatMul(x, V1)"
     (note,) = rewrite(mlp(SWIGLU, first=gate)).notes
     assert note == (
-        "the weights do not bound the pre-activations of 1 block (mlp), whose heads hold up to 508; the proof checks "
-        "only the inputs that it runs"
+        "the heads of 1 block (mlp) hold for |pre-activation| up to 508; the proof checks only the inputs that it runs"
     )
     assert rewrite(mlp(SWIGLU, first=gate), gate="product").notes == ()
-    large = {"scale": np.full(4, 1e4), "shift": np.zeros(4)}
-    normed = f"n = LayerNormalization<axis = -1>(x, scale, shift) {gate.replace('x,', 'n,')}"
-    (note,) = rewrite(mlp(SWIGLU, first=normed, constants=large)).notes
-    assert note.startswith("the weights let pre-activations of 1 block grow beyond the program's domain: mlp (up to ")
-    assert "its program holds up to 508" in note

@@ -137,3 +137,17 @@ def test_a_skeleton_has_all_but_weights() -> None:
         assert list(getattr(skeleton.graph, field)) == list(getattr(model.graph, field)), field
     assert list(skeleton.opset_import) == list(model.opset_import)
     assert list(skeleton.functions) == list(model.functions)
+
+
+def test_products_with_packed_weights() -> None:
+    """onnx does not know MatMulNBits; without sizes or scales its output has no type, and other tensors keep theirs."""
+    for attributes, known in (("K = 32, N = 64, bits = 4, block_size = 32", True), ("bits = 4", False)):
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[n, 32] x) => (float[n, m] out) '
+            "<uint8[64, 1, 16] B = {0}, float[64] scales = {0}> "
+            f"{{ y = com.microsoft.MatMulNBits<{attributes}>(x, B, scales) z = Relu(x) out = Relu(y) }}"
+        )
+        found = infer_types(model)
+        assert found.get("y") == (TensorType(onnx.TensorProto.FLOAT, ("n", 64)) if known else None)
+        assert found["z"] == TensorType(onnx.TensorProto.FLOAT, ("n", 32))
+        assert "y/unpacked" not in found

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.match.marks import made_for
+from passes.match.marks import BLOCK_KEY, DOMAIN
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite, validate
@@ -544,7 +544,8 @@ def test_committed_files(path: Path) -> None:
         node.output[0]
         for node in rewritten.graph.node
         if len(set(node.input)) > 1
-        and made_for(node) is None
+        and node.domain != DOMAIN
+        and not any(entry.key == BLOCK_KEY for entry in node.metadata_props)
         and node.op_type not in COMMUTE
         and node.output[0] in floats
     ][::5]

@@ -155,8 +155,8 @@ def test_what_is_not_certified_is_called_tested() -> None:
 def test_failures_are_told(pages: dict[str, str]) -> None:
     taken = Page(pages["failed"])
     assert taken.of("h2")[0] == "What failed"
-    assert "failed" in taken.of("span")
-    assert "failed" not in Page(pages["gelu"]).of("span")
+    assert "2 failed" in taken.of("span")
+    assert not any("failed" in text for text in Page(pages["gelu"]).of("span"))
     assert "And 800 more" in pages["extreme"]
 
 
@@ -265,11 +265,6 @@ def themes() -> dict[str, dict[str, str]]:
     light, dark = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks[:2])
     assert light.keys() == dark.keys()
     return {"light": light, "dark": dark}
-
-
-def test_contrast_formula() -> None:
-    assert contrast("#000", "#fff") == pytest.approx(21.0)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
