@@ -47,8 +47,6 @@ FLOOR = 1e-15
 MOST_CELLS = 6_000
 """Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
 _NO_BOUND = "no bound below"
-_ENOUGH = 1_000
-"""After so many cells any bound within the limit will do: programs with dozens of keys take long to bound closely."""
 _MOST_COVER, _MOST_RELATIVE = 4_000, 2_000
 _MOST_PARTS = 200_000
 """Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
@@ -231,7 +229,7 @@ class _Search:
         heapq.heapify(heap)
         while heap:
             upper, low, high = heap[0]
-            if -upper <= limit and (self.cells > _ENOUGH or -upper <= max(SLACK * self.lower, FLOOR)):
+            if -upper <= limit and -upper <= max(SLACK * self.lower, FLOOR):
                 return max(-upper, 0.0)
             if self.lower > limit:
                 return self.lower

@@ -375,7 +375,9 @@ class _Matching:
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         readable = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
-        if (readable and a not in self._undecided) or self._reads_keys(a, [view.nodes[index] for index in theirs.nodes], block):
+        if (readable and a not in self._undecided) or self._reads_keys(
+            a, [view.nodes[index] for index in theirs.nodes], block
+        ):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
