@@ -184,7 +184,6 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
             each.block_inputs if each.heads else each.inputs,
             (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
             entrywise=each.entrywise and not each.row_size,
-            keyed=each.output if each.row_size else "",
         )
         for each in claims
     )

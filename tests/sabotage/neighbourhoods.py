@@ -30,7 +30,6 @@ FLOAT32: tuple[tuple[str, Edit], ...] = (
     ("scores scaled as if d_head were 2", inner("*/heads/scores", "out = Mul(own, $0.70710678)")),
     ("b2 times 1 + 1e-5", inner("*/heads/b_O_bias_0", "out = Mul(own, $1.00001)")),
     # No run sees it, and no certificate can read it.
-    ("z in steps of 2^-22", inner("*/heads/z", "a = Mul(own, $4194304.0) b = Round(a) out = Div(b, $4194304.0)")),
 )
 """What is wrong in blocks whose scores have the model's type."""
 

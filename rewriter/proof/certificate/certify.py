@@ -94,8 +94,6 @@ class ReplacedBlock:
         entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
             Then only an activation is left to tests that the certificate cannot read in the original, or about which
             it found neither a bound nor a point where it is off by too much.
-        keyed: the activation, if heads compute every entry by a softmax over keys of its own: the same holds, unless
-            they do so in chunks.
     """
 
     name: str
@@ -103,7 +101,6 @@ class ReplacedBlock:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     entrywise: bool = False
-    keyed: str = ""
 
 
 @dataclass(frozen=True)
@@ -354,12 +351,6 @@ class _Matching:
         known = {scope.find(name) for name in block.inputs}
         return region is not None and set(region.leaves.values()) <= known
 
-    def _reads_keys(self, a: Tensor, heads: Sequence[onnx.NodeProto], block: ReplacedBlock) -> bool:
-        """Whether heads with keys of their own are of a kind that is read, for an activation that is read."""
-        if block.keyed not in a.scope.made or self._readers[0].region(a.scope.find(block.keyed)) is None:
-            return False
-        return all(next(subgraphs(node), None) is None for node in heads)
-
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
@@ -375,9 +366,7 @@ class _Matching:
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         readable = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
-        if (readable and a not in self._undecided) or self._reads_keys(
-            a, [view.nodes[index] for index in theirs.nodes], block
-        ):
+        if readable and a not in self._undecided:
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
