@@ -54,8 +54,18 @@ _LIKE = {
     },
     ("com.microsoft", "FusedMatMul"): "MatMul",
     **{("com.microsoft", name): "MatMul" for name in _PACKED},
-}
-"""Operators of onnxruntime's domain to those of the same type and shape, so that inference does not stop at them."""
+    **{
+        ("com.microsoft.nchwc", name): "Reshape"
+        for name in ("Conv", "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalAveragePool", "Upsample")
+    },
+    **{
+        ("com.microsoft", name): "Reshape"
+        for name in ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FusedConv", "NhwcFusedConv", "FusedGemm",
+                     "GemmFastGelu", "RotaryEmbedding", "SkipSimplifiedLayerNormalization", "BiasAdd")
+    },
+}  # fmt: skip
+"""Operators of onnxruntime's domains to those of the same type and shape, so that inference does not stop there; to
+Reshape those whose first output is of the type of the first operand, in another shape."""
 
 
 def elem_name(elem_type: int) -> str:
@@ -100,6 +110,10 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
         graph.initializer.append(_stub(unpacked, bare=True))
         return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output, node.name)
     operator = _LIKE[node.domain, node.op_type]
+    if operator == "Reshape":
+        return onnx.helper.make_node(
+            "Reshape", [node.input[0], f"{node.output[0]}/unknown"], node.output[:1], node.name
+        )
     if node.op_type in _PACKED:
         return node
     plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)

@@ -204,7 +204,8 @@ def certify(
     start = time.perf_counter()
     matching = _Matching(claims or {}, blocks, limit)
     try:
-        a, b = Model(original, original=True), Model(rewritten)
+        a = Model(original)
+        b = Model(rewritten, a)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
         refusals = (Refusal("", "", "", str(error)),)

@@ -117,18 +117,22 @@ class Tensor:
 class Model:
     """A loaded model, prepared and numbered."""
 
-    def __init__(self, loaded: LoadedModel, *, original: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, original: Model | None = None) -> None:
         """Inline functions, split fused operators, infer types.
 
         Args:
             loaded: the model; it is not changed.
-            original: whether it is the specification, whose word about its ranks is taken.
+            original: what it is compared with; None for the specification itself, whose word about its ranks is taken.
 
         Raises:
             NotCertifiable: the model has an attribute that refers to one of a function.
         """
         self._loaded = loaded
-        self.original = original
+        self.original = original is None
+        listed = {tensor.name for tensor in loaded.proto.graph.initializer}
+        # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
+        inputs = {value.name for value in loaded.proto.graph.input}
+        self.fixed: bool = listed <= inputs if original is None else original.fixed
         self.functions: Mapping[tuple[str, str], str] = {}
         proto = loaded.proto
         if proto.functions:
@@ -222,10 +226,8 @@ class Scope:
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
-        # A graph that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
-        self.overridable = (
-            frozenset(() if outer is not None or self.initializers.keys() <= self.inputs.keys() else self.initializers)
-            & self.inputs.keys()
+        self.overridable = frozenset(
+            () if outer is not None or model.fixed else self.initializers.keys() & self.inputs.keys()
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}

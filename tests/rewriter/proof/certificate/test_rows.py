@@ -59,7 +59,7 @@ def tensor(body: str, name: str = "out") -> tuple[onnx.ModelProto, Tensor]:
     }
     given = {key: value for key, value in constants.items() if f"{key}," in body or f"{key})" in body}
     model = text_model(body, outputs="float[a, b, c] out", constants=given)
-    return model, Model(load_model(model), original=True).main.find(name)
+    return model, Model(load_model(model)).main.find(name)
 
 
 @pytest.mark.parametrize("name", LAYERS)
