@@ -60,10 +60,12 @@ _LIKE = {
     },
     **{
         ("com.microsoft", name): "Reshape"
-        for name in ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FusedConv", "NhwcFusedConv", "FusedGemm",
-                     "GemmFastGelu", "RotaryEmbedding", "SkipSimplifiedLayerNormalization", "BiasAdd")
+        for name in (
+            *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "BiasAdd"),
+            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization"),
+        )
     },
-}  # fmt: skip
+}
 """Operators of onnxruntime's domains to those of the same type and shape, so that inference does not stop there; to
 Reshape those whose first output is of the type of the first operand, in another shape."""
 
