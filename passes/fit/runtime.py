@@ -271,11 +271,11 @@ def _symmetric(f: Function, low: float, high: float) -> tuple[float, float]:
     return (-reach, reach) if fine else (low, high)
 
 
-def _ramp(kink: Kink, y: Array) -> Array:
+def _ramp(kink: Corner, y: Array) -> Array:
     return kink.jump * np.maximum(y - kink.place, 0.0)
 
 
-def _corner(kink: Kink) -> Head:
+def _corner(kink: Corner) -> Head:
     """The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40."""
     d = -kink.jump * kink.place
     return Head(_STEEPNESS, (BiasToken(),), gamma=-_STEEPNESS * kink.place, c=kink.jump, d=d)
@@ -325,14 +325,14 @@ _HALVINGS = 10
 
 
 @dataclass(frozen=True)
-class Kink:
+class Corner:
     """A point at which a derivative (1 the slope, 2 the curvature) changes by `jump`."""
 
     place: float
     jump: float
 
 
-def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, most: int = 8) -> tuple[Kink, ...] | str:
+def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, most: int = 8) -> tuple[Corner, ...] | str:
     """The kinks of f between low and high from left to right, or why a sum of heads cannot approximate f."""
     order = derivative + 1
     y = np.linspace(low, high, _CELLS + 1)
@@ -341,7 +341,7 @@ def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, mos
     padded = np.pad(bends, 8, mode="edge")
     around = np.maximum.reduce([padded[8 + shift : 8 + shift + bends.size] for shift in (-6, -5, 5, 6)])
     noise = 1e-14 * max(float(np.max(np.abs(values))), 1e-30)
-    kinks: list[Kink] = []
+    kinks: list[Corner] = []
     for index in np.flatnonzero((bends > 3.0 * around) & (bends > 1e3 * noise)):
         if kinks and float(y[index]) < kinks[-1].place + 4.0 * step:
             continue
@@ -357,7 +357,7 @@ def find_kinks(f: Function, low: float, high: float, *, derivative: int = 1, mos
     return tuple(kinks)
 
 
-def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | None:
+def _locate(f: Function, low: float, high: float, order: int) -> Corner | str | None:
     """The kink between two points, the description of a jump, or None where f is smooth."""
     start, width = _difference(f, low, high, order), high - low
     left, right = low, high
@@ -375,7 +375,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | No
         return None
     place = _rounded((left + right) / 2.0, right - left)
     jump = _one_sided(f, place, width / 8.0, order - 1) - _one_sided(f, place, -width / 8.0, order - 1)
-    return Kink(place, jump) if abs(jump) > 1e-7 else None
+    return Corner(place, jump) if abs(jump) > 1e-7 else None
 
 
 def _difference(f: Function, low: float, high: float, order: int) -> float:

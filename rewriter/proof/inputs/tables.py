@@ -73,7 +73,7 @@ class Tables:
 
 def find_tables(model: onnx.ModelProto, view: GraphView) -> Tables:
     """Follow the inputs of a model to the tables that they index; `view` is the index of its main graph."""
-    walk = _Follower(model, view)
+    walk = _Walker(model, view)
     for step in _flat(model.graph.node, {(each.domain, each.name): each for each in model.functions}):
         walk.take(*step)
     return Tables(walk.rows, min(walk.limits, default=None), walk.sizes)
@@ -108,7 +108,7 @@ def _flat(
         yield node, inputs, outputs
 
 
-class _Follower:
+class _Walker:
     """What tensors carry, and the limits found so far."""
 
     def __init__(self, model: onnx.ModelProto, view: GraphView) -> None:

@@ -45,7 +45,7 @@ _PROVED = (
 
 
 @dataclass(frozen=True)
-class Part:
+class Passage:
     """What stands in a section: a paragraph, lines, or a table; folded under `summary` if there is one.
 
     Attributes:
@@ -65,7 +65,7 @@ class Part:
     unfolded: bool = False
 
 
-Sections = list[tuple[str, str, list[Part]]]
+Sections = list[tuple[str, str, list[Passage]]]
 """Anchor, heading and parts of each section."""
 
 
@@ -101,14 +101,14 @@ def sections(report: Report) -> Sections:
     tests = () if validation is None else validation.blocks
     blocks = [_folded(converted_table(report.converted, tests))] if report.converted else []
     if report.left:
-        blocks.append(Part(f"Left as they were: {counted(len(report.left), 'candidate')}, by reason."))
+        blocks.append(Passage(f"Left as they were: {counted(len(report.left), 'candidate')}, by reason."))
         few = len(report.left) <= _FEW_LEFT
         blocks += [
-            Part(table=table, summary=reason, count=len(table.rows), unfolded=few)
+            Passage(table=table, summary=reason, count=len(table.rows), unfolded=few)
             for reason, table in left_tables(report.left)
         ]
     proved = None if validation is None else validation.certificate
-    regions = [Part(_PROVED), _folded(region_table(proved))] if proved and proved.regions else []
+    regions = [Passage(_PROVED), _folded(region_table(proved))] if proved and proved.regions else []
     changed = [] if after is None else [_folded(operator_table(report.before.operators, after.operators))]
     return [
         ("failures", "What failed", list(_failures(validation))),
@@ -120,18 +120,18 @@ def sections(report: Report) -> Sections:
     ]
 
 
-def _failures(validation: Validation | None) -> Iterator[Part]:
+def _failures(validation: Validation | None) -> Iterator[Passage]:
     failures = () if validation is None else validation.failures
     texts = _sentences(failures[:_MOST_FAILURES])
     if texts:
-        yield Part(lines=texts[:_FEW_FAILURES])
+        yield Passage(lines=texts[:_FEW_FAILURES])
     if texts[_FEW_FAILURES:]:
-        yield Part(lines=texts[_FEW_FAILURES:], summary="more", count=len(texts) - _FEW_FAILURES)
+        yield Passage(lines=texts[_FEW_FAILURES:], summary="more", count=len(texts) - _FEW_FAILURES)
     if len(failures) > _MOST_FAILURES:
-        yield Part(f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all.")
+        yield Passage(f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all.")
 
 
-def _conditions(report: Report) -> Iterator[Part]:
+def _conditions(report: Report) -> Iterator[Passage]:
     validation = report.validation
     if validation is not None:
         fallen = sorted({node for proof in validation.providers.values() for node in proof.cpu_nodes})
@@ -141,16 +141,16 @@ def _conditions(report: Report) -> Iterator[Part]:
             ("Ran on the CPU instead:", fallen),
         ):
             if texts:
-                yield Part(what, _sentences(texts))
-        yield Part(table=provider_table(validation))
-    yield Part(table=_pairs("Time by step", "step", "time", times(report)))
+                yield Passage(what, _sentences(texts))
+        yield Passage(table=provider_table(validation))
+    yield Passage(table=_pairs("Time by step", "step", "time", times(report)))
     if report.environment:
-        yield Part(table=_pairs("Made with", "what", "version", report.environment))
+        yield Passage(table=_pairs("Made with", "what", "version", report.environment))
 
 
-def _folded(table: Table) -> Part:
+def _folded(table: Table) -> Passage:
     many = len(table.rows) > _FOLDED
-    return Part(table=table, summary=f"{table.title}: {len(table.rows):,} rows" if many else "")
+    return Passage(table=table, summary=f"{table.title}: {len(table.rows):,} rows" if many else "")
 
 
 def _sentences(texts: Sequence[str]) -> list[str]:
