@@ -161,10 +161,10 @@ def validate(
     # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
     names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
     of_blocks = {each.name for each in claims}
+    told = [each for each in certificate.refusals if claims or (each.refuted and each.tensor == each.original)]
     known = [
         each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
-        for each in certificate.refusals
-        if claims or (each.refuted and each.tensor == each.original)
+        for each in ([each for each in told if each.refuted] or told)  # the others may follow from what is refuted
     ]
     try:
         return _judged(original, rewritten, claims, settings, progress, variants, certificate, known, rule, noise)
