@@ -44,8 +44,8 @@ SLACK = 1.15
 """A bound is at most this many times the proved lower bound of the supremum."""
 FLOOR = 1e-15
 """Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
-MOST_CELLS = 6_000
-"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,000."""
+MOST_CELLS = 20_000
+"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 17,000."""
 _NO_BOUND = "no bound below"
 _MOST_COVER, _MOST_RELATIVE = 4_000, 2_000
 _MOST_PARTS = 200_000
