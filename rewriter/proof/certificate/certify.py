@@ -375,8 +375,8 @@ class _Matching:
             if not (yield self._same(a.scope, name, b.scope, name)):
                 return False
         # Tests do not see a weight that is off by one unit in the last place.
-        weights = dict.fromkeys(name for index in theirs.nodes for name in reads(view.nodes[index]))
-        for name in weights.keys() & a.scope.initializers.keys() & b.scope.initializers.keys():
+        weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
+        for name in sorted(weights & a.scope.initializers.keys() & b.scope.initializers.keys()):
             if a.scope.number(name) != b.scope.number(name):
                 text = f"weight {quoted(name)} is not the original's"
                 return self._refused(a, b, 0, text, refuted=True, block=block.name)
