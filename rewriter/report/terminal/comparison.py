@@ -118,11 +118,8 @@ def _differences(found: Comparison, proof: Validation, title: str, *, verbose: b
     # Without -v, what fits into 80 columns.
     known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
     ranks = (name for name in known if shown.pick(name).filled().columns)
-    absolute: tuple[str, ...] = ("max abs", "mean abs")
-    relative: tuple[str, ...] = ("max rel",)
-    if verbose:
-        absolute, relative = (*absolute, "p99 abs", "abs at"), (*relative, "mean rel", "p99 rel", "rel at")
-    return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
+    errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
+    return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
 
 def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Table:

@@ -117,7 +117,7 @@ def _show_proof(console: Console, report: Report) -> None:
         return
     table = proof_table("Proof, end to end: rewritten against original", validation)
     relative = ("max rel",) if console.verbose else ()
-    shown = ("provider", "output", "max abs", "mean abs", "p99 abs", *relative, "1 - cosine", "top-1")
+    shown = ("provider", "output", "max abs", "mean abs", *relative, "1 - cosine", "top-1")
     console.print(table.pick(*shown, "passes at atol = rtol"))
     if validation.certificate is not None and validation.certificate.regions:
         console.print(region_table(validation.certificate))
