@@ -37,7 +37,6 @@ _HOW = {"local": ": fused softmax over {self, bias tokens}"}
 """What a form does, where its name does not say it."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
-_LEFT_OUT = {"abs at", "mean rel", "p99 rel", "rel at"}
 
 Part = str | Sequence[str] | Table
 """A paragraph, the entries of a list, or a table."""
@@ -103,7 +102,7 @@ def _output_by_output(validation: Validation) -> Table:
     """Rewritten against original, output by output."""
     runs = [(name, each, None) for name, run in validation.providers.items() for each in run.outputs.values()]
     table = output_table("Rewritten against original, output by output", runs)
-    return table.pick(*(each.name for each in table.columns if each.name not in _LEFT_OUT)).filled()
+    return table.pick(*(each.name for each in table.columns if each.name != "abs at")).filled()
 
 
 def _conditions(report: Report) -> Iterator[Part]:
