@@ -10,7 +10,6 @@ from typing import Literal
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
-from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow
 from rewriter.text import counted
 
@@ -69,14 +68,12 @@ class Table:
         title: what the rows are.
         columns: headings.
         rows: values, as many per row as columns; None where there is none.
-        totals: rows below a line.
         sortable: whether the order of the rows says nothing.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    totals: tuple[Row, ...] = ()
     sortable: bool = True
 
     def pick(self, *names: str) -> Table:
@@ -141,7 +138,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
+def converted_table(title: str, rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
     """The blocks that become heads, with the tests of those that are not certified; empty columns are left out."""
     heads = (
         *(Column("block", "name"), Column("no.", "count"), Column("linear operators", "operators")),
@@ -150,7 +147,7 @@ def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -
     )
     known = {test.name: test for test in tests}
     cells = tuple(_converted(row, number, known.get(row.name)) for number, row in enumerate(rows, start=1))
-    return Table("Blocks that became attention heads", heads, cells).filled()
+    return Table(title, heads, cells).filled()
 
 
 def _converted(row: BlockRow, number: int, test: BlockTest | None) -> Row:
@@ -178,6 +175,16 @@ def region_table(certificate: Certificate) -> Table:
         least = None if bound.exact else bound.at_least
         rows.append((each.original, ", ".join(each.leaves), proved, bound.bound, least, bound.at, reach, each.nodes))
     return Table("Certified for every input", heads, tuple(rows))
+
+
+def tests_table(blocks: Iterable[BlockTest]) -> Table:
+    """The blocks that are tested, not proved."""
+    heads = (Column("block", "name"), Column("sizes run"), *columns("error", "error in float64", "allowed"))
+    rows = [
+        (Cell(each.name, style="" if each.passed else "bad"), ", ".join(each.sizes), each.error, each.allowed)
+        for each in blocks
+    ]
+    return Table("Blocks that are tested, not proved", heads, tuple(rows))
 
 
 def why_not(certificate: Certificate) -> str:

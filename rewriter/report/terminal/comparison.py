@@ -19,9 +19,19 @@ from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification, domain_of
 from rewriter.report.comparison import Comparison, Verdict
-from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, operator_table, proof_table, region_table
+from rewriter.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    columns,
+    folded,
+    operator_table,
+    proof_table,
+    region_table,
+    tests_table,
+)
 from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
@@ -277,7 +287,7 @@ def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     a, b = sum(before.values()), sum(after.values())
     heads = (Column(""), *columns("count", *names), Column("change", "change"))
-    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
+    return Table("Operators", heads, (*operator_table(before, after).rows, ("all nodes", a, b, b - a)))
 
 
 def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:

@@ -542,5 +542,5 @@ def test_an_attribute_that_a_function_passes_on_without_its_type() -> None:
     assert report.exit_status == 0
     assert report.blocks[0].activation == "leaky_relu(right=1, left=0.1)"
     model.functions[0].node[0].attribute[0].name = "beta"
-    with pytest.raises(ModelError, match="of .attr. is required but missing"):
+    with pytest.raises(ModelError, match="of 'attr' is required but missing"):
         check_structure(model)
