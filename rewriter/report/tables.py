@@ -203,8 +203,8 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def proof_table(title: str, validation: Validation) -> Table:
-    """Rewritten against original, output by output."""
+def output_table(title: str, outputs: Iterable[tuple[str, OutputStats]]) -> Table:
+    """One model against another, output by output: (provider, differences)."""
     heads = (
         *(Column("output", "name"), Column("provider"), Column("elements", "count")),
         *(Column("max abs", "error", "largest difference"), Column("mean abs", "error", "mean")),
@@ -212,8 +212,7 @@ def proof_table(title: str, validation: Validation) -> Table:
         *(Column("1 - cosine", "error", "1 − cosine"), Column("top-1", "agreement")),
         *columns("error", "KL", "passes at atol = rtol"),
     )
-    proofs = validation.providers.items()
-    return Table(title, heads, tuple(_output(name, each) for name, proof in proofs for each in proof.outputs.values()))
+    return Table(title, heads, tuple(_output(*each) for each in outputs))
 
 
 def _output(provider: str, stats: OutputStats) -> Row:

@@ -27,7 +27,7 @@ from rewriter.report.tables import (
     columns,
     folded,
     operator_table,
-    proof_table,
+    output_table,
     region_table,
     tests_table,
 )
@@ -123,7 +123,9 @@ def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: boo
 
 def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
     """B against A, output by output; without -v, what fits into 80 columns."""
-    shown = proof_table(title, proof)
+    shown = output_table(
+        title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
+    )
     ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
     errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
     return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
