@@ -33,7 +33,7 @@ Status = Literal["changed", "only in A", "only in B"]
 
 
 @dataclass(frozen=True)
-class Replacement:
+class ReplacedNodes:
     """Connected nodes of A, and the nodes of B in their place.
 
     Attributes:
@@ -110,7 +110,7 @@ class GraphDifference:
     """
 
     operators: Mapping[str, tuple[int, int]]
-    regions: tuple[Replacement, ...]
+    regions: tuple[ReplacedNodes, ...]
     same_nodes: int
     renamed: int
     tensors: tuple[TensorChange, ...]
@@ -241,7 +241,7 @@ class _Numbered:
         return found
 
 
-def _regions(a: _Numbered, b: _Numbered) -> Iterator[Replacement]:
+def _regions(a: _Numbered, b: _Numbered) -> Iterator[ReplacedNodes]:
     """Changed nodes that hang together: one reads what the other makes, or both make the tensor of one name."""
     changed = [(side, place) for side, (one, two) in enumerate(((a, b), (b, a)))
                for place, (number, _) in enumerate(one.all) if number not in two.nodes]  # fmt: skip
@@ -268,7 +268,7 @@ def _regions(a: _Numbered, b: _Numbered) -> Iterator[Replacement]:
                 join(each, made.get((1 - side, name)))
     for members in {id(each): sorted(each) for each in group.values()}.values():
         ours, theirs = ([sides[s].all[place][1] for s, place in members if s == side] for side in (0, 1))
-        yield Replacement(tuple(map(describe, ours)), tuple(map(describe, theirs)), tuple(_what(a, b, ours, theirs)))
+        yield ReplacedNodes(tuple(map(describe, ours)), tuple(map(describe, theirs)), tuple(_what(a, b, ours, theirs)))
 
 
 def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:

@@ -19,9 +19,19 @@ from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification, domain_of
 from rewriter.report.comparison import Comparison, Verdict
-from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, operator_table, output_table, region_table
+from rewriter.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    columns,
+    folded,
+    operator_table,
+    output_table,
+    region_table,
+    tests_table,
+)
 from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
@@ -118,11 +128,8 @@ def _differences(found: Comparison, proof: Validation, title: str, *, verbose: b
     # Without -v, what fits into 80 columns.
     known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
     ranks = (name for name in known if shown.pick(name).filled().columns)
-    absolute: tuple[str, ...] = ("max abs", "mean abs")
-    relative: tuple[str, ...] = ("max rel",)
-    if verbose:
-        absolute, relative = (*absolute, "p99 abs", "abs at"), (*relative, "mean rel", "p99 rel", "rel at")
-    return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
+    errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
+    return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
 
 def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Table:
@@ -283,7 +290,7 @@ def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     a, b = sum(before.values()), sum(after.values())
     heads = (Column(""), *columns("count", *names), Column("change", "change"))
-    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
+    return Table("Operators", heads, (*operator_table(before, after).rows, ("all nodes", a, b, b - a)))
 
 
 def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
