@@ -39,7 +39,7 @@ Commands for models (rewrite COMMAND --help):
 Commands for heads:
   heads      list all heads, and write their weights or a page about them
   run        run a model and record what heads compute on inputs
-  rank       rank heads: which work together, on what, which do nothing
+  rank       rank heads: which work together, and on what
   attribute  attribute a logit to heads, tokens and biases
   graph      make the attribution graph of a logit
 

@@ -21,8 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.compare.graphs import GraphDifference, NodeChange, difference
-from rewriter.compare.weights import TensorChange
+from rewriter.compare.graphs import GraphDifference, TensorChange, difference
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
@@ -532,16 +531,8 @@ def _causes(found: GraphDifference) -> list[str]:
         for each in found.fields
         if each.what == "function" and each.a is not None and each.b is not None
     ]
-    nodes = [(each.status != "changed", _node(each)) for each in found.nodes]
+    nodes = [(not (each.a and each.b), each.text) for each in found.regions]
     return [text for _, text in sorted([*weights, *functions, *nodes], key=lambda cause: cause[0])]
-
-
-def _node(change: NodeChange) -> str:
-    if change.status != "changed":
-        return f"{change.a or change.b} is {change.status}"
-    if change.a == change.b:
-        return f"{change.a}: {', '.join(change.what)} changed"
-    return f"{change.a} became {change.b}"
 
 
 def _weight(change: TensorChange) -> str:

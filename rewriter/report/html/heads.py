@@ -8,31 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rewriter.report.html.rendering import filled, policy, resource, short
 
 
-class Contents(Protocol):
-    """What `rewriter.head_pictures` returns."""
-
-    @property
-    def title(self) -> str:
-        """The model's name."""
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """JSON-ready data."""
-
-
-def write_heads_page(contents: Contents, path: Path) -> None:
+def write_heads_page(data: Mapping[str, Any], path: Path) -> None:
     """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
     from rewriter.files.atomic import write_text
 
-    write_text(path, render_heads(contents))
+    write_text(path, render_heads(data))
 
 
-def render_heads(contents: Contents) -> str:
+def render_heads(data: Mapping[str, Any]) -> str:
     """The page. Raises UsageError if jinja2 is missing."""
     style = f"{resource('style.css')}\n{resource('heads.css')}"
     script = resource("heads.js")
@@ -40,9 +28,7 @@ def render_heads(contents: Contents) -> str:
         "style": style,
         "script": script,
         "policy": policy(style, script),
-        "title": short(contents.title),
-        "notes": [short(note) for note in contents.data["notes"]],
-        "data": _shortened(contents.data),
+        "data": _shortened(data),
     }
     return filled("heads.html.j2", context)
 

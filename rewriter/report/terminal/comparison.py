@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
-from rewriter.compare.graphs import GraphDifference
+from rewriter.compare.graphs import GraphDifference, span
 from rewriter.errors import ExitStatus
 from rewriter.proof.certificate.certify import CertifiedRegion
 from rewriter.proof.validate import Validation
@@ -250,14 +250,14 @@ def _blame(found: Comparison) -> str:
 
 def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
     """All tables and lines about the graphs."""
-    most = len(found.nodes) + len(found.tensors) if verbose else _FEW_ROWS
+    most = len(found.regions) + len(found.tensors) if verbose else _FEW_ROWS
     if found.fields or found.remarks:
         yield _fields(found, names)
     if any(a != b for a, b in found.operators.values()):
         yield _operators(found, names)
-    if found.nodes:
-        yield _nodes(found, names, most)
-        yield from _more(len(found.nodes) - most, "nodes")
+    if found.regions:
+        yield _regions_of(found, names, most)
+        yield from _more(len(found.regions) - most, "regions")
     if found.tensors:
         yield _tensors(found, names, most)
         yield from _more(len(found.tensors) - most, "weights")
@@ -286,13 +286,10 @@ def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
     return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
 
 
-def _nodes(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    rows = []
-    for node in found.nodes[:most]:
-        where = f" in {node.scope}" if node.scope else ""
-        what = ", ".join(node.what) if node.what else node.status.replace("A", names[0]).replace("B", names[1])
-        rows.append((node.a, node.b, what + where))
-    return Table("Nodes that differ", columns("text", *names, "change"), tuple(rows))
+def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    rows = tuple((*(span(side) if side else None for side in (each.a, each.b)), ", ".join(each.what) or None)
+                 for each in found.regions[:most])  # fmt: skip
+    return Table("Nodes that differ", columns("text", *names, "change"), rows)
 
 
 def _tensors(found: GraphDifference, names: tuple[str, str], most: int) -> Table:

@@ -334,7 +334,7 @@ def test_other_signatures(pair: Pair) -> None:
     found = diff(pair[0], other)
     assert found.exit_status is ExitStatus.VALIDATION_FAILED
     assert found.graph is not None
-    assert found.graph.nodes
+    assert found.graph.regions
     assert found.validation is None
     assert found.signature[0] == "input 'input_ids' is only in A"
     assert validate(pair[0], other).failures[0] == "the signatures differ: input 'input_ids' is only in A"
