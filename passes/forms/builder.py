@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import onnx
@@ -97,7 +98,7 @@ class Builder:
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def node(
-        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: object
+        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: Any
     ) -> Variable:
         """A node of any operator."""
         return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
@@ -143,7 +144,7 @@ class Builder:
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
         """The last axis of a tensor of four axes in two parts."""
-        given = {"split": list(sizes)} if self._opset < _AXES_ARE_INPUTS else {}
+        given: dict[str, Any] = {"split": list(sizes)} if self._opset < _AXES_ARE_INPUTS else {}
         inputs = [tensor] if given else [tensor, self.integers(*sizes)]
         first = self.fragment.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
         return first, self.fragment.tensor(self.fragment.qualified(names[1]))
