@@ -24,7 +24,7 @@ from rewriter.files.tensors import ELEMENT_TYPES, element_type
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
-from rewriter.text import decoded, quoted
+from rewriter.text import counted, decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
@@ -33,7 +33,7 @@ Status = Literal["changed", "only in A", "only in B"]
 
 
 @dataclass(frozen=True)
-class Replacement:
+class ReplacedNodes:
     """Connected nodes of A, and the nodes of B in their place.
 
     Attributes:
@@ -76,6 +76,19 @@ class TensorChange:
     max_difference: float | None = None
     index: tuple[int, ...] | None = None
 
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.status != "changed":
+            return f"weight {self.name} is {self.status}"
+        if self.kind[0] != self.kind[1]:
+            return f"weight {self.name}: {self.kind[0]} in A, {self.kind[1]} in B"
+        if self.elements is None:
+            return f"weight {self.name} differs"
+        where = f" at {list(self.index)}" if self.index else ""
+        count = counted(self.elements, "element")
+        return f"weight {self.name} differs in {count}, by up to {self.max_difference:.3g}{where}"
+
 
 @dataclass(frozen=True)
 class FieldChange:
@@ -110,7 +123,7 @@ class GraphDifference:
     """
 
     operators: Mapping[str, tuple[int, int]]
-    regions: tuple[Replacement, ...]
+    regions: tuple[ReplacedNodes, ...]
     same_nodes: int
     renamed: int
     tensors: tuple[TensorChange, ...]
@@ -241,7 +254,7 @@ class _Numbered:
         return found
 
 
-def _regions(a: _Numbered, b: _Numbered) -> Iterator[Replacement]:
+def _regions(a: _Numbered, b: _Numbered) -> Iterator[ReplacedNodes]:
     """Changed nodes that hang together: one reads what the other makes, or both make the tensor of one name."""
     changed = [(side, place) for side, (one, two) in enumerate(((a, b), (b, a)))
                for place, (number, _) in enumerate(one.all) if number not in two.nodes]  # fmt: skip
@@ -268,7 +281,7 @@ def _regions(a: _Numbered, b: _Numbered) -> Iterator[Replacement]:
                 join(each, made.get((1 - side, name)))
     for members in {id(each): sorted(each) for each in group.values()}.values():
         ours, theirs = ([sides[s].all[place][1] for s, place in members if s == side] for side in (0, 1))
-        yield Replacement(tuple(map(describe, ours)), tuple(map(describe, theirs)), tuple(_what(a, b, ours, theirs)))
+        yield ReplacedNodes(tuple(map(describe, ours)), tuple(map(describe, theirs)), tuple(_what(a, b, ours, theirs)))
 
 
 def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
