@@ -100,7 +100,7 @@ def _failures(failures: Sequence[str]) -> Iterator[Part]:
 
 def _output_by_output(validation: Validation) -> Table:
     """Rewritten against original, output by output."""
-    runs = [(name, each, None) for name, run in validation.providers.items() for each in run.outputs.values()]
+    runs = [(name, each) for name, run in validation.providers.items() for each in run.outputs.values()]
     table = output_table("Rewritten against original, output by output", runs)
     return table.pick(*(each.name for each in table.columns if each.name != "abs at")).filled()
 

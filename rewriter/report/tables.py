@@ -203,25 +203,25 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def output_table(title: str, outputs: Iterable[tuple[str, OutputStats, float | None]]) -> Table:
-    """One model against another, output by output: (provider, differences, agreement on the best k if asked for)."""
+def output_table(title: str, outputs: Iterable[tuple[str, OutputStats]]) -> Table:
+    """One model against another, output by output: (provider, differences)."""
     heads = (
         *(Column("output", "name"), Column("provider"), Column("elements", "count")),
         *(Column("max abs", "error", "largest difference"), Column("mean abs", "error", "mean")),
         *(Column("abs at", "count"), Column("max rel", "error", "largest relative")),
         *(Column("1 - cosine", "error", "1 − cosine"), Column("top-1", "agreement")),
-        *(Column("KL", "error"), Column("top-k", "agreement"), Column("passes at atol = rtol", "error")),
+        *columns("error", "KL", "passes at atol = rtol"),
     )
     return Table(title, heads, tuple(_output(*each) for each in outputs))
 
 
-def _output(provider: str, stats: OutputStats, top_k: float | None) -> Row:
+def _output(provider: str, stats: OutputStats) -> Row:
     named = any(word in stats.name.lower() for word in ("logit", "score", "prob"))
-    top1, kl = (stats.top1, stats.kl) if named or top_k is not None else (None, None)
+    top1, kl = (stats.top1, stats.kl) if named else (None, None)
     cosine = None if stats.cosine is None else max(1.0 - stats.cosine, 0.0)
     place = None if stats.worst is None else ",".join(map(str, stats.worst))
     measured = (stats.max_abs, stats.mean_abs, place, stats.max_rel)
-    return (stats.name, provider, stats.elements, *measured, cosine, top1, kl, top_k, stats.min_tolerance)
+    return (stats.name, provider, stats.elements, *measured, cosine, top1, kl, stats.min_tolerance)
 
 
 def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:

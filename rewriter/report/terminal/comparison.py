@@ -111,7 +111,7 @@ def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
 
 def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if proof.providers:
-        yield _differences(found, proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
+        yield _differences(proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
         yield _judged(found, proof, words.names)
         yield plain(f"inputs: {'; '.join(proof.cases)}")
     for text in proof.skipped:
@@ -121,13 +121,12 @@ def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: boo
             yield plain(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:8])}", "yellow")
 
 
-def _differences(found: Comparison, proof: Validation, title: str, *, verbose: bool) -> Table:
-    """B against A, output by output."""
-    stats = [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
-    shown = output_table(title, [(name, each, found.top_k.get(each.name)) for name, each in stats])
-    # Without -v, what fits into 80 columns.
-    known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
-    ranks = (name for name in known if shown.pick(name).filled().columns)
+def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
+    """B against A, output by output; without -v, what fits into 80 columns."""
+    shown = output_table(
+        title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
+    )
+    ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
     errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
     return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
