@@ -182,7 +182,7 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
             each.path,
             each.block_inputs if each.heads else each.inputs,
             (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            entrywise=each.entrywise and not each.row_size,
+            entrywise=each.entrywise,
         )
         for each in claims
     )
