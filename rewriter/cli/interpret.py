@@ -151,7 +151,7 @@ def heads(
     from rewriter.interpret.arrays import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
-    from rewriter.report.html.heads import write_heads_page
+    from rewriter.report.html.page import write_heads_page
 
     for_page = {"inputs": inputs, "logit": pair[0], "tokenizer": tokenizer}
     if page is None:

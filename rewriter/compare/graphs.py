@@ -24,7 +24,7 @@ from rewriter.files.tensors import ELEMENT_TYPES, element_type
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
-from rewriter.text import decoded, quoted
+from rewriter.text import counted, decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
@@ -75,6 +75,19 @@ class TensorChange:
     elements: int | None = None
     max_difference: float | None = None
     index: tuple[int, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.status != "changed":
+            return f"weight {self.name} is {self.status}"
+        if self.kind[0] != self.kind[1]:
+            return f"weight {self.name}: {self.kind[0]} in A, {self.kind[1]} in B"
+        if self.elements is None:
+            return f"weight {self.name} differs"
+        where = f" at {list(self.index)}" if self.index else ""
+        count = counted(self.elements, "element")
+        return f"weight {self.name} differs in {count}, by up to {self.max_difference:.3g}{where}"
 
 
 @dataclass(frozen=True)

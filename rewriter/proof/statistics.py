@@ -174,20 +174,3 @@ def uncompared(stats: OutputStats) -> str | None:
     if stats.finite or not stats.same_shape:
         return None
     return "is NaN or infinite throughout, in every case" if stats.elements else "has no elements in any case"
-
-
-def top_k_share(expected: Sequence[Array], actual: Sequence[Array], k: int) -> float | None:
-    """The share of the top k entries of each row over the last axis that both have, over the rows of all cases.
-
-    None if there are no rows to rank. Rows with NaN on either side are left out.
-    """
-    shares: list[float] = []
-    for pair in zip(expected, actual, strict=True):
-        if pair[0].shape != pair[1].shape or not _has_rows(pair[0]):
-            continue
-        width = pair[0].shape[-1]
-        rows = [each.reshape(-1, width).astype(np.float64) for each in pair]
-        best = [np.argpartition(-each, min(k, width) - 1, axis=1)[:, :k] for each in rows]
-        for one, other in zip(*(each[~np.isnan(rows[0] + rows[1]).any(1)] for each in best), strict=True):
-            shares.append(np.intersect1d(one, other, assume_unique=True).size / min(k, width))
-    return float(np.mean(shares)) if shares else None

@@ -1,68 +1,32 @@
-"""What the statements of the table can call: changes of values, nodes, models, files and programs."""
+"""What the statements of the table can call beside `tests.changes`: what needs the plan, and changes of few models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from passes.plan import Plan
+from passes.plan import Plan, apply
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
+from tests import changes
+from tests.changes import change_values, nodes_of, set_nodes
 from tests.sabotage.harness import SabotageError
 
-Array = NDArray[Any]
-Nodes = Any
-"""A repeated field of nodes, for which protobuf has no public type."""
 
-
-def run(statement: str, **names: Any) -> Mapping[str, Any]:
-    """Carry out a statement of the table; what the names are afterwards."""
-    scope = {**_AT_HAND, **names}
-    exec(statement, scope)  # noqa: S102 - the table is this suite's own
-    return scope
+def run(statement: str, **names: Any) -> None:
+    """Carry out a statement of the table."""
+    changes.run(statement, **_AT_HAND, **names)
 
 
 def value(expression: str, **names: Any) -> Any:
     """What an expression of the table is."""
-    return eval(expression, {**_AT_HAND, **names})  # noqa: S307 - the table is this suite's own
+    return changes.value(expression, **_AT_HAND, **names)
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
-def change_values(tensor: onnx.TensorProto, statement: str) -> None:
-    """Run a statement on the values `v` of a tensor, in float64; its type and shape stay."""
-    before = onnx.numpy_helper.to_array(tensor)
-    after = run(statement, v=before.astype(np.float64))["v"]
-    tensor.CopyFrom(onnx.numpy_helper.from_array(after.astype(before.dtype), tensor.name))
-
-
-def next_float(number: float) -> float:
-    """The next larger float32."""
-    return float(np.nextafter(np.float32(number), np.float32(np.inf)))
-
-
-def of_rank(values: Array, rank: int) -> Array:
-    """Where the entries are that have the value of this rank, in ascending order."""
-    return np.asarray(values == np.unique(values)[rank])
-
-
-def first_initializer(model: onnx.ModelProto, pattern: str) -> onnx.TensorProto:
-    """The first whose name matches.
-
-    Raises:
-        SabotageError: there is none.
-    """
-    found: list[onnx.TensorProto] = [each for each in model.graph.initializer if fnmatchcase(each.name, pattern)]
-    if not found:
-        raise SabotageError(f"no constant {pattern}")
-    return found[0]
+# -- the original's ---------------------------------------------------------------------------------------------------
 
 
 def operand(plan: Plan, which: str, block: int) -> str:
@@ -89,65 +53,6 @@ def larger_constant(model: onnx.ModelProto) -> None:
     raise SabotageError("no Constant node with a float")
 
 
-# -- nodes -----------------------------------------------------------------------------------------------------------
-
-
-def nodes_of(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
-    """The main graph's nodes of a type.
-
-    Raises:
-        SabotageError: there are none.
-    """
-    found = [node for node in model.graph.node if node.op_type == operator]
-    if not found:
-        raise SabotageError(f"no {operator}")
-    return found
-
-
-def set_nodes(field: Nodes, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Other nodes in a graph or function, some of which may be its own."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del field[:]
-    field.extend(copies)
-
-
-def attribute(node: onnx.NodeProto, **values: Any) -> None:
-    """Give a node other attributes of these names."""
-    kept = [entry for entry in node.attribute if entry.name not in values]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *(onnx.helper.make_attribute(*item) for item in values.items())])
-
-
-def becomes(node: onnx.NodeProto, operator: str) -> None:
-    """A node of another type, with its first input only."""
-    node.op_type = operator
-    del node.input[1:]
-
-
-def turn(node: onnx.NodeProto) -> None:
-    """The first input of a node moved to the end."""
-    node.input.append(node.input.pop(0))
-
-
-def rename(nodes: Nodes, names: Mapping[str, str]) -> None:
-    """Other names for tensors, wherever nodes read or make them."""
-    for node in nodes:
-        for field in (node.input, node.output):
-            field[:] = [names.get(name, name) for name in field]
-
-
-def bypass(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """A node is gone, and what read it reads its first input."""
-    model.graph.node.remove(node)
-    rename(model.graph.node, {node.output[0]: node.input[0]})
-
-
-def freeze(model: onnx.ModelProto, node: onnx.NodeProto, values: Array) -> None:
-    """A computed tensor is replaced by an initializer of the same name."""
-    model.graph.node.remove(node)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(values, node.output[0]))
-
-
 def drop_residual(model: onnx.ModelProto) -> None:
     """The last sum of two computed tensors becomes the second of them."""
     made = {name for node in model.graph.node for name in node.output if node.op_type != "Constant"}
@@ -157,13 +62,6 @@ def drop_residual(model: onnx.ModelProto) -> None:
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model of its own."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def reverse(values: Any) -> None:
@@ -254,7 +152,12 @@ def exchange_external(model: onnx.ModelProto) -> None:
     raise SabotageError("no two weights of the same shape")
 
 
-# -- programs --------------------------------------------------------------------------------------------------------
+# -- plans and programs ----------------------------------------------------------------------------------------------
+
+
+def first_only(plan: Plan) -> onnx.ModelProto:
+    """Only the first of the planned blocks is converted."""
+    return apply(replace(plan, conversions=plan.conversions[:1]))
 
 
 def each_head(program: Program, change: Callable[[Head], Head]) -> Program:
@@ -282,8 +185,5 @@ def swapped_tokens(head: Head) -> Head:
     return replace(head, bias_tokens=tuple(replace(t, slope=t.value, value=t.slope) for t in head.bias_tokens))
 
 
-_AT_HAND: Mapping[str, Any] = {
-    **{name: each for name, each in globals().items() if callable(each)},
-    "np": np,
-    "onnx": onnx,
-}
+_OWN = ("run", "value", "changes")
+_AT_HAND: Mapping[str, Any] = {name: each for name, each in globals().items() if name not in _OWN}

@@ -36,8 +36,9 @@ from passes.conversion import Conversion
 from passes.match.lower import Lowered
 from passes.plan import Plan
 from rewriter.pipeline import Unit
+from tests.changes import Nodes, change_values, copied, nodes_of, rename, set_nodes, weight
 from tests.sabotage import changes
-from tests.sabotage.changes import Nodes, change_values, copied, first_initializer, nodes_of, operand, set_nodes
+from tests.sabotage.changes import operand
 from tests.sabotage.harness import Part, Patch, SabotageError
 
 DOMAIN = "attnonly"
@@ -103,11 +104,11 @@ def _result(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
 
 def _operand(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
     which, _, block = at.partition(" ")
-    change_values(first_initializer(model, operand(plan, which, int(block or 0))), what)
+    change_values(weight(model, operand(plan, which, int(block or 0))), what)
 
 
 def _constant(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
-    change_values(first_initializer(model, f"{plan.conversions[0].block.name}/heads/{at}"), what)
+    change_values(weight(model, f"{plan.conversions[0].block.name}/heads/{at}"), what)
 
 
 def _maker(model: onnx.ModelProto, _: Plan, at: str, what: str) -> None:
@@ -130,7 +131,7 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
     "tensor": lambda model, plan, at, what: _replace(model, at, what, plan.conversions[0].compute_type, {}),
     "float32": lambda model, _, at, what: _replace(model, at, what, onnx.TensorProto.FLOAT, {}),
     "constant": _constant,
-    "weight": lambda model, _, at, what: change_values(first_initializer(model, at), what),
+    "weight": lambda model, _, at, what: change_values(weight(model, at), what),
     "operand": _operand,
     "maker": _maker,
     "nth": _nth,
@@ -270,7 +271,7 @@ def _parsed(text: str, names: Mapping[str, str], prefix: str, dtype: np.dtype[An
     made = {name for node in nodes for name in node.output}
     for node in nodes:
         node.name = f"{prefix}{node.output[0]}"
-    changes.rename(nodes, {name: f"{prefix}{name}" for name in made} | dict(names))
+    rename(nodes, {name: f"{prefix}{name}" for name in made} | dict(names))
     return nodes
 
 

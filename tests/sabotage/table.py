@@ -60,10 +60,7 @@ _COMPACT, _MASKLESS, _STAGED = (
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "": ("", {}),
     "compact": (", form compact", _COMPACT),
-    "compact in chunks": (", form compact", {**_COMPACT, "max_pattern_mb": 0.01}),
-    "compact in many chunks": (", form compact", {"form": "compact", "max_pattern_mb": 0.0001}),
     "masked": (", form masked", _MASKED),
-    "masked in chunks": (", form masked, small chunks", {**_MASKED, "max_pattern_mb": 0.01}),
     "maskless": (", form maskless", _MASKLESS),
     "staged": (", form staged", _STAGED),
     "whole": (", form whole", {"form": "whole", "max_tokens": 64}),

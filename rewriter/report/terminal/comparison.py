@@ -19,9 +19,19 @@ from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification, domain_of
 from rewriter.report.comparison import Comparison, Verdict
-from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, operator_table, output_table, region_table
+from rewriter.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    columns,
+    folded,
+    operator_table,
+    output_table,
+    region_table,
+    tests_table,
+)
 from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
@@ -101,7 +111,7 @@ def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
 
 def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if proof.providers:
-        yield _differences(found, proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
+        yield _differences(proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
         yield _judged(found, proof, words.names)
         yield plain(f"inputs: {'; '.join(proof.cases)}")
     for text in proof.skipped:
@@ -111,13 +121,12 @@ def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: boo
             yield plain(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:8])}", "yellow")
 
 
-def _differences(found: Comparison, proof: Validation, title: str, *, verbose: bool) -> Table:
-    """B against A, output by output."""
-    stats = [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
-    shown = output_table(title, [(name, each, found.top_k.get(each.name)) for name, each in stats])
-    # Without -v, what fits into 80 columns.
-    known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
-    ranks = (name for name in known if shown.pick(name).filled().columns)
+def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
+    """B against A, output by output; without -v, what fits into 80 columns."""
+    shown = output_table(
+        title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
+    )
+    ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
     errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
     return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
@@ -280,7 +289,7 @@ def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     a, b = sum(before.values()), sum(after.values())
     heads = (Column(""), *columns("count", *names), Column("change", "change"))
-    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
+    return Table("Operators", heads, (*operator_table(before, after).rows, ("all nodes", a, b, b - a)))
 
 
 def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:

@@ -31,7 +31,7 @@ def names(directory: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "status", "verdict"),
     [
-        (["-o", "out.onnx"], 0, "Certified: model.onnx"),
+        (["-o", "out.onnx"], 0, "Passed: model.onnx"),
         (["-o", "out.onnx", "--no-validate"], 0, "Not proved: model.onnx"),
         (["--dry-run"], 0, "Planned: model.onnx"),
         (["-o", "out.onnx", "--skip", "*"], 3, "Nothing to convert: model.onnx"),
@@ -41,7 +41,7 @@ def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> No
     assert run(["model.onnx", *arguments, "-q", "--html", "page.html"]) == status
     text = (room / "page.html").read_text(encoding="utf-8")
     assert f"<title>{verdict}</title>" in text
-    assert ("<caption>Blocks that became" in text) is (status == 0)
+    assert ("<caption>Blocks to attention heads" in text) is (status == 0)
     assert names(room) <= {"model.onnx", "out.onnx", "page.html"}
 
 

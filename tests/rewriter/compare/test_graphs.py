@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.compare.graphs import GraphDifference, TensorChange, Weight, _tensor_changes, difference
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, load_model
-from tests.counting import steps
-from tests.rewriter.compare.edits import (
+from tests.changes import (
     Change,
     body,
     graphs,
@@ -27,6 +26,7 @@ from tests.rewriter.compare.edits import (
     swap_names,
     weight,
 )
+from tests.counting import steps
 from tests.textmodels import SILU, mlp, text_model
 
 Make = Callable[[], onnx.ModelProto]

@@ -35,15 +35,6 @@ def test_values_that_are_no_floats_must_be_equal() -> None:
     assert not Rule({None: Tolerance(100.0)})("out", a, [], b).holds
 
 
-def test_ranks_are_those_of_the_worst_run() -> None:
-    rule = Rule(top_k=1)
-    a = [{"out": np.asarray([[1.0, 2.0], [1.0, 2.0]])}]
-    rule("out", a, [], a)
-    rule("out", a, [], [{"out": np.asarray([[1.0, 2.0], [2.0, 1.0]])}])
-    rule("out", a, [], a)
-    assert rule.ranks == {"out": 0.5}
-
-
 @pytest.mark.parametrize(
     ("tolerance", "excess"),
     [(Tolerance(0.1), 0.1), (Tolerance(0.2), 0.0), (Tolerance(0.0, 0.1), 0.1), (Tolerance(0.1, 0.1), 0.0)],

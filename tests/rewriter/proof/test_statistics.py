@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rewriter.proof.statistics import OutputStats, top_k_share, uncompared
+from rewriter.proof.statistics import OutputStats, uncompared
 from rewriter.proof.statistics import compare as compare_cases
 
 INF, NAN = float("inf"), float("nan")
@@ -173,27 +173,3 @@ def test_rows_are_ranked_by_their_largest_entry() -> None:
         assert (alone.top1, alone.kl) == (None, None)
     masked = array([0, 1, -INF])
     assert compare("logits", masked, masked).kl == 0
-
-
-def test_top_k_counts_what_both_have() -> None:
-    expected = array([5, 4, 3, 2], [9, 8, 7, 6], [NAN, 3, 2, 1])
-    actual = array([5, 3, 4, 2], [6, 7, 8, 9], [4, 3, 2, 1])
-    for k, share in ((1, 0.5), (2, 0.25), (4, 1.0), (9, 1.0)):
-        assert top_k_share([expected], [actual], k) == share
-    assert top_k_share([expected, expected[:1]], [actual, actual[:1]], 1) == pytest.approx(2 / 3), "by rows"
-    ids = array([1, 2], dtype=np.int64)
-    for e, a in ((expected[2:], actual[2:]), (actual[2:], expected[2:]), (expected[:0], actual[:0]), (ids, ids)):
-        assert top_k_share([e], [a], 1) is None
-    assert top_k_share([expected], [actual[:2]], 1) is None
-    assert top_k_share([], [], 1) is None
-
-
-def test_top_k_of_wide_rows() -> None:
-    """Beside plain sorting; no two entries of a row are alike."""
-    random = np.random.default_rng(4)
-    a = random.permuted(np.tile(np.arange(3000.0), (50, 1)), axis=1)
-    b = a + random.normal(size=a.shape) * 400
-    for k in (1, 2, 3, 7, 59):
-        tops = [np.argsort(-each, axis=1)[:, :k] for each in (a, b)]
-        shared = [len(set(one) & set(other)) / k for one, other in zip(*tops, strict=True)]
-        assert top_k_share([a], [b], k) == pytest.approx(np.mean(shared))

@@ -58,7 +58,7 @@ def test_policy_stops_what_a_name_would_do(browser: Browser, pages: dict[str, Pa
     bad = "<script>document.title = 'run'</script><img src='https://example.invalid/x' onerror='document.title = 2'>"
     (tmp_path / "bad.html").write_text(text.replace("<main", f"{bad}<main"), encoding="utf-8")
     browser.open(tmp_path / "bad.html", width=1280)
-    assert browser.value("document.title").startswith("Certified")
+    assert browser.value("document.title").startswith("Passed")
     assert [event for event in browser.events if event["method"] == "Log.entryAdded"]
     assert complaints(browser) != []
 
@@ -67,7 +67,7 @@ def test_hostile_names_run_nothing(browser: Browser, pages: dict[str, Path]) -> 
     browser.open(pages["hostile"], width=1280)
     assert browser.value("document.scripts.length") == 1
     assert browser.value("document.images.length") == 0
-    assert browser.value("document.querySelector('h1').textContent.trim()") == "Certified"
+    assert browser.value("document.querySelector('h1').textContent.trim()") == "Passed"
 
 
 TABLE = "document.querySelector('#blocks ~ * table')"

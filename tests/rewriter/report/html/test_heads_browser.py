@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.report.html.heads import render_heads
+from rewriter.report.html.page import render_heads
 from tests.conftest import slow
 from tests.rewriter.report.html.browser import Browser, needs_browser
 from tests.rewriter.report.html.test_browser import OVERFLOWING, complaints

@@ -12,7 +12,7 @@ import pytest
 
 from rewriter import UsageError
 from rewriter.report.html import rendering
-from rewriter.report.html.heads import render_heads, write_heads_page
+from rewriter.report.html.page import render_heads, write_heads_page
 from tests.rewriter.report.html.test_page import contrast, themes
 
 EVIL = "</script><script>document.title='run'</script><!--<img src=x onerror=alert(1)>\u2028\u202e\x1b[31m&amp;'\"\\"
