@@ -26,10 +26,9 @@ from rewriter.files.load import LoadedModel, Source, like, load_model, read_tens
 from rewriter.files.save import check_output, staged_output
 from rewriter.ort.providers import require_float64
 from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
-from rewriter.proof.calibrate import largest_magnitudes
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Progress, Validation
+from rewriter.proof.validate import Progress, Validation, largest_magnitudes
 from rewriter.proof.validate import validate as prove
 from rewriter.report.report import Report
 

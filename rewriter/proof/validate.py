@@ -22,13 +22,12 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
-from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, run_model
-from rewriter.proof.settings import Settings
+from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, open_model, run_model
+from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 
@@ -318,27 +317,80 @@ class _Runner:
         own = (read, watched) if here else ((), ())
         wanted = Wanted(ways, *own, wide=wide, may_refuse=True, what="the original")
         cases = cases_of(original.model, self.settings, longest, few=few)
+        self.progress(f"running {wanted.what}", 1, 4)
         try:
-            runs = self._run(original, cases, wanted)
-            if not runs.cases and (others := other_cases(original.model, self.settings)):
-                runs = replace(self._run(original, others, wanted), skipped=runs.skipped)
-            if not here and runs.cases:
+            runs = run_accepted(original, cases, wanted, self.settings, self.progress, by_blocks=self.by_blocks)
+            if not here:
                 # Only the lowered form, which computes the same, has the tensors under these names.
-                found = self._run(named, runs.cases, Wanted(ways[:1], read, watched, what="the original"))
+                inside = Wanted(ways[:1], read, watched, what="the original")
+                found = run_model(named, runs.cases, inside, self.progress, by_blocks=self.by_blocks)
                 runs = replace(runs, taps=found.taps, reached=found.reached)
+        except NoCases:
+            raise
         except ValidationError as error:
             raise ValidationError(_refused(original, error)) from error
-        if not runs.cases:
-            more = tried_sizes(original.model, self.settings)
-            raise ValidationError(
-                f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or "
-                f"sizes with --dim ({runs.skipped[0]})"
-            )
         return runs
 
-    def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
-        self.progress(f"running {wanted.what}", 1, 4)
-        return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
+
+class NoCases(ValidationError):  # noqa: N818 - says what is missing
+    """The original accepts none of the inputs."""
+
+
+def run_accepted(
+    side: Side, cases: Sequence[Case], wanted: Wanted, settings: Settings, progress: Progress, *, by_blocks: bool
+) -> ModelRuns:
+    """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
+
+    Raises:
+        ValidationError: the original cannot be loaded, or accepts nothing.
+    """
+    runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
+    if runs.cases:
+        return runs
+    others = other_cases(side.model, settings)
+    if others:
+        return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
+    tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
+    more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
+    raise NoCases(
+        f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
+        f"with --dim ({runs.skipped[0]})"
+    )
+
+
+def other_cases(model: LoadedModel, settings: Settings) -> tuple[Case, ...] | None:
+    """Cases of sizes that the model accepts; None for models above `LARGE` bytes, and instead of given inputs."""
+    if settings.inputs is not None or model.size > LARGE:
+        return None
+    session = open_model(model, "cpu", optimise=False)
+
+    def accepts(case: Case) -> bool:
+        try:
+            session.run(case.feeds)
+        except ValidationError:
+            return False
+        return True
+
+    return Maker(model.proto, seed=settings.seed, dims=settings.dims).searched(accepts)
+
+
+def largest_magnitudes(
+    model: LoadedModel, tensors: Sequence[str], settings: Settings, progress: Progress
+) -> dict[str, float]:
+    """The largest finite |entry| of each tensor over all inputs that the model accepts.
+
+    A fitted head program holds on a bounded domain, which is chosen from the largest pre-activations.
+
+    Raises:
+        ValidationError: the model runs on none of them.
+    """
+    side = Side.of(model)
+    taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
+    if not taps:
+        return {}
+    wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
+    cases, by_blocks = cases_of(model, settings, 0), settings.by_blocks(model.size)
+    return dict(run_accepted(side, cases, wanted, settings, progress, by_blocks=by_blocks).reached)
 
 
 def noise_points(
