@@ -69,7 +69,8 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     folder = Path.cwd() if model is None else Path(model).absolute().parent
     states = {each.name: _state(each.name) for each in PROVIDERS}
     memory, disk = _memory(), shutil.disk_usage(folder).free
-    problems = [reason for name, (built, reason) in states.items() if reason and built and not _ASKED[name]]
+    wanted = {each.name for each in PROVIDERS if each.float64}
+    problems = [reason for name, (built, reason) in states.items() if reason and built and name in wanted]
     runtimes = sorted({each.name for each in distributions() if each.name.split("-")[0] == "onnxruntime"} - _ADD_ONS)
     if len(runtimes) > 1:
         advice = f"pip uninstall -y {' '.join(runtimes)}, then install the one you need"
@@ -85,7 +86,6 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
 
 
-_ASKED = {each.name: each.asked for each in PROVIDERS}
 _ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
 """Packages of that name that install a folder of their own."""
 
