@@ -174,7 +174,7 @@ class Field:
         self._stack.close()
 
     def measure(
-        self, feeds: Feeds, repeat: int, told: Callable[[int], None] = lambda _done: None, seconds: float = TURN
+        self, feeds: Feeds, repeat: int, told: Callable[[int], None] = lambda _done: None, *, seconds: float = TURN
     ) -> dict[str, list[float]]:
         """The median seconds of a run in each turn: one per model and round.
 
