@@ -154,9 +154,9 @@ def require_provider(text: str) -> Provider:
         UsageError: an option is wrong.
     """
     provider = parse_provider(text)
-    obstacle = _obstacle(provider)
-    if obstacle is not None:
-        raise ProviderError(f"execution provider '{provider.text}' is not available: {obstacle}")
+    reason = _obstacle(provider)
+    if reason is not None:
+        raise ProviderError(f"execution provider '{provider.text}' is not available: {reason}")
     return provider
 
 

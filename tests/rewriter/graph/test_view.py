@@ -16,7 +16,6 @@ from rewriter.graph.view import (
     holder_name,
     label,
     subgraphs,
-    view_function,
     view_model,
 )
 
@@ -175,18 +174,6 @@ def test_lists_of_graphs() -> None:
     assert [(name, graph.name) for name, graph in subgraphs(node)] == [("many[0]", "a"), ("many[1]", "b"), ("one", "c")]
     assert holder_name(node) == "y"
     assert holder_name(onnx.helper.make_node("Custom", [], [""])) == ""
-
-
-def test_the_body_of_a_function() -> None:
-    function = onnx.parser.parse_function(
-        '<opset_import: ["ai.onnx": 18], domain: "d"> f (p, w) => (q) { r = Neg(p) q = Add(r, w) }'
-    )
-    view = view_function(function)
-    assert view.where == "function d::f"
-    assert view.opsets == {"": 18}
-    assert (view.inputs, view.outputs, view.initializers) == (("p", "w"), ("q",), {})
-    assert view.producer == {"r": 0, "q": 1}
-    assert view.overridable == frozenset()
 
 
 def test_captures_of_sparse_weights_and_of_outputs() -> None:
