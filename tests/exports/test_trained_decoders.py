@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from rewriter.interpret.attribute import FrozenRun
 from tests.committed import FOLDER
 
-torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
 from tests.torchdecoder import LAYERS, Decoder  # noqa: E402 - after the skip
 
