@@ -15,7 +15,6 @@ import rewriter
 import rewriter.api
 from rewriter import ExitStatus, ModelError, UsageError, ValidationError, rewrite
 from rewriter.api.rewriting import made
-from tests.conftest import slow
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 TWO = (
@@ -298,12 +297,7 @@ READ_ANOTHER = "mlp: its heads read 'first', which is not an input of its block"
 @pytest.mark.parametrize(
     ("text", "spoil", "said"),
     [
-        *(
-            pytest.param(
-                *further, "mlp: ", id=name, marks=slow if name.startswith("gelu-") and name not in SOME else ()
-            )
-            for name, *further in PLANTED
-        ),
+        *(pytest.param(*further, "mlp: ", id=name) for name, *further in PLANTED),
         pytest.param(SILU, rewire("attention", 0, "first"), READ_ANOTHER, id="another query"),
         pytest.param(SILU, rewire("attention", 2, "first"), READ_ANOTHER, id="another value"),
     ],
