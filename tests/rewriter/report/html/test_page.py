@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -11,8 +12,9 @@ import pytest
 
 from rewriter import Report, rewrite
 from rewriter.report.html import render, rendering, write_page
+from rewriter.report.html.page import render_heads
 from rewriter.report.html.rendering import resource, short
-from tests.rewriter.report.html.samples import HOSTILE, REPORTS, large, passed
+from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large, passed
 from tests.textmodels import SILU, mlp
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -57,7 +59,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return {name: render(make()) for name, make in REPORTS.items()}
+    made = {name: render(make()) for name, make in REPORTS.items()}
+    return made | {"heads": render_heads(heads_data()), "heads-hostile": render_heads(heads_data(EVIL))}
 
 
 each_page = pytest.mark.parametrize("name", REPORTS)
@@ -78,12 +81,12 @@ def test_nothing_comes_from_outside(name: str, pages: dict[str, str]) -> None:
     assert "url(" not in pages[name].split("</style>")[0]
 
 
-@each_page
+@pytest.mark.parametrize("name", [*REPORTS, "heads", "heads-hostile"])
 def test_policy_allows_the_page_itself_and_nothing_else(name: str, pages: dict[str, str]) -> None:
     taken = Page(pages[name])
     policies = [meta["content"] for meta in taken.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     (styles,) = [text for around, text in taken.text if around[-1:] == ("style",)]
-    (scripts,) = [text for around, text in taken.text if around[-1:] == ("script",)]
+    *_, scripts = [text for around, text in taken.text if around[-1:] == ("script",)]
     hashes = f"style-src '{rendering._hash(styles)}'; script-src '{rendering._hash(scripts)}'"
     assert policies == [f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"]
 
@@ -195,6 +198,21 @@ def test_no_machine_in_the_page(name: str, pages: dict[str, str]) -> None:
     assert str(Path.home()) + "/" not in shown
 
 
+@pytest.mark.parametrize("text", [EVIL, "x" * 5000], ids=["hostile", "long"])
+def test_names_change_nothing_but_text_in_the_page_of_heads(text: str) -> None:
+    found, plain = Page(render_heads(heads_data(text))), Page(render_heads(heads_data()))
+    assert [tag for tag, _ in found.tags] == [tag for tag, _ in plain.tags]
+    data, script = found.of("script")
+    assert script == plain.of("script")[1]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https://", script)
+    assert "<" not in data
+    assert ">" not in data
+    shown = json.loads(data)
+    assert len(shown["model"]) <= 245
+    assert shown["model"].isprintable()
+    assert shown["heads"][0]["tokens"][0]["top"][0][0] == shown["model"]
+
+
 def test_write(tmp_path: Path) -> None:
     report: Report = passed()
     write_page(report, tmp_path / "page.html")
@@ -219,20 +237,23 @@ def contrast(one: str, other: str) -> float:
 
 
 def themes() -> dict[str, dict[str, str]]:
-    style = resource("style.css")
-    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
-    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in blocks[:2])
+    found = [re.findall(r":root \{(.*?)\}", resource(name), re.DOTALL)[:2] for name in ("style.css", "heads.css")]
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", "".join(blocks))) for blocks in zip(*found, strict=True))
     assert light.keys() == dark.keys()
     return {"light": light, "dark": dark}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast(theme: str) -> None:
-    """WCAG AA: 4.5 for text."""
+    """WCAG AA: 4.5 for text, also on coloured tokens, 3 for the cursor and the darkest cell."""
     colours = themes()[theme]
     for name in ("ink", "muted", "link", "good", "bad", "open"):
         for ground in ("paper", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    for ground in ("plus", "minus"):
+        assert contrast(colours["ink"], colours[ground]) >= 4.5
+    for mark in ("minus-line", "hot"):
+        assert contrast(colours[mark], colours["paper"]) >= 3.0
 
 
 def test_short_keeps_both_ends() -> None:
