@@ -14,8 +14,7 @@ import tests.oracle
 from rewriter.ort.sessions import open_session
 from tests.committed import ACTIVATIONS, FOLDER, feeds
 from tests.oracle import evaluate, tensors
-from tests.oracle_operators import OPERATORS
-from tests.oracle_shapes import Array, Call
+from tests.oracle_operators import OPERATORS, Array, Call
 from tests.textmodels import text_model
 
 

@@ -105,7 +105,7 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     proto = models[0].proto
     view = view_model(proto)
     specs = input_specs(proto, view)
-    loop = _loop(proto, specs, cases, find_tables(proto, view).rows)
+    loop = _loop(proto, specs, cases, find_tables(proto).rows)
     sessions = [open_model(each, provider, optimise=True) for each in models]
     return loop.run(sessions, steps)
 
