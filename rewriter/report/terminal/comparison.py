@@ -342,7 +342,7 @@ def _regions(regions: Sequence[CertifiedRegion]) -> Table:
         *(Column("at least", "error"), Column("at y"), Column("|y| up to")),
     )
     title = "Activations computed otherwise: |f_B - f_A| / max(1, |f_A|), over the reals"
-    return Table(title, heads, tuple(_region_row(group) for group in alike.values()), sortable=False)
+    return Table(title, heads, tuple(_region_row(group) for group in alike.values()))
 
 
 def _region_row(group: Sequence[CertifiedRegion]) -> Row:
@@ -398,7 +398,7 @@ def _times(found: Benchmark) -> Table:
     words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
     heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)), sortable=False)
+    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)))
 
 
 def _time(row: TimeRow) -> Row:
@@ -415,7 +415,7 @@ def _models(found: Benchmark) -> Table:
         (row.model, row.provider, row.load_seconds, None if row.peak_mb is None else round(row.peak_mb))
         for row in found.models
     )
-    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows), sortable=False)
+    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows))
 
 
 def _measured_verdict(found: Benchmark) -> str:
