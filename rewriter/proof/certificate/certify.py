@@ -291,6 +291,7 @@ class _Matching:
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
         self._undecided: set[Tensor] = set()
+        self._broken: set[Tensor] = set()
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
@@ -389,6 +390,8 @@ class _Matching:
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):
             return True
+        if a in self._broken:  # parts of it would be held to another limit than what is claimed about the whole
+            return False
         if (yield self._same_node(a, b)):
             return True
         for pair in regions:
@@ -558,9 +561,10 @@ class _Matching:
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
-            return self._refused(
-                a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=proved.at_least > proved.limit
-            )
+            refuted = proved.at_least > proved.limit
+            if refuted and a.name in self._claims:
+                self._broken.add(a)
+            return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=refuted)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
