@@ -145,6 +145,7 @@ def validate(
         each.output: Claimed(
             min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
             each.domain if np.isfinite(each.domain) else None,
+            each.inputs,
         )
         for each in claims
     }

@@ -73,10 +73,13 @@ class Claimed:
     Attributes:
         limit: largest |F_B - F_A| / max(1, |F_A|).
         domain: largest |y| for which that is claimed; None for all.
+        leaves: names of the pre-activation and, of a gate, the value; without them, a part of the activation that
+            differs by little may hide that the whole does not.
     """
 
     limit: float
     domain: float | None = None
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -525,11 +528,9 @@ class _Matching:
         """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
         ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
         common = (ours & theirs) - {a.name, b.name}
-        seen = set()
-        for pair in (
-            (Reader(common), Reader(common)),
-            self._readers,
-        ):
+        claim, seen = self._claims.get(a.name), set()
+        stops = [claim.leaves] if claim is not None and claim.leaves else []
+        for pair in (*((Reader(names), Reader(names)) for names in (*stops, common)), self._readers):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
             if found[0] is not None and found[1] is not None:
                 key = tuple(frozenset(each for each in region.leaves.values()) for region in found if region)
