@@ -20,7 +20,6 @@ from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
-from passes.options import DEFAULT_PATTERN_MB
 from rewriter import rewrite
 from rewriter.timing.measure import Field, Ratio, ratio
 from rewriter.timing.worker import Start
@@ -63,9 +62,8 @@ class MemoryRow:
 @click.option("--memory-width", type=click.IntRange(min=8), default=768)
 @click.option("--memory-hidden", type=click.IntRange(min=8), default=3072)
 @click.option(
-    "--memory-form", "memory_forms", type=click.Choice(tuple(FORMS)), multiple=True, default=("local", "masked")
+    "--memory-form", "memory_forms", type=click.Choice(tuple(FORMS)), multiple=True, default=("local", "compact")
 )
-@click.option("--max-pattern-mb", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_PATTERN_MB)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Default: benchmarks/results/forms-cpu.json")
 def main(
     tokens: tuple[int, ...],
@@ -79,7 +77,6 @@ def main(
     memory_width: int,
     memory_hidden: int,
     memory_forms: tuple[str, ...],
-    max_pattern_mb: float,
     json_path: Path | None,
 ) -> None:
     """Measure time and memory of one MLP in each form against the length of the sequence."""
@@ -87,13 +84,13 @@ def main(
     memories: list[MemoryRow] = []
     for activation in activations:
         small = Shape(width=width, hidden=hidden, activation=activation)
-        for row in time_rows(small, forms, tokens, repeats, max_pattern_mb):
+        for row in time_rows(small, forms, tokens, repeats):
             click.echo(f"{activation}, {row.form}, {row.tokens} tokens: {row.over_original}", err=True)
             times.append(row)
         large = Shape(width=memory_width, hidden=memory_hidden, activation=activation)
         if available():
-            memories += memory_rows(large, memory_forms, memory_tokens, max_pattern_mb)
-    settings = {"repeats": repeats, "width": width, "hidden": hidden, "max_pattern_mb": max_pattern_mb}
+            memories += memory_rows(large, memory_forms, memory_tokens)
+    settings = {"repeats": repeats, "width": width, "hidden": hidden}
     rows = [*map(asdict, times), *map(asdict, memories)]
     write_json(json_path or RESULTS / "forms-cpu.json", "forms", settings, rows)
     title = f"One MLP, width {width}, {hidden} neurons: ratio of medians (median of paired ratios, quartiles)"
@@ -106,12 +103,10 @@ def main(
     print_table(title, header, [_memory_cells(row) for row in memories])
 
 
-def time_rows(
-    shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats: int, max_pattern_mb: float
-) -> Iterator[TimeRow]:
+def time_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats: int) -> Iterator[TimeRow]:
     """Times of every form, and of the original's second process, for each length."""
     model = mlp(shape, random_weights())
-    built = {form: _built(model, form, max(tokens), max_pattern_mb) for form in forms}
+    built = {form: _built(model, form, max(tokens)) for form in forms}
     models = {ORIGINAL: model, CONTROL: model, **built}
     with Field({name: Start(each.SerializeToString(), "cpu", 0) for name, each in models.items()}) as field:
         for length in tokens:
@@ -122,23 +117,21 @@ def time_rows(
                 yield TimeRow(shape.activation, form, length, 1e3 * float(np.median(seconds[form])), over)
 
 
-def memory_rows(
-    shape: Shape, forms: Sequence[str], tokens: Sequence[int], max_pattern_mb: float
-) -> Iterator[MemoryRow]:
+def memory_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int]) -> Iterator[MemoryRow]:
     """Peak memory of every form, in a process of its own."""
     model = mlp(shape, random_weights())
     with tempfile.TemporaryDirectory(prefix="attnonly-forms-") as folder:
         for form in forms:
             path = Path(folder) / f"{form}.onnx"
-            onnx.save(_built(model, form, max(tokens), max_pattern_mb), path)
+            onnx.save(_built(model, form, max(tokens)), path)
             for length in tokens:
                 click.echo(f"memory: {shape.activation}, {form}, {length} tokens", err=True)
                 measured = peak_bytes(path, length) / _MEGABYTE
                 yield MemoryRow(shape.activation, form, length, shape.width, shape.hidden, measured)
 
 
-def _built(model: onnx.ModelProto, form: str, tokens: int, max_pattern_mb: float) -> onnx.ModelProto:
-    report = rewrite(model, form=form, validate=False, max_tokens=tokens, max_pattern_mb=max_pattern_mb)
+def _built(model: onnx.ModelProto, form: str, tokens: int) -> onnx.ModelProto:
+    report = rewrite(model, form=form, validate=False, max_tokens=tokens)
     if report.rewritten is None:
         raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
     return report.rewritten

@@ -20,7 +20,7 @@ from rewriter.graph.view import ONNX_DOMAINS, label, subgraphs, tensor_of
 _PLAIN = {
     *("Add", "Cast", "Concat", "Constant", "Div", "Exp", "Expand", "Gather", "Identity", "MatMul", "Mul", "Neg", "Pad"),
     *("Range", "Reciprocal", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
-    *("And", "Attention", "Loop", "Not", "Or", "Softmax"),
+    *("And", "Attention", "Not", "Or", "Softmax"),
 }
 _CHOOSING = {"Clip", "Equal", "Less", "Max", "Min", "Where"}
 _BOUNDING = ("Clip", "Max", "Min")
@@ -61,7 +61,7 @@ class _Walk:
                 return f"{label(node)} is no operator of heads"
             if node.op_type == "Constant" and (tensor := tensor_of(node)) is not None:
                 self.constants[node.output[0]] = onnx.numpy_helper.to_array(tensor)
-            stray = self._body(node) if node.op_type == "Loop" else self._step(node)
+            stray = self._step(node)
             if stray is not None:
                 return stray
         return None
@@ -97,27 +97,3 @@ class _Walk:
                     return False
                 limits.append(self.constants[name])
         return bool(limits) and all(bool(np.all(np.abs(each.astype(np.float64)) >= _FINITE)) for each in limits)
-
-    def _body(self, node: onnx.NodeProto) -> str | None:
-        """A Loop: what it carries from round to round is what any round makes of it."""
-        (body,) = (graph for _, graph in subgraphs(node))
-        given = list(node.input)[2:]
-        carried = [value.name for value in body.input][2:]
-        made = [value.name for value in body.output][1:]
-        for outer, inner in zip(given, carried, strict=False):
-            self.depends.update([inner] if outer in self.depends else ())
-            self.chosen.update([inner] if outer in self.chosen else ())
-        for _ in range(len(carried) + 1):
-            before = len(self.depends), len(self.chosen)
-            stray = self.follow(body)
-            if stray is not None:
-                return stray
-            for inner, last in zip(carried, made, strict=False):
-                self.depends.update([inner] if last in self.depends else ())
-                self.chosen.update([inner] if last in self.chosen else ())
-            if (len(self.depends), len(self.chosen)) == before:
-                break
-        for last, output in zip(made, node.output, strict=False):
-            self.depends.update([output] if last in self.depends else ())
-            self.chosen.update([output] if last in self.chosen else ())
-        return None

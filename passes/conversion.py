@@ -67,6 +67,13 @@ class Conversion:
         return self.program if self.written is None else self.written
 
     @property
+    def whole_block(self) -> Projections:
+        """The linear operators as plain matrices, in forms that always replace the whole block."""
+        if self.projections is None:
+            raise ValueError(f"'{self.block.name}' is not replaced with its linear operators")
+        return self.projections
+
+    @property
     def max_error(self) -> float:
         """Certified bound on the error over max(1, |f|) of the heads as written, in exact arithmetic."""
         # The original nodes may themselves deviate from the activation that they were identified as.

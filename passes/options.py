@@ -8,10 +8,6 @@ from fnmatch import fnmatchcase
 
 from rewriter.options import option
 
-DEFAULT_PATTERN_MB = 64.0
-"""Default bound on the attention pattern, in units of 2^20 bytes: it fits the caches of a large CPU, and is small
-compared to the weights of a model with many heads."""
-
 DEFAULT_MAX_TOKENS = 512
 """Default number of positions in the forms with one-hot position columns."""
 
@@ -75,7 +71,6 @@ class FormOptions:
     """How a form becomes nodes; a form ignores what does not concern it.
 
     Attributes:
-        max_pattern_mb: largest attention pattern [batch, heads, queries, keys] at run time, in units of 2^20 bytes.
         max_tokens: longest sequence of the forms with one-hot position columns; None: the model's own length, or what
             fits.
         expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
@@ -85,17 +80,10 @@ class FormOptions:
             until a plan has looked at the model's own attention.
     """
 
-    max_pattern_mb: float = option(
-        DEFAULT_PATTERN_MB,
-        "Largest attention pattern at run time, in units of 2^20 bytes; more heads run in chunks (not in form local).",
-        metavar="MB",
-        above=0.0,
-        rare=True,
-    )
     max_tokens: int | None = option(
         None,
-        "Longest sequence of the forms with one-hot positions (maskless, staged, whole); compact takes it for open "
-        "lengths. Default: the length that the model fixes, or 512, in form whole as much of it as fits.",
+        "Longest sequence of the forms with one-hot positions (maskless, staged, whole). Default: the length that the "
+        "model fixes, or 512, in form whole as much of it as fits.",
         metavar="N",
         least=1,
     )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         UsageError,
         ValidationError,
     )
-    from rewriter.interpret.activity import head_activity
     from rewriter.interpret.attribute import attribute
     from rewriter.interpret.graph import attribution_graph
     from rewriter.interpret.index import heads
@@ -65,7 +64,6 @@ __all__ = [
     "diff",
     "doctor",
     "freeze",
-    "head_activity",
     "head_pictures",
     "head_tokens",
     "heads",
@@ -93,7 +91,6 @@ _HOMES = {
     "interpret.index": ("heads",),
     "interpret.interventions": ("ablate", "freeze", "patch"),
     "interpret.page": ("head_pictures",),
-    "interpret.activity": ("head_activity",),
     "interpret.rank": ("compositions", "head_tokens"),
     "api.rewriting": ("rewrite",),
     "api.benching": ("bench",),

@@ -9,9 +9,16 @@ from math import ceil
 from passes.conversion import Conversion, decide
 from passes.forms.compact import emit_compact, prepare_compact
 from passes.forms.local import emit_local, prepare_local
-from passes.forms.square import emit_masked, emit_maskless, prepare_masked, prepare_maskless
-from passes.forms.staged import activation, emit_staged, prepare_staged
-from passes.forms.whole import emit_whole, prepare_whole
+from passes.forms.square import (
+    activation,
+    emit_masked,
+    emit_maskless,
+    emit_staged,
+    prepare_masked,
+    prepare_maskless,
+    prepare_staged,
+)
+from passes.forms.whole import emit_whole
 from passes.match.blocks import Block
 from passes.match.linear import Miss
 from passes.options import Options
@@ -85,7 +92,7 @@ FORMS: dict[str, Form] = {
         Form("masked", "one attention sublayer under a mask", (), _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", (), _square, prepare_maskless, emit_maskless),
         Form("staged", _THREE, ("head_dim",), _staged, prepare_staged, emit_staged),
-        Form("whole", _WHOLE, (), _square, prepare_whole, emit_whole),
+        Form("whole", _WHOLE, (), _square, prepare_maskless, emit_whole),
     )
 }
 """Form name to form."""

@@ -1,4 +1,4 @@
-"""A builder of nodes in the arithmetic of one conversion, for the forms with square patterns.
+"""A builder of nodes in the arithmetic of one conversion: tensors, shapes, and the softmax of attention.
 
 Shapes are computed at run time, so any batch and any number of tokens work. Operators are those of opset 11; methods
 take care of attributes that later opsets turned into inputs.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.forms.attention import function_of, inputs_of
 from passes.forms.spelling import bounded
 from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY
 from passes.match.projections import Projections
@@ -23,9 +23,10 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, captured_names
 
+SMALLEST_OPSET = 11
+"""Range, and Slice with computed bounds, came with opset 10 and 11."""
+
 _AXES_ARE_INPUTS = 13
-_MEGABYTE = 2**20
-_PATTERN_SIZE = "pattern_size"
 
 
 class Builder:
@@ -33,26 +34,22 @@ class Builder:
 
     Attributes:
         fragment: the nodes so far.
-        functions: the model-local functions that they call.
         compute_type: element type of the arithmetic.
         dtype: the numpy type of the arithmetic.
         options: the user's choices.
         exposed: the tensors that become outputs of the model.
     """
 
-    def __init__(self, name: str, *, opset: int, compute_type: int, options: FormOptions, inline: bool = False) -> None:
+    def __init__(self, name: str, *, opset: int, compute_type: int, options: FormOptions) -> None:
         self.fragment = Fragment(f"{name}/heads")
-        self.functions: list[onnx.FunctionProto] = []
         self.compute_type = compute_type
         self.dtype: DTypeLike = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
         self.options = options
         self._opset = opset
-        self._inline = inline
         self.exposed: list[onnx.ValueInfoProto] = []
         self._wanted = options.exposed(name)
         self._integers: dict[tuple[int, ...], Constant] = {}
         self._numbers: dict[tuple[str, int], Constant] = {}
-        self._size: Constant | None = None
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
@@ -62,7 +59,6 @@ class Builder:
             opset=view.opsets.get("", 1),
             compute_type=conversion.compute_type,
             options=conversion.options,
-            inline=conversion.inline,
         )
 
     def typed(self, compute_type: int) -> Builder:
@@ -71,11 +67,6 @@ class Builder:
         other.compute_type = compute_type
         other.dtype = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
         return other
-
-    @property
-    def exposes(self) -> bool:
-        """Whether the user wants tensors of this block as outputs; their patterns are then tensors of the graph."""
-        return bool(self._wanted)
 
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
         """Make a tensor of this builder's type an output if the user wants its kind, a member of `EXPOSED`."""
@@ -107,7 +98,7 @@ class Builder:
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def node(
-        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: object
+        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: Any
     ) -> Variable:
         """A node of any operator."""
         return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
@@ -151,6 +142,13 @@ class Builder:
         """A slice of one axis; the bounds are 1-D tensors of one integer."""
         return self.node("Slice", [tensor, start, stop, self.integers(axis)], name)
 
+    def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
+        """The last axis of a tensor of four axes in two parts."""
+        given: dict[str, Any] = {"split": list(sizes)} if self._opset < _AXES_ARE_INPUTS else {}
+        inputs = [tensor] if given else [tensor, self.integers(*sizes)]
+        first = self.fragment.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
+        return first, self.fragment.tensor(self.fragment.qualified(names[1]))
+
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
         """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
         shape = self.node("Shape", [tensor], f"{name}_of")
@@ -160,31 +158,41 @@ class Builder:
         """A query within numbers whose products with keys stay finite."""
         return bounded(self.fragment, tensor, name, self.dtype, self.opset)
 
-    def pattern_size(self) -> Constant:
-        """The constant `pattern_size`, one for all patterns of a block; the proof also runs it with smaller values."""
-        if self._size is None:
-            size = int(self.options.max_pattern_mb * _MEGABYTE) // np.dtype(self.dtype).itemsize
-            self._size = self.fragment.constant(_PATTERN_SIZE, np.asarray([max(1, size)], dtype=np.int64))
-        return self._size
+    def pattern(
+        self,
+        query: Tensor,
+        key: Tensor,
+        suffix: str = "",
+        *,
+        mask: Tensor | None = None,
+        added: Tensor | None = None,
+        sizes: Sequence[int | None] = (None, None, None, None),
+        narrow: bool = False,
+    ) -> Variable:
+        """The softmax over the last axis of query key^T, [..., queries, keys], in this builder's type.
 
-    def call(self, function: onnx.FunctionProto, inputs: Sequence[Tensor], name: str) -> Variable:
-        """A call of a model-local function, or its nodes."""
-        if self._inline:
-            return self.fragment.inlined(function, inputs, name)
-        self.functions.append(function)
-        return self.node(function.name, inputs, name, domain=DOMAIN)
-
-    def attend(self, inputs: dict[str, Tensor], name: str, *, mask: bool) -> Variable:
-        """Attention in chunks: a call of the model-local function, or its nodes."""
-        given = {"pattern_size": self.pattern_size(), **inputs}
-        if mask:
-            given["forbidden"] = self.numbers(f"{name}_forbidden", -np.inf)
-        return self.call(function_of(self._opset, mask=mask), [given[each] for each in inputs_of(mask=mask)], name)
-
-
-def chunk_size_of(block: str) -> str:
-    """The name of the constant that bounds the patterns of a block's attention."""
-    return f"{block}/heads/{_PATTERN_SIZE}"
+        Args:
+            query: [..., queries, d_head].
+            key: [..., keys, d_head].
+            suffix: of the names `scores` and `pattern`, which can be outputs of the model.
+            mask: where False, the weight is 0.
+            added: scores that are added.
+            sizes: the shape of the pattern, for such outputs.
+            narrow: whether query and key are float64, and the scores become float32 before the softmax.
+        """
+        turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
+        made = "unmasked_scores" if mask is not None else "own_scores" if added is not None else "scores"
+        scores = self.node("MatMul", [query, turned], f"{'wide_scores' if narrow else made}{suffix}")
+        if mask is not None:
+            scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
+        if added is not None:
+            scores = self.node("Add", [scores, added], f"scores{suffix}")
+        if narrow:
+            scores = self.node("Cast", [scores], f"scores{suffix}", to=int(self.compute_type))
+        self.expose("scores", scores, sizes)
+        result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
+        self.expose("pattern", result, sizes)
+        return result
 
 
 def replacement(
@@ -214,7 +222,6 @@ def replacement(
         region=block.region.nodes,
         nodes=parts[output],
         initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
-        functions=tuple(b.functions),
         exposed=tuple(b.exposed),
         further=() if conversion.projections is None else (*further, *_shapes(b, conversion.projections, metadata)),
     )

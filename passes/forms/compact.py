@@ -5,9 +5,6 @@ the mask leaves it, its own and those of the bias tokens, so the pattern is [bat
 literal Softmax over the last axis; the rest of the square pattern is exactly 0. Keys and
 values of the bias tokens are constants, `k_bias` [m, d_head] and `v_bias` [m, 1], so the stream has no rows for them.
 
-The pattern is a tensor of the graph where it stays within `max_pattern_mb`, and is computed in chunks of tokens in a
-Loop where it does not. Sizes that the model leaves open count as one sequence of `max_tokens` tokens.
-
 Projections are computed in the model's type (half precision: float32). Programs whose offsets would cost digits have
 float64 scores, from which an affine function of y is subtracted that softmax does not see (`Head.conditioned`), so
 that float32 holds what remains; programs marked `double` are float64 up to z.
@@ -15,34 +12,55 @@ that float32 holds what remains; programs marked `double` are float64 up to z.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms.attention import SMALLEST_OPSET, Neighbourhood, chunked, nodes_of
 from passes.forms.builder import Builder, replacement
-from passes.forms.square import order_of, paired, prepare_masked, rows_of, with_indicators, write_back
-from passes.forms.sublayer import HeadWeights, StreamColumns, add_groups, as_batches, as_before, write_output
+from passes.forms.square import prepare_softmax
+from passes.forms.sublayer import (
+    HeadWeights,
+    StreamColumns,
+    add_groups,
+    as_batches,
+    as_before,
+    with_indicators,
+    write_output,
+)
 from passes.match.linear import Miss
-from passes.match.projections import Projections
+from passes.match.projections import Projections, projections_of
 from passes.programs.groups import Group, as_written, groups_of
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
-from rewriter.graph.surgeon import Tensor
+from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView
 
 _DOUBLE = onnx.TensorProto.DOUBLE
-_MEGABYTE = 2**20
 _LARGEST_VALUE = 2.0**20
 """float32 rounds its logarithm by up to 4.8e-7."""
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `masked`; bias-token values that the graph stores in float32 are rounded to it."""
-    prepared = prepare_masked(view, conversion)
+    """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
+    prepared = _prepared(view, conversion, f"form {conversion.form}")
+    if isinstance(prepared, Miss):
+        return prepared
+    found = projections_of(view, conversion.block)
+    if isinstance(found, Miss):
+        return replace(prepared, by_reference=found.reason)
+    return replace(prepared, projections=found)
+
+
+def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """Form `local` with a literal Softmax: the linear operators stay as they are."""
+    return _prepared(view, conversion, "--option spelling=softmax")
+
+
+def _prepared(view: GraphView, conversion: Conversion, what: str) -> Conversion | Miss:
+    """The program as written; bias-token values that the graph stores in float32 are rounded to it."""
+    prepared = prepare_softmax(view, conversion, what)
     if isinstance(prepared, Miss) or not _wide(prepared):
         return prepared
     program = _narrowed(prepared.program)
@@ -50,19 +68,6 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Mis
     change = largest_change(prepared.emitted, written) if written != prepared.emitted else 0.0
     program = replace(program, coefficient_error=program.coefficient_error + change)
     return replace(prepared, program=program, written=written)
-
-
-def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `compact`, for form `local` with a literal Softmax: the linear operators stay as they are."""
-    opset = view.opsets.get("", 1)
-    if opset < SMALLEST_OPSET:
-        return Miss(
-            f"--option spelling=softmax needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model "
-            "to a newer opset first, or omit it",
-            conversion.block.output,
-        )
-    prepared = prepare_compact(view, conversion)
-    return prepared if isinstance(prepared, Miss) else replace(prepared, projections=None, by_reference="")
 
 
 def _narrowed(program: Program) -> Program:
@@ -114,31 +119,11 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
         scoring=b.typed(conversion.compute_type),
         groups=_groups(conversion),
         wide=_wide(conversion),
-        in_chunks=not _fits(view, conversion) and not b.exposes,
         neurons=conversion.block.neurons,
     )
     if conversion.projections is None:
         return _by_reference(heads, view, conversion)
     return _sublayer(heads, conversion, conversion.projections)
-
-
-def _fits(view: GraphView, conversion: Conversion) -> bool:
-    """Whether the whole pattern of every group stays within the limit at the sizes that the model states."""
-    options, row_size = conversion.options, row_size_of(conversion)
-    data = conversion.block.gate if conversion.projections is None else conversion.projections.query.data
-    shape = view.type_of(data).shape
-    if not row_size or shape is None:
-        return False
-    leading = (1, *shape[:-1])[-max(2, len(shape) - 1) :] if len(shape) > 1 else (1, None)
-    sizes = [dim if isinstance(dim, int) else 1 for dim in leading[:-1]]
-    tokens = leading[-1] if isinstance(leading[-1], int) else options.positions
-    entries = int(np.prod(sizes)) * tokens * row_size
-    return entries * np.dtype(conversion.dtype).itemsize <= options.max_pattern_mb * _MEGABYTE
-
-
-def row_size_of(conversion: Conversion) -> int:
-    """Entries of one token's pattern over all heads of its largest group; 0 if their number is not known."""
-    return (conversion.block.neurons or 0) * (1 + max(group.bias_tokens for group in groups_of(conversion.program)))
 
 
 def _groups(conversion: Conversion) -> tuple[Group, ...]:
@@ -158,7 +143,6 @@ class _Heads:
         scoring: builds nodes in the type of the scores.
         groups: the heads.
         wide: whether the scores are float64 and the pattern float32.
-        in_chunks: whether the pattern is computed in a Loop.
         neurons: heads of each group, None if unknown.
     """
 
@@ -166,7 +150,6 @@ class _Heads:
     scoring: Builder
     groups: tuple[Group, ...]
     wide: bool
-    in_chunks: bool
     neurons: int | None
 
     def suffix(self, number: int) -> str:
@@ -190,7 +173,7 @@ class _Heads:
         # W_Q has one column. A second one would be the indicator, and its product with the stream the number 1, at the
         # cost of another W1.
         b = self.b
-        query = b.bounded(y, "q") if self.dimension == 1 else paired(b, b.bounded(y, "finite_q"), "q")
+        query = b.bounded(y, "q") if self.dimension == 1 else _paired(b, b.bounded(y, "finite_q"), "q")
         b.expose("q", query, (None, None, self.neurons, self.dimension))
         return self.scored(query, "wide_q")
 
@@ -200,34 +183,26 @@ class _Heads:
         `own` are the tokens' own keys [batch, tokens, heads or 1, d_head], and `each` is [batch, tokens] as a tensor.
         """
         head, suffix = self.groups[number].head, self.suffix(number)
-        kind = Neighbourhood(
-            bias_tokens=len(head.bias_tokens),
-            bias_values=any(token.value for token in head.bias_tokens),
-            wide=self.wide,
-            double=self.double,
-        )
-        given = {"query": query, "value": value if self.wide else self.scored(value, f"wide_v{suffix}")}
-        given |= {"key": own}
-        if head.bias_tokens:
+        made, m = (self.scoring if self.double else self.b), len(head.bias_tokens)
+        key = own
+        if m:
             keys = np.asarray([(token.slope, token.offset) for token in head.bias_tokens])[:, : self.dimension]
-            bias = self._everywhere(self.scoring.numbers(f"k_bias{suffix}", keys), each, keys.shape, suffix)
-            given["key"] = self.b.concat([own, bias], 2, f"k{suffix}")
-        if kind.bias_values:
-            values = np.asarray([token.value for token in head.bias_tokens])[:, None]
-            given["bias_value"] = (self.scoring if self.double else self.b).numbers(f"v_bias{suffix}", values)
-        ordered = [given[name] for name in kind.inputs]
-        if not self.in_chunks:
-            made = self.scoring if self.double else self.b
-            for name in ("scores", "pattern"):
-                tensor = self.b.fragment.tensor(self.b.fragment.qualified(f"{name}{suffix}"))
-                made.expose(name, tensor, (None, None, self.neurons, 1 + kind.bias_tokens))
-            return self.b.fragment.inlined(nodes_of(kind, self.b.opset, suffix), ordered, "")
-        return self.b.call(chunked(kind, self.b.opset), [*ordered, self.scoring.pattern_size()], f"z{suffix}")
-
-    def _everywhere(self, keys: Tensor, each: Tensor, sizes: Sequence[int], suffix: str) -> Tensor:
-        """The bias tokens' keys [m, d_head] beside every token, [batch, tokens, m, d_head]."""
-        shape = self.b.concat([each, self.b.integers(*sizes)], 0, f"k_bias{suffix}_shape")
-        return self.b.node("Expand", [keys, shape], f"k_bias{suffix}_everywhere")
+            shape = self.b.concat([each, self.b.integers(*keys.shape)], 0, f"k_bias{suffix}_shape")
+            bias = self.scoring.numbers(f"k_bias{suffix}", keys)
+            key = self.b.concat(
+                [own, self.b.node("Expand", [bias, shape], f"k_bias{suffix}_everywhere")], 2, f"k{suffix}"
+            )
+        value = value if self.wide else self.scored(value, f"wide_v{suffix}")
+        pattern = made.pattern(query, key, suffix, sizes=(None, None, self.neurons, 1 + m), narrow=self.wide)
+        if not m:
+            return made.node("Mul", [pattern, value], f"z{suffix}")
+        own_weight, others = made.split(pattern, (1, m), (f"self_weight{suffix}", f"bias_weight{suffix}"))
+        values = np.asarray([token.value for token in head.bias_tokens])[:, None]
+        if not values.any():
+            return made.node("Mul", [own_weight, value], f"z{suffix}")
+        z = made.node("Mul", [own_weight, value], f"z_self{suffix}")
+        rest = made.node("MatMul", [others, made.numbers(f"v_bias{suffix}", values)], f"z_bias{suffix}")
+        return made.node("Add", [z, rest], f"z{suffix}")
 
     def sum(self, terms: list[Tensor]) -> Tensor:
         """The groups' outputs added up, in the type of the projections."""
@@ -272,12 +247,14 @@ def _sublayer(heads: _Heads, conversion: Conversion, projections: Projections) -
 def _by_reference(heads: _Heads, view: GraphView, conversion: Conversion) -> Replacement:
     """The attention of a block whose own linear operators stay, and are its projections."""
     b, block = heads.b, conversion.block
-    order = order_of(view, conversion)
-    query_rows = rows_of(b, b.read(block.gate, block.gate_type, "query"), view.type_of(block.gate).rank, order, "query")
+    order = _order_of(view, conversion)
+    query_rows = _rows_of(
+        b, b.read(block.gate, block.gate_type, "query"), view.type_of(block.gate).rank, order, "query"
+    )
     value_rows = query_rows
     if block.value != block.gate:
         given = b.read(block.value, block.value_type, "value")
-        value_rows = rows_of(b, given, view.type_of(block.value).rank, order, "value")
+        value_rows = _rows_of(b, given, view.type_of(block.value).rank, order, "value")
     unbounded, value_all = (b.unsqueeze(rows, 3, name) for rows, name in ((query_rows, "y"), (value_rows, "u")))
     query = heads.query(unbounded)
     each = b.sizes(query_rows, 0, 2, "each_token")
@@ -295,5 +272,53 @@ def _by_reference(heads: _Heads, view: GraphView, conversion: Conversion) -> Rep
         elif head.d != 0.0:
             value = b.node("Add", [value_all, b.numbers(f"v{suffix}_constant", head.d)], f"v{suffix}")
         terms.append(heads.attend(number, query, own, value, each))
-    write_back(b, conversion, heads.sum(terms), order)
+    _write_back(b, conversion, heads.sum(terms), order)
     return replacement(b, conversion, block.output)
+
+
+def _order_of(view: GraphView, conversion: Conversion) -> list[int] | None:
+    """The permutation that moves the channels last; None where they are last already."""
+    axes = {operator.axis for operator in conversion.block.first}
+    rank = view.type_of(conversion.block.gate).rank
+    if axes == {-1} or len(axes) != 1 or rank is None or rank < 2:
+        return None
+    axis = axes.pop() % rank
+    return [*(i for i in range(rank) if i != axis), axis]
+
+
+def _rows_of(b: Builder, tensor: Tensor, rank: int | None, order: list[int] | None, name: str) -> Variable:
+    """Pre-activations of any layout as [batch, tokens, heads]."""
+    if order is not None:
+        tensor = b.transpose(tensor, order, f"{name}_channels_last")
+    # Leading axes merge into one batch, except for channels first, where all spatial axes merge into the tokens. Each
+    # token attends only to itself, so any grouping into sequences gives the same result.
+    if rank is None or rank < 3:
+        lead: Tensor = b.integers(1, -1)
+    elif order is None:
+        lead = b.concat([b.integers(-1), b.sizes(tensor, rank - 2, rank - 1, f"{name}_length")], 0, f"{name}_lead")
+    else:
+        lead = b.concat([b.sizes(tensor, 0, 1, f"{name}_batch"), b.integers(-1)], 0, f"{name}_lead")
+    shape = b.node("Shape", [tensor], f"{name}_shape")
+    last = b.rows(shape, b.integers(-1), b.integers(2**31), 0, f"{name}_heads")
+    return b.reshape(tensor, b.concat([lead, last], 0, f"{name}_rows_shape"), f"{name}_rows")
+
+
+def _paired(b: Builder, query: Tensor, name: str) -> Variable:
+    """The query (y, 1), whose second entry multiplies the offsets of the keys."""
+    ones = b.node("Expand", [b.numbers(f"{name}_one", 1.0), b.node("Shape", [query], f"{name}_shape")], f"{name}_ones")
+    return b.concat([query, ones], 3, name)
+
+
+def _write_back(b: Builder, conversion: Conversion, by_token: Tensor, order: list[int] | None) -> None:
+    """[batch, N, heads, 1] in the layout and under the name of the activation's output."""
+    block = conversion.block
+    b.expose("z", by_token, (None, None, block.neurons, 1))
+    gate = b.fragment.tensor(block.gate)
+    if order is None:
+        shaped = b.reshape(by_token, b.node("Shape", [gate], "activation_shape"), "activation")
+    else:
+        turned = b.transpose(gate, order, "activation_turned")
+        shape = b.node("Shape", [turned], "activation_shape")
+        back = [order.index(axis) for axis in range(len(order))]
+        shaped = b.transpose(b.reshape(by_token, shape, "activation_channels_last"), back, "activation")
+    b.write(shaped, block.output, block.elem_type)

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, metadata_of
-from passes.forms.compact import emit_compact, prepare_softmax
+from passes.forms.compact import emit_compact, prepare_spelled
 from passes.forms.spelling import (
     LARGEST_PART,
     LARGEST_SINGLE,
@@ -48,7 +48,7 @@ from rewriter.graph.view import GraphView
 def prepare_local(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
     if conversion.options.spelling == "softmax":
-        return prepare_softmax(view, conversion)
+        return prepare_spelled(view, conversion)
     return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
 
 
@@ -95,6 +95,7 @@ class _Emitter:
         self._conversion = conversion
         self._b = Builder.of(view, conversion)
         self._fragment = self._b.fragment
+        self._functions: list[onnx.FunctionProto] = []
         self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
     def run(self) -> Replacement:
@@ -113,7 +114,7 @@ class _Emitter:
             region=block.region.nodes,
             nodes=tuple(self._fragment.nodes(metadata_of(self._conversion))),
             initializers=tuple(self._fragment.initializers()),
-            functions=tuple(self._b.functions),
+            functions=tuple(self._functions),
         )
 
     def _program(self, query: Tensor, source: Tensor, target: str) -> None:
@@ -289,7 +290,7 @@ class _Emitter:
             fragment = self._fragment.within(prefix.rstrip("/")) if prefix else self._fragment
             spelling.emit(fragment, inputs, output, self._b.opset)
             return self._fragment.tensor(output)
-        self._b.functions.append(function_of(spelling, self._b.opset))
+        self._functions.append(function_of(spelling, self._b.opset))
         ordered = [inputs[name] for name in spelling.inputs]
         return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
 

@@ -42,6 +42,10 @@ from passes.match.projections import Projection, Projections, Vector
 from passes.programs.groups import Group
 from rewriter.graph.surgeon import Tensor, Variable
 
+LARGEST_PATTERN = 2**26
+"""Bytes of W_QK between positions above which a number of positions is refused; form `whole` takes as many by default
+as keep the patterns of every block within it."""
+
 
 @dataclass(frozen=True)
 class StreamColumns:
@@ -256,8 +260,19 @@ class Positions:
 
 # -- steps of a sublayer --------------------------------------------------------------------------------------------
 
-Attend = Callable[[Group, dict[str, Tensor], str], Variable]
-"""Attention of one group: from query, key and value, and a suffix for names, to [batch, heads, rows, 1]."""
+Pattern = Callable[[Group, Tensor, Tensor, str], Variable]
+"""The pattern of one group, from query, key and a suffix for names."""
+
+
+def with_indicators(
+    b: Builder, tokens: Tensor, layout: StreamColumns, sizes: tuple[Tensor, Tensor], name: str
+) -> Variable:
+    """The tokens with their indicator columns, [batch, N, width]; `sizes` are batch and N, 1-D."""
+    one = np.zeros((1, 1, 1 + layout.bias_tokens))
+    one[..., 0] = 1.0
+    shape = b.concat([*sizes, b.integers(1 + layout.bias_tokens)], 0, "indicators_shape")
+    indicators = b.node("Expand", [b.numbers("token_indicator", one), shape], "indicators")
+    return b.concat([tokens, indicators], 2, name)
 
 
 def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
@@ -309,13 +324,16 @@ def attend_block(
     stream: Tensor,
     projections: Projections,
     groups: tuple[Group, ...],
-    attend: Attend,
+    pattern: Pattern,
+    *,
     unused: float | None = None,
+    bounded: bool = True,
 ) -> Variable:
     """All heads on the stream [batch, rows, width]: the sum of the groups, [batch, heads, rows, 1].
 
     The logit of bias tokens that a group does not attend to is the self logit plus `unused`; None where a mask hides
-    them.
+    them. If not `bounded`, queries are not clipped, and those of bias tokens are 0: only positions tell them what to
+    attend to.
     """
     neurons = projections.query.out_features
     dimension = max(group.dimension for group in groups)
@@ -327,9 +345,10 @@ def attend_block(
         if projections.gated
         else y
     )
-    unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
+    own_query = weights.query(y, dimension, on_bias=1.0 if bounded else 0.0)
+    unbounded = weights.project(stream, own_query, neurons, dimension, "q")
     b.expose("q", unbounded, (None, neurons, None, dimension))
-    query = b.bounded(unbounded, "finite_q")
+    query = b.bounded(unbounded, "finite_q") if bounded else unbounded
     terms: list[Variable] = []
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
@@ -341,8 +360,7 @@ def attend_block(
         else:
             heads = 1 if group.head.c == 0.0 else neurons
             value = weights.project(stream, value_weight, heads, 1, f"v{suffix}")
-        inputs: dict[str, Tensor] = {"query": query, "key": key, "value": value}
-        terms.append(attend(group, inputs, suffix))
+        terms.append(b.node("MatMul", [pattern(group, query, key, suffix), value], f"z{suffix}"))
     return add_groups(b, terms, groups)
 
 
@@ -480,8 +498,7 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
         for n in dict.fromkeys((heads, 1))
     ]
     query, key = b.node("Expand", [zero, sizes[0]], f"{name}_q"), b.node("Expand", [zero, sizes[-1]], f"{name}_k")
-    inputs: dict[str, Tensor] = {"query": query, "key": key, "value": by_head, "position_scores": scores}
-    written = b.attend(inputs, f"{name}_z", mask=False)
+    written = b.node("MatMul", [b.pattern(query, key, f"_{name}", added=scores), by_head], f"{name}_z")
     joined = b.reshape(b.transpose(written, (0, 2, 1, 3), f"{name}_by_token"), (0, 0, heads * d_head), f"{name}_heads")
     return b.rows(joined, b.integers(0), b.integers(width), 2, name) if missing else joined
 
@@ -523,8 +540,7 @@ def attend_with_activation(
             weight = b.numbers(f"W_V{suffix}_constants", constants)
             fixed = b.unsqueeze(b.node("MatMul", [ones, weight], f"v{suffix}_all"), 1, f"v{suffix}_constants")
             value = fixed if head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
-        inputs = {"query": query, "key": key, "value": value, "position_scores": scores}
-        terms.append(b.attend(inputs, f"z{suffix}", mask=False))
+        terms.append(b.node("MatMul", [b.pattern(query, key, suffix, added=scores), value], f"z{suffix}"))
     total = b.transpose(add_groups(b, terms, groups), (0, 2, 1, 3), "z_by_token")
     return b.reshape(total, b.node("Shape", [queries], "z_shape"), "z_written")
 

@@ -6,16 +6,15 @@ between positions: queries and keys have the positions' part behind their own, s
 a softmax follows. Biases ride on the indicator, so that bias tokens write nothing: their query scores only a bias token
 whose value is 0.
 
-Nothing is split into chunks. Blocks are proved one by one on streams of their own, as in form `maskless`.
+Blocks are proved one by one on streams of their own, as in form `maskless`.
 """
 
 from __future__ import annotations
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder, replacement
-from passes.forms.square import emit_maskless, prepare_maskless
-from passes.forms.sublayer import HeadWeights, StreamColumns, add_groups
-from passes.match.linear import Miss
+from passes.forms.square import emit_maskless
+from passes.forms.sublayer import HeadWeights, StreamColumns, attend_block
 from passes.match.projections import Projections
 from passes.programs.groups import Group, groups_of
 from rewriter.graph.edit import Replacement
@@ -45,20 +44,11 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_whole(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `maskless`, for blocks that are plain matrices."""
-    prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Conversion) and prepared.projections is None:
-        return Miss(f"form whole replaces whole blocks, and {prepared.by_reference}", conversion.block.output)
-    return prepared
-
-
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one block on the stream `conversion.stream`, or alone where it has none; reads no weights."""
-    projections = conversion.projections
-    if projections is None or not conversion.stream:
+    if not conversion.stream:
         return emit_maskless(view, conversion)
-    b = Builder.of(view, conversion)
+    b, projections = Builder.of(view, conversion), conversion.whole_block
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     m, slots = conversion.carried, conversion.carried + conversion.options.positions
     layout = StreamColumns(model, m)
@@ -67,30 +57,19 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     ones = b.rows(stream, b.integers(model), b.integers(model + 1), 2, "indicator")
     positions = b.rows(stream, b.integers(model + 1), b.integers(model + 1 + slots), 2, "positions")
     weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
-    y = weights.functional(projections.query, "W_Q_y")
-    z = weights.functional(projections.value, "W_V_z") if projections.gated else y
-    groups = groups_of(conversion.program)
-    dimension = max(group.dimension for group in groups)
     keys = b.unsqueeze(positions, 1, "k_positions")
-    # Queries of bias tokens are 0: only positions tell them what to attend to.
-    own_query = weights.project(read, weights.query(y, dimension, on_bias=0.0), weights.neurons, dimension, "q")
 
-    def attend(group: Group, suffix: str) -> Variable:
-        """One group of heads, [batch, heads, rows, 1]: softmax([q, p W] [k, p]^T) v."""
-        key = weights.project(read, weights.key(group, dimension, f"W_K{suffix}"), 1, dimension, f"k{suffix}")
-        heads = 1 if group.head.c == 0.0 else weights.neurons
-        value = weights.project(read, weights.value(z, group, f"W_V{suffix}"), heads, 1, f"v{suffix}")
+    def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
+        """softmax([q, p W] [k, p]^T)."""
         pseudo = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
         weighed = b.node("MatMul", [positions, pseudo], f"q_positions{suffix}")
         one = b.unsqueeze(weighed, 1, f"q_positions_one{suffix}")
         each = b.node("Expand", [one, b.integers(1, weights.neurons, 1, 1)], f"q_positions_each{suffix}")
-        query = b.concat([own_query, each], 3, f"query{suffix}")
-        turned = b.transpose(b.concat([key, keys], 3, f"key{suffix}"), (0, 1, 3, 2), f"key_turned{suffix}")
-        scores = b.node("MatMul", [query, turned], f"attn_scores{suffix}")
-        return b.node("MatMul", [b.node("Softmax", [scores], f"pattern{suffix}", axis=3), value], f"z{suffix}")
+        both = b.concat([query, each], 3, f"query{suffix}")
+        return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
 
-    terms = [attend(group, f"_{i}" if len(groups) > 1 else "") for i, group in enumerate(groups)]
-    total = b.transpose(add_groups(b, terms, groups), (0, 2, 1, 3), "z_by_token")
+    attended = attend_block(b, weights, read, projections, groups_of(conversion.program), pattern, bounded=False)
+    total = b.transpose(attended, (0, 2, 1, 3), "z_by_token")
     output = projections.output
     side_by_side = b.reshape(total, (0, 0, output.in_features), "z_side_by_side")
     flat = b.reshape(weights.output(output), (output.in_features, output.out_features), "W_O_flat")

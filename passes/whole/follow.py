@@ -19,8 +19,9 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms.sublayer import default_omega
+from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.match.linear import Miss
+from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
 from passes.sizes import TOKENS, ShapeReader, Size, Sizes
 from passes.whole.masks import MaskReader, Scores
@@ -48,7 +49,6 @@ _NO_HEADS = frozenset(
 _SCORES = 2.0**60
 """Omega is at least so much, that it outweighs any score of the network's own heads."""
 _MOST_AXES = 3
-_MEGABYTE = 2**20
 _PAIR = 2
 _BATCHES = 3
 
@@ -122,17 +122,8 @@ def _whole(view: GraphView, conversions: Sequence[Conversion], longest: int | No
     groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
     omega = max(default_omega(groups, route.elem_type), _SCORES)
     fixed = (view.type_of(route.entry).shape or (None, None))[1]
-    fitting, tightest = min(((_fitting(each), each) for each in conversions), key=lambda pair: pair[0])
-    if longest is not None and longest > fitting:
-        options, heads = tightest.options, tightest.block.neurons or 0
-        rows = longest + 1 + tightest.program.bias_tokens
-        size = heads * rows * rows * np.dtype(tightest.dtype).itemsize / _MEGABYTE
-        return Miss(
-            f"the patterns of {heads} heads over {rows} rows take {size:.0f} MB, more than "
-            f"--option max_pattern_mb={options.max_pattern_mb:g}; lower --max-tokens to {fitting}, or raise that limit",
-            tightest.block.output,
-        )
-    longest = longest or (fixed if isinstance(fixed, int) else min(fitting, tightest.options.positions))
+    fitting = min(_fitting(each) for each in conversions)
+    longest = longest or (fixed if isinstance(fixed, int) else min(fitting, DEFAULT_MAX_TOKENS))
     found = _Follower(view, route, conversions, longest).run()
     if isinstance(found, Miss):
         return found
@@ -152,10 +143,9 @@ def _whole(view: GraphView, conversions: Sequence[Conversion], longest: int | No
 
 
 def _fitting(conversion: Conversion) -> int:
-    """The largest number of tokens for which the patterns of all heads stay within the limit."""
-    one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize / _MEGABYTE
-    rows = int((conversion.options.max_pattern_mb / one) ** 0.5)
-    return max(1, rows - 1 - conversion.program.bias_tokens)
+    """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
+    one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
+    return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
 
 
 def left_over(block: str) -> str:

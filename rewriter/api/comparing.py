@@ -31,7 +31,6 @@ from rewriter.compare.depth import (
     boundaries,
     isolate,
     narrow,
-    quantised,
     tap,
 )
 from rewriter.compare.generation import generate
@@ -69,7 +68,6 @@ def validate(
     seed: int = 0,
     atol: Tolerances | None = None,
     rtol: Tolerances | None = None,
-    top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
     generate: int | None = None,
@@ -91,7 +89,6 @@ def validate(
         atol: absolute tolerance, for all outputs or by output name. Outputs with a tolerance are judged only by
             |rewritten - original| <= atol + rtol |original|.
         rtol: relative tolerance, likewise.
-        top_k: also report how many of the k largest entries of each row both models share.
         taps: compare every block's output as well, and find the first whose error exceeds its share.
         bisect: if the models differ, test every part of `rewritten` alone and name the faulty ones.
         generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
@@ -107,7 +104,7 @@ def validate(
         ProviderError: a requested execution provider is not available.
         ValidationError: nothing could be compared, for example because a model does not run.
     """
-    how = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, generate, progress, taps=taps, bisect=bisect)
+    how = _pairing(providers, inputs, dims, seed, (atol, rtol), generate, progress, taps=taps, bisect=bisect)
     return _compare((original, rewritten), how, allow_links=allow_links, graph=False, outputs=True)
 
 
@@ -123,7 +120,6 @@ def diff(
     seed: int = 0,
     atol: Tolerances | None = None,
     rtol: Tolerances | None = None,
-    top_k: int | None = None,
     taps: bool = False,
     bisect: bool = False,
     generate: int | None = None,
@@ -143,7 +139,6 @@ def diff(
         seed: as for `validate`.
         atol: as for `validate`.
         rtol: as for `validate`.
-        top_k: as for `validate`.
         taps: as for `validate`.
         bisect: as for `validate`.
         generate: as for `validate`.
@@ -166,7 +161,7 @@ def diff(
         raise UsageError("taps and bisect need the models to be run: leave the outputs in")
     if not outputs and generate:
         raise UsageError("generate needs the models to be run: leave the outputs in")
-    how = _pairing(providers, inputs, dims, seed, (atol, rtol), top_k, generate, progress, taps=taps, bisect=bisect)
+    how = _pairing(providers, inputs, dims, seed, (atol, rtol), generate, progress, taps=taps, bisect=bisect)
     return _compare((a, b), how, allow_links=allow_links, graph=graph, outputs=outputs)
 
 
@@ -196,19 +191,17 @@ def _pairing(
     dims: Mapping[str, int] | None,
     seed: int,
     tolerances: tuple[Tolerances | None, Tolerances | None],
-    top_k: int | None,
     generate: int | None,
     progress: Progress,
     *,
     taps: bool,
     bisect: bool,
 ) -> Pairing:
-    for name, least in (("generate", generate), ("top-k", top_k)):
-        if least is not None and least < 1:
-            raise UsageError(f"{name} is {least}; it must be at least 1")
+    if generate is not None and generate < 1:
+        raise UsageError(f"generate is {generate}; it must be at least 1")
     wanted = (providers,) if isinstance(providers, str) else tuple(providers or ())
     settings = Settings(providers=chosen_providers(wanted), inputs=as_given(inputs), dims=dict(dims or {}), seed=seed)
-    return Pairing(settings, Rule(_tolerances(*tolerances), top_k), taps, bisect, generate, progress)
+    return Pairing(settings, Rule(_tolerances(*tolerances)), taps, bisect, generate, progress)
 
 
 def _tolerances(atol: Tolerances | None, rtol: Tolerances | None) -> dict[str | None, Tolerance]:
@@ -374,7 +367,6 @@ class Pair:
             result,
             validation=proof,
             tolerated=tuple(each.name for each in a.proto.graph.output if options.rule.tolerance(each.name)),
-            top_k=dict(options.rule.ranks),
             blocks=dict(known.programs),
             failures=tuple(self._failures(proof)),
             notes=(*known.notes, *proof.notes),
@@ -439,11 +431,9 @@ class Pair:
         bench, known = self._bench(proof), self.known
         a, b = bench.a.main, bench.b.main
         marks = boundaries(a, b, known.landmarks)
-        parts = {each.tensor: each for each in (*quantised(a, b, known.landmarks), *marks)}
-        ordered = tuple(sorted(parts.values(), key=lambda each: a.producer[each.tensor]))
-        if loose and not failed and any(each.kind != "output" for each in ordered):
+        if loose and not failed and any(each.kind != "output" for each in marks):
             with self.run.step("parts", "testing every part alone"):
-                result = self._by_parts(result, loose, isolate(bench, ordered))
+                result = self._by_parts(result, loose, isolate(bench, marks))
         failed = bool(result.failures)
         levels = (False, True) if failed else (False,)
         for optimise in levels if options.taps else ():
@@ -453,7 +443,7 @@ class Pair:
                 break
         for optimise in levels if options.bisect and failed else ():
             with self.run.step("bisect", "testing every part alone"):
-                isolated, faults = _bisected(replace(bench, optimise=optimise), ordered)
+                isolated, faults = _bisected(replace(bench, optimise=optimise), marks)
             result = replace(result, isolated=isolated, faults=tuple(_refuted(each, proof) for each in faults))
             if faults:
                 return result

@@ -12,8 +12,15 @@ from passes.options import Options
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords, describe, silent
 from rewriter.errors import ExitStatus, RewriteError, UsageError
-from rewriter.files.atomic import os_errors, write_text
-from rewriter.files.folder import check_new_folder, copy_file, files_of, publish, staged_folder
+from rewriter.files.atomic import (
+    check_new_folder,
+    copy_file,
+    files_of,
+    os_errors,
+    publish,
+    staged_folder,
+    write_text,
+)
 from rewriter.files.load import load_model
 from rewriter.options import options_of
 from rewriter.proof.settings import Settings

@@ -13,8 +13,6 @@ from math import isfinite
 import onnx
 
 from passes.conversion import Conversion
-from passes.forms.builder import chunk_size_of
-from passes.forms.compact import row_size_of
 from passes.match.blocks import Left, kinds
 from passes.options import Options
 from passes.plan import Plan
@@ -78,8 +76,6 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         accuracy: the error that the user asked for.
     """
     block, program = conversion.block, conversion.program
-    fused = conversion.form == "local" and conversion.options.spelling == "fused"
-    neighbourhood = conversion.form == "compact" or (conversion.form == "local" and not fused)
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
@@ -96,10 +92,7 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         axis=next((operator.axis for operator in block.first), -1),
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
-        chunk_size="" if fused else chunk_size_of(block.name),
-        neurons=block.neurons,
-        row_size=row_size_of(conversion) if neighbourhood else 0,
-        bias_tokens=conversion.carried or program.bias_tokens,
+        entrywise=conversion.form == "local" and conversion.options.spelling == "fused",
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
         weights=conversion.emitted.weights,

@@ -132,7 +132,6 @@ class RewriteKeywords(TypedDict, total=False):
     fit: bool
     accuracy: float | None
     domain: float | None
-    max_pattern_mb: float
     max_tokens: int
     spelling: str
     expose: str | Sequence[str]

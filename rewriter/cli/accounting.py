@@ -9,15 +9,19 @@ from rich.text import Text
 from passes.accounting import Accounting, BlockAccount, FormCost
 from passes.forms import FORMS
 from rewriter.api.inspection import Inspection
+from rewriter.report.sections import block_parts
 from rewriter.report.tables import Cell, Column, Row, Table, columns
 from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import say_nothing, show_blocks
+from rewriter.report.terminal.rewriting import show_verdict
 from rewriter.text import size
 
 
 def show_inspection(found: Inspection, console: Console) -> None:
     """Print what `inspect` found."""
-    show_blocks(console, found.report)
+    for part in block_parts(found.report):
+        console.part(part)
+    for note in found.report.notes:
+        console.line(f"note: {note}", "yellow")
     accounting = found.accounting
     if accounting.blocks:
         console.print(blocks(accounting))
@@ -33,7 +37,7 @@ def show_inspection(found: Inspection, console: Console) -> None:
     for activation, count in already(found):
         console.print(plain(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}"))
     if not found.report.converted:
-        say_nothing(console, found.report)
+        show_verdict(console, found.report)
 
 
 def already(found: Inspection) -> list[tuple[str, int]]:

@@ -39,7 +39,7 @@ Commands for models (rewrite COMMAND --help):
 Commands for heads:
   heads      list all heads, and write their weights or a page about them
   run        run a model and record what heads compute on inputs
-  rank       rank heads: which work together, on what, which do nothing
+  rank       rank heads: which work together, and on what
   attribute  attribute a logit to heads, tokens and biases
   graph      make the attribution graph of a logit
 
@@ -156,7 +156,7 @@ def convert(
         from rewriter.report.html import write_page
 
         write_page(result, html)
-    show(console, result, proved=not no_validate, planned_only=dry_run)
+    show(console, result)
     return int(result.exit_status)
 
 
@@ -189,14 +189,14 @@ def _convert_folder(
     check_report(report, (folder, output))
     from rewriter import rewrite_folder
     from rewriter.report.terminal.console import Console
-    from rewriter.report.terminal.rewriting import show_model
+    from rewriter.report.terminal.rewriting import show
 
     console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
     with console.progress() as progress:
         result = rewrite_folder(folder, output, progress=progress, **options)
     write_report(report, result.to_json)
     for name, each in result.models.items():
-        show_model(console, name, each)
+        show(console, each, model=name)
     colour = {ExitStatus.CONVERTED: "bold green", ExitStatus.VALIDATION_FAILED: "bold red"}
     for line in result.copied_lines():
         console.line(line)

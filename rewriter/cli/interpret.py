@@ -29,7 +29,6 @@ from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
-    from rewriter.interpret.activity import Activity
     from rewriter.interpret.rank import Compositions, HeadTokens
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -152,7 +151,7 @@ def heads(
     from rewriter.interpret.arrays import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
-    from rewriter.report.html.heads import write_heads_page
+    from rewriter.report.html.page import write_heads_page
 
     for_page = {"inputs": inputs, "logit": pair[0], "tokenizer": tokenizer}
     if page is None:
@@ -346,49 +345,35 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
 @command(
     MODEL,
     ok="heads were ranked",
-    failed="onnxruntime does not run the model on these inputs",
     nothing="no heads were found",
 )
 @_model
 @click.option("--tokens", is_flag=True, help="The tokens that heads read and write.")
-@declared_options(
-    Settings,
-    only=("inputs",),
-    inputs={"metavar": "FILE.npz", "help": "The tokens of these inputs at which heads are most active; dead heads."},
-)
 @file_option("--tokenizer", metavar="FILE.json", help="Show tokens as text.")
 @_top
 @report_option("the rankings of all heads")
-def rank(
-    model: Path, *, tokens: bool, inputs: Path | None, report: Path | None, tokenizer: Path | None, top: int
-) -> int:
+def rank(model: Path, *, tokens: bool, report: Path | None, tokenizer: Path | None, top: int) -> int:
     """Rank the heads of MODEL, original heads and neurons alike: which work together, and on what."""
-    check_report(report, (model, inputs))
-    from rewriter.interpret.activity import head_activity
+    check_report(report, (model,))
     from rewriter.interpret.index import heads as index_of
     from rewriter.interpret.rank import compositions, head_tokens
 
-    if tokenizer is not None and not (tokens or inputs):
-        raise UsageError("--tokenizer is for --tokens and --inputs")
+    if tokenizer is not None and not tokens:
+        raise UsageError("--tokenizer is for --tokens")
     index = index_of(model)
     if not index.sublayers:
         _echo(["no heads were found"], report)
         return int(ExitStatus.NOTHING_TO_CONVERT)
-    found: dict[str, Any] = {}
-    lines: list[str] = []
-    if not tokens and inputs is None:
-        found["composition"] = compositions(index, top=top)
-        lines += ["", *_composition_rows(found["composition"], top)]
     if tokens:
-        found["tokens"] = head_tokens(index, top=top, tokenizer=tokenizer)
-        lines += ["", *_token_rows(found["tokens"], top)]
-    if inputs is not None:
-        found["activity"] = head_activity(index, inputs, top=top, tokenizer=tokenizer)
-        lines += ["", *_activity_rows(found["activity"], top)]
-    write_report(report, lambda: {"model": str(model), **{name: each.to_json() for name, each in found.items()}})
+        read = head_tokens(index, top=top, tokenizer=tokenizer)
+        lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
+    else:
+        found = compositions(index, top=top)
+        lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json()}
+    write_report(report, lambda: {"model": str(model), **facts})
     count = sum(each.sublayer.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
-    _echo((*lines[1:], last), report)
+    _echo((*lines, last), report)
     return 0
 
 
@@ -411,24 +396,6 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
         yield f"  {_name(row.head)} {side}{share}"
         for ends in (row.top, row.bottom):
             yield from _wrapped(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
-
-
-def _activity_rows(found: Activity, top: int) -> Iterator[str]:
-    yield f"activations at {counted(found.tokens, 'token')}, of the heads with the highest peaks"
-    for row in found.peaks(top):
-        peak = (row.top[0].value - row.mean) / row.deviation
-        yield f"  {_name(row.head)} mean {row.mean:+.3g}, peak {peak:.1f} deviations above"
-        told = []
-        for place in row.top:
-            case = f"{one_line(place.case, 20)}/" if place.case else ""
-            token = "" if place.token is None else f"={one_line(found.told(place.token), 44)}"
-            told.append(f"{case}{place.sequence}:{place.position}{token} {place.value:+.3g}")
-        yield from _wrapped(told)
-    if found.dead:
-        yield f"dead on these inputs: {counted(len(found.dead), 'head')}"
-    yield from (f"  {_name(row.head)}".rstrip() for row in found.dead[:top])
-    if len(found.dead) > top:
-        yield f"  and {len(found.dead) - top:,} more"
 
 
 def _wrapped(parts: Iterable[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Where two models differ: how their difference grows through depth, and which part of B is wrong by itself.
 
-Both are compared at boundaries, tensors that both models have: the ends of blocks, the residual stream, the outputs.
+Both are compared at boundaries, tensors that both models have: the ends of blocks, their inputs, the outputs.
 `tap` runs the models as a whole. `isolate` runs every part of B between boundaries on the values that A computes, so
 that errors do not propagate and a part is guilty only of its own; `narrow` follows a guilty part down as far as both
 models have tensors of the same name. All are judged by `rewriter.proof.rule`; what rounding amounts to is measured on
@@ -21,8 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.compare.graphs import GraphDifference, NodeChange, difference
-from rewriter.compare.weights import TensorChange
+from rewriter.compare.graphs import GraphDifference, difference
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
@@ -45,9 +44,8 @@ _FLOATS = {*FLOATS, 0}
 """Element types that are compared; 0 stands for a type that inference does not know."""
 
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
-_SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _MANY = 64
-"""Number of evenly spaced boundaries if neither blocks nor a residual stream are found."""
+"""Number of evenly spaced boundaries if no blocks are found."""
 
 _MOST_INNER = 48
 """Maximum number of tensors inside a guilty part that are examined in one step."""
@@ -88,7 +86,7 @@ class Boundary:
 
     Attributes:
         tensor: its name.
-        label: its name in reports: `h.3.mlp`, `input of h.3.mlp`, `after h.3.mlp`, or the tensor's name.
+        label: its name in reports: `h.3.mlp`, `input of h.3.mlp`, or the tensor's name.
         kind: `block` (the end of a block), `stream` or `output`.
         block: the block that ends there.
     """
@@ -177,13 +175,14 @@ class Bench:
 
 
 def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
-    """The boundaries of two models in the order of A's nodes; graph outputs are always among them."""
-    # Ends of blocks take precedence over the stream, so that every block keeps its name in reports.
+    """The boundaries of two models in the order of A's nodes: ends and inputs of blocks, and graph outputs.
+
+    What quantisers of both models read is one too: nothing is quantised between one and the next, so the result of a
+    part does not depend on the side of a quantisation step on which a value happens to fall.
+    """
     shared = frozenset(common(a, b))
     found: dict[str, Boundary] = {}
-    inside: set[str] = set()
     for mark in landmarks:
-        inside |= _inside(a, mark)
         for output in mark.outputs:
             name = _with_bias(a, output)
             label = mark.name if len(mark.outputs) == 1 else f"{mark.name} ({output})"
@@ -191,12 +190,11 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
     for mark in landmarks:
         for name in mark.inputs:
             found.setdefault(name, Boundary(name, f"input of {mark.name}", "stream"))
-    for index, name in _residual(a):
-        if name in inside:
-            continue  # a sum within a block, such as the one in a polynomial of the activation
-        # A sum that adds the output of a block is named for it.
-        read = next((found[i].label for i in a.nodes[index].input if i in found and found[i].kind == "block"), "")
-        found.setdefault(name, Boundary(name, f"after {read}" if read else name, "stream"))
+    read = [{name for node in view.nodes if node.op_type in _QUANTISERS for name in node.input} for view in (a, b)]
+    ends = {mark.end: mark for mark in landmarks}
+    for name in read[0] & read[1]:
+        label = f"{ends[name].name}, activation" if name in ends else name
+        found.setdefault(name, Boundary(name, label, "stream", ends.get(name)))
     # Only what nodes of both models compute: a graph input is not, and B may have replaced a tensor.
     found = {name: boundary for name, boundary in found.items() if name in shared}
     if not found:
@@ -207,21 +205,6 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
         if name in a.producer and name in b.producer:
             found.setdefault(name, Boundary(name, f"output {name}", "output"))
     return tuple(sorted(found.values(), key=lambda boundary: a.producer[boundary.tensor]))
-
-
-def quantised(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
-    """The tensors that quantisers of both models read.
-
-    Nothing is quantised between one and the next, so the result of a part does not depend on the side of a quantisation
-    step on which a value happens to fall.
-    """
-    read = [{name for node in view.nodes if node.op_type in _QUANTISERS for name in node.input} for view in (a, b)]
-    ends = {mark.end: mark for mark in landmarks}
-    return tuple(
-        Boundary(name, f"{ends[name].name}, activation" if name in ends else name, "stream", ends.get(name))
-        for name in common(a, b)
-        if all(name in names for names in read)
-    )
 
 
 def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> Iterator[str]:
@@ -236,12 +219,6 @@ def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> I
                 yield name
 
 
-def _inside(view: GraphView, mark: Landmark) -> set[str]:
-    """The tensors of a block between its ends."""
-    part = upstream(view, frozenset(mark.inputs), [name for name in mark.outputs if name in view.producer])
-    return {name for index in part.nodes for name in view.nodes[index].output}.difference(mark.outputs)
-
-
 def _with_bias(view: GraphView, tensor: str) -> str:
     """The tensor after its bias was added, if it is read by that addition alone: B may have fused the two."""
     readers = view.consumers.get(tensor, ())
@@ -250,30 +227,6 @@ def _with_bias(view: GraphView, tensor: str) -> str:
     node = view.nodes[readers[0]]
     others = [name for name in node.input if name != tensor]
     return node.output[0] if others and all(name in view.initializers for name in others) else tensor
-
-
-def _residual(view: GraphView) -> Iterator[tuple[int, str]]:
-    """The sums x + f(x): one operand has another consumer, and the other operand depends on it.
-
-    The dependency must not pass through an earlier sum of the stream; otherwise every addition in a later layer would
-    qualify, since everything depends on the stream.
-    """
-    constants = Constants(view)
-    passed: set[str] = set()
-    for index, node in enumerate(view.nodes):
-        if node.op_type not in _SUMS:
-            continue
-        data = [name for name in node.input[:2] if name and name not in constants]
-        if len(data) != 2:
-            continue
-        for kept, added in (data, data[::-1]):
-            several = len(view.consumers.get(kept, ())) > 1
-            if several and kept in upstream(view, frozenset({kept, *passed}), [added]).inputs:
-                # A fused SkipLayerNormalization returns the sum itself as its fourth output, which may be absent.
-                sums = [name for name in (*node.output[3:], node.output[0]) if name]
-                passed.update(sums)
-                yield index, sums[0]
-                break
 
 
 # -- through depth ---------------------------------------------------------------------------------------------------
@@ -526,31 +479,11 @@ def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:
 
 def _causes(found: GraphDifference) -> list[str]:
     """The differences in words: first what changed, then what only one side has."""
-    weights = [(each.status != "changed", _weight(each)) for each in found.tensors]
-    functions = [
+    functions = (
         (False, f"the body of function {each.name} differs")
         for each in found.fields
         if each.what == "function" and each.a is not None and each.b is not None
-    ]
-    nodes = [(each.status != "changed", _node(each)) for each in found.nodes]
+    )
+    weights = ((each.status != "changed", each.text) for each in found.tensors)
+    nodes = ((not (each.a and each.b), each.text) for each in found.regions)
     return [text for _, text in sorted([*weights, *functions, *nodes], key=lambda cause: cause[0])]
-
-
-def _node(change: NodeChange) -> str:
-    if change.status != "changed":
-        return f"{change.a or change.b} is {change.status}"
-    if change.a == change.b:
-        return f"{change.a}: {', '.join(change.what)} changed"
-    return f"{change.a} became {change.b}"
-
-
-def _weight(change: TensorChange) -> str:
-    if change.status != "changed":
-        return f"weight {change.name} is {change.status}"
-    if change.kind[0] != change.kind[1]:
-        return f"weight {change.name}: {change.kind[0]} in A, {change.kind[1]} in B"
-    if change.elements is None:
-        return f"weight {change.name} differs"
-    where = f" at {list(change.index)}" if change.index else ""
-    count = f"{change.elements:,} element{'s' if change.elements != 1 else ''}"
-    return f"weight {change.name} differs in {count}, by up to {change.max_difference:.3g}{where}"

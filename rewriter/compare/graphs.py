@@ -1,53 +1,93 @@
-"""What differs between two models as files: operators, nodes, weights, metadata. Nothing is run.
+"""What differs between two models as files: operators, replaced regions, weights, metadata. Nothing is run.
 
-Nodes of two graphs are paired by name and operator, by the tensor that they make, by the whole computation above them,
-and then outwards from pairs: what makes the operands of a pair and what reads its results. Whatever is paired, a node
-counts as the same only if operator, attributes and operands are. The time is linear in the number of nodes and the
-bytes of the weights.
+Every tensor gets a number: a digest of operator, attributes and the numbers of operands, or of a weight's bytes. A node
+of B is the same as one of A if its number is; names do not count. Where B's node is another one, its outputs take over
+the numbers of A's tensors of the same names, and so does a weight with other values: what follows can be the same
+again, and the nodes in between are a region that was replaced. The time is linear in nodes and bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-from rewriter.compare.weights import Status, TensorChange, Weight, compared, kind_of, only
-from rewriter.files.load import LoadedModel
+from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.files.tensors import ELEMENT_TYPES, element_type
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
 from rewriter.graph.types import elem_name
-from rewriter.graph.view import ONNX_DOMAINS, key_of, operator_of, opsets, subgraphs
-from rewriter.text import decoded, quoted
+from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
+from rewriter.text import counted, decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
 """An empty model, as the owner of the tensors in operator schemas."""
 
-Key = Callable[[int], Hashable | None]
-SameInput = Callable[[str, str], bool]
-"""Whether a name in A and a name in B refer to the same tensor."""
+Status = Literal["changed", "only in A", "only in B"]
 
 
 @dataclass(frozen=True)
-class NodeChange:
-    """One node that differs.
+class ReplacedNodes:
+    """Connected nodes of A, and the nodes of B in their place.
 
     Attributes:
-        status: `changed`, `only in A` or `only in B`.
-        scope: the control-flow body that contains it; empty for the main graph.
-        a: operator and name in A; None if it is only in B.
-        b: operator and name in B; None if it is only in A.
-        what: what changed: `operator`, `attribute NAME`, `input NUMBER`, `outputs`.
+        a: operators and names of A's nodes in graph order; empty where B has added nodes.
+        b: the same for B.
+        what: what changed, if one node of the same operator took the place of another: `attribute axis`, `input 1`.
     """
 
-    status: Status
-    scope: str
-    a: str | None
-    b: str | None
+    a: tuple[str, ...]
+    b: tuple[str, ...]
     what: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.what:
+            return f"{self.a[0]}: {', '.join(self.what)} changed"
+        if not (self.a and self.b):
+            return f"{span(self.a or self.b)} is only in {'A' if self.a else 'B'}"
+        return f"{span(self.a)} became {span(self.b)}"
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """One weight that differs.
+
+    Attributes:
+        name: its name in A, or in B if it is only there; in a control-flow body behind that of the body.
+        status: `changed`, `only in A` or `only in B`.
+        kind: element type and dims in A and in B; empty where it is missing.
+        elements: number of elements that differ; None if element types or dims differ.
+        max_difference: largest |B - A|; None if it is not defined.
+        index: the index of that element.
+    """
+
+    name: str
+    status: Status
+    kind: tuple[str, str]
+    elements: int | None = None
+    max_difference: float | None = None
+    index: tuple[int, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.status != "changed":
+            return f"weight {self.name} is {self.status}"
+        if self.kind[0] != self.kind[1]:
+            return f"weight {self.name}: {self.kind[0]} in A, {self.kind[1]} in B"
+        if self.elements is None:
+            return f"weight {self.name} differs"
+        where = f" at {list(self.index)}" if self.index else ""
+        count = counted(self.elements, "element")
+        return f"weight {self.name} differs in {count}, by up to {self.max_difference:.3g}{where}"
 
 
 @dataclass(frozen=True)
@@ -73,17 +113,17 @@ class GraphDifference:
 
     Attributes:
         operators: maps every operator, also in control-flow bodies, to its counts in A and in B.
-        nodes: the nodes that differ.
-        same_nodes: number of nodes with the same operator, attributes and operands.
+        regions: the nodes that differ; a node that holds bodies counts as one.
+        same_nodes: number of B's nodes that A has too.
         renamed: number of those whose own name or outputs' names differ.
         tensors: the weights that differ.
-        same_tensors: number of weights that are equal bit for bit.
+        same_tensors: number of A's weights that B has bit for bit.
         fields: differences in inputs, outputs and their producers, local functions, and opsets.
         remarks: differences in metadata, producer and IR version, which do not affect the computation.
     """
 
     operators: Mapping[str, tuple[int, int]]
-    nodes: tuple[NodeChange, ...]
+    regions: tuple[ReplacedNodes, ...]
     same_nodes: int
     renamed: int
     tensors: tuple[TensorChange, ...]
@@ -94,7 +134,7 @@ class GraphDifference:
     @property
     def same(self) -> bool:
         """Whether both models have the same nodes and weights; names and remarks may differ."""
-        return not (self.nodes or self.tensors or self.fields)
+        return not (self.regions or self.tensors or self.fields)
 
 
 def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
@@ -103,271 +143,162 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     Raises:
         ModelError: external data cannot be read.
     """
-    nodes: list[NodeChange] = []
-    tensors: list[TensorChange] = []
-    found, remarks = _stated(a, b)
-    same_nodes = renamed = same_tensors = 0
-    pending = [_Pair("", Graph.of(a, a.proto.graph), Graph.of(b, b.proto.graph))]
-    while pending:
-        pair = pending.pop()
-        weights, equal = pair.tensor_changes()
-        changed, sources, alike, others, inner = pair.node_changes()
-        tensors += weights
-        nodes += changed
-        found += [*declared(pair.name, pair.left.proto, pair.right.proto), *sources]
-        found += _changes("sparse weight", _sparse(pair.left), _sparse(pair.right))
-        same_tensors, same_nodes, renamed = same_tensors + equal, same_nodes + alike, renamed + others
-        pending += inner
+    left = _Numbered(a)
+    right = _Numbered(b, left)
+    tensors = tuple(_tensor_changes(left.weights, right.weights))
+    fields, remarks = _stated(a, b)
+    found = [*_declared(a.proto.graph, b.proto.graph), *fields]
+    for name in (value.name for value in a.proto.graph.output):
+        if name in right.numbers and left.numbers.get(name) != right.numbers[name]:
+            sources = [side.nodes.get(side.makers.get(name, b"")) for side in (left, right)]
+            said = [name if node is None else describe(node) for node in sources]
+            found.append(FieldChange("source of output", name, *said))
+    same = [(number, node.name, *node.output) for number, node in right.all if number in left.nodes]
+    named = {(number, node.name, *node.output) for number, node in left.all}
     counts = [Counter(operator(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
-        nodes=tuple(nodes),
-        same_nodes=same_nodes,
-        renamed=renamed,
-        tensors=tuple(tensors),
-        same_tensors=same_tensors,
+        regions=tuple(_regions(left, right)),
+        same_nodes=len(same),
+        renamed=sum(each not in named for each in same),
+        tensors=tensors,
+        same_tensors=len(left.weights) - sum(each.status != "only in B" for each in tensors),
         fields=tuple(found),
         remarks=tuple(remarks),
     )
 
 
-# -- graphs --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """One graph of a model, with the graphs around it.
-
-    Attributes:
-        model: the model that contains it.
-        proto: the graph.
-        nodes: its nodes in graph order, without Constant nodes.
-        weights: its initializers and the values of its Constant nodes, by name.
-        inputs: maps an input to its identity: its name, or its position in a body, where names are arbitrary.
-        outputs: its outputs, likewise.
-        captured: maps a tensor of an enclosing graph to its name in the other model.
-        outer: the enclosing graph.
-    """
-
-    model: LoadedModel
-    proto: onnx.GraphProto
-    nodes: Sequence[onnx.NodeProto]
-    weights: Mapping[str, Weight]
-    inputs: Mapping[str, str]
-    outputs: Sequence[tuple[str, str]]
-    captured: Mapping[str, str]
-    outer: Graph | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: LoadedModel,
-        proto: onnx.GraphProto,
-        outer: Graph | None = None,
-        captured: Mapping[str, str] | None = None,
-    ) -> Graph:
-        """Index a graph."""
-        weights = {tensor.name: Weight(model, tensor) for tensor in proto.initializer}
-        constants = {node.output[0]: value for node in proto.node if (value := _constant(node)) is not None}
-        weights |= {name: Weight(model, value) for name, value in constants.items()}
-        return cls(
-            model=model,
-            proto=proto,
-            nodes=[node for node in proto.node if _constant(node) is None],
-            weights=weights,
-            inputs={value.name: value.name if outer is None else str(i) for i, value in enumerate(proto.input)},
-            outputs=[(value.name, value.name if outer is None else str(i)) for i, value in enumerate(proto.output)],
-            captured=captured or {},
-            outer=outer,
-        )
-
-    @cached_property
-    def opsets(self) -> Mapping[str, int]:
-        """Operator domain to version."""
-        return opsets(self.model.proto.opset_import)
-
-    @cached_property
-    def makers(self) -> Mapping[str, tuple[int, int]]:
-        """Tensor to the node that makes it, and the place among its outputs."""
-        return {name: (index, place) for index, node in enumerate(self.nodes) for place, name in _named(node.output)}
-
-    @cached_property
-    def readers(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Tensor to the nodes that read it, and the places among their inputs."""
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for index, node in enumerate(self.nodes):
-            for place, name in _named(node.input):
-                found[name].append((index, place))
-        return found
-
-    def weight(self, name: str, depth: int = 0) -> tuple[int, Weight] | None:
-        """The weight that a name refers to here, and how many graphs further out it is; None for other tensors."""
-        if name in self.weights:
-            return depth, self.weights[name]
-        return None if self.outer is None or name in self.inputs else self.outer.weight(name, depth + 1)
-
-    def computed(self) -> list[bytes]:
-        """For each node, a digest of the whole computation above it."""
-        # Digests of operands are combined (a Merkle tree), so shared subexpressions are not expanded and the time is
-        # linear.
-        known = {name: b"i" + place.encode() for name, place in self.inputs.items()}
-
-        def given(name: str) -> bytes:
-            return known.get(name) or self._data(name) or b"?" + self.captured.get(name, name).encode()
-
-        found = []
-        for node in self.nodes:
-            found.append(_digest([own_digest(self, node), *map(given, node.input)]))
-            known.update({name: _digest([found[-1], bytes([place % 256])]) for place, name in enumerate(node.output)})
-        return found
-
-    def _data(self, name: str) -> bytes | None:
-        weight = self.weight(name)
-        return None if weight is None else weight[1].digest
-
-
-def _named(names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    return ((place, name) for place, name in enumerate(names) if name)
-
-
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node that holds a tensor; None for any other node."""
-    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS or len(node.attribute) != 1:
-        return None
-    (stated,) = node.attribute
-    return stated.t if stated.name == "value" else None
-
-
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
-Matches = tuple[Sequence[tuple[int, int]], Sequence[int], Sequence[int]]
-"""Pairs of node indices, and the unmatched nodes of A and of B."""
+class _Numbered:
+    """The nodes and tensors of a model by number.
+
+    Attributes:
+        all: number and node, in graph order, without Constant nodes that hold a tensor.
+        nodes: number to its first node.
+        numbers: tensor of the main graph to its number.
+        makers: tensor of the main graph to the number of the node that makes it.
+        weights: initializers and values of Constant nodes; those of bodies behind the name of the body.
+        resumed: tensors that took over the number of A's tensor of the same name.
+    """
+
+    def __init__(self, model: LoadedModel, original: _Numbered | None = None) -> None:
+        self._model, self._original = model, original
+        self._opsets = opsets(model.proto.opset_import)
+        self.weights: dict[str, Weight] = {}
+        self.makers: dict[str, bytes] = {}
+        self.resumed: set[str] = set()
+        self._taken: set[bytes] = set()
+        self.all: list[tuple[bytes, onnx.NodeProto]] = []
+        graph = model.proto.graph
+        self.numbers = {value.name: b"input " + value.name.encode() for value in graph.input}
+        self.numbers |= self._constants(graph, "")
+        for sparse in graph.sparse_initializer:
+            parts = [Weight(model, part).digest for part in (sparse.values, sparse.indices)]
+            self.numbers[sparse.values.name] = digest([*parts, repr(list(sparse.dims)).encode()])
+        for node in graph.node:
+            if _tensor(node) is None:
+                number = self.number(node, self.numbers, holder=node.name or "".join(node.output[:1]))
+                self.all.append((number, node))
+                self.numbers |= self._outputs(node, number)
+        self.nodes = dict(reversed(self.all))
+
+    def _outputs(self, node: onnx.NodeProto, number: bytes) -> dict[str, bytes]:
+        known, found = self._original, _places(node, number)
+        self.makers |= dict.fromkeys(found, number)
+        if known is None or number in known.nodes:
+            self._taken.add(number)
+            return found
+        again = {name for name in found if name in known.makers and known.makers[name] not in self._taken}
+        self.resumed |= again
+        return {name: known.numbers[name] if name in again else own for name, own in found.items()}
+
+    def number(self, node: onnx.NodeProto, known: Mapping[str, bytes], holder: str = "") -> bytes:
+        """The number of a node. Raises ModelError: external data cannot be read."""
+        stated = [b"%b=%b" % (name.encode(), value) for name, value in self.attributes(node, known, holder).items()]
+        operands = [known.get(name, b"outer " + name.encode()) if name else b"" for name in node.input]
+        outputs = bytes(bool(name) for name in node.output)  # one that is left out makes another node
+        return digest([operator(node).encode(), bytes([len(stated) % 256]), *stated, *operands, outputs])
+
+    def attributes(self, node: onnx.NodeProto, known: Mapping[str, bytes], holder: str = "") -> dict[str, bytes]:
+        """The attributes as bytes, bodies by number, without those at their defaults, which make no difference."""
+        domain, name = key_of(node)
+        defaults = _defaults(domain, name, self._opsets.get(domain, 1))
+        stated = {item.name: _value(item, self._model) for item in node.attribute}
+        for place, body in subgraphs(node):
+            stated[place] = self._body(body, known, f"{holder}/{place}/")
+        return {name: value for name, value in sorted(stated.items()) if defaults.get(name) != value}
+
+    def _body(self, graph: onnx.GraphProto, outer: Mapping[str, bytes], where: str) -> bytes:
+        """The number of a body: names inside are free, places of inputs and outputs are not."""
+        known = {**outer, **self._constants(graph, where)}
+        # The depth tells the inputs of nested bodies apart.
+        places = {value.name: f"{where.count('/')} {place}" for place, value in enumerate(graph.input)}
+        known |= {name: b"place " + place.encode() for name, place in places.items()}
+        for node in graph.node:
+            if _tensor(node) is None:
+                inner = f"{where}{node.name or ''.join(node.output[:1])}"
+                known |= _places(node, self.number(node, known, inner))
+        outputs = [known.get(value.name, value.name.encode()) for value in graph.output]
+        return digest([b"%d inputs" % len(graph.input), *outputs])
+
+    def _constants(self, graph: onnx.GraphProto, where: str) -> dict[str, bytes]:
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
+        tensors |= {node.output[0]: value for node in graph.node if (value := _tensor(node)) is not None}
+        found = {}
+        for name, tensor in tensors.items():
+            weight = self.weights[where + name] = Weight(self._model, tensor)
+            named = None if self._original is None else self._original.weights.get(where + name)
+            found[name] = (weight if named is None else named).digest
+        return found
 
 
-def match(a: Graph, b: Graph) -> Matches:
-    """Pair the nodes of two graphs."""
-    # From the most to the least specific evidence. Exporters give stable names, so the first two keys usually pair
-    # everything, and the digests, which read weights, are computed only for the rest.
-    matcher = _Matcher(a, b)
-    matcher.unique(_by_name(a), _by_name(b))
-    matcher.unique(_by_output(a), _by_output(b))
-    if matcher.open:
-        matcher.in_order(a.computed().__getitem__, b.computed().__getitem__)
-        matcher.spread([operator(node) for node in a.nodes], [operator(node) for node in b.nodes])
-        # Last, because the names of operands can be compared only through the pairs found so far.
-        matcher.unique(_by_inputs(a, aliases(a, b, matcher.pairs)), _by_inputs(b, {}))
-    return matcher.result()
+def _regions(a: _Numbered, b: _Numbered) -> Iterator[ReplacedNodes]:
+    """Changed nodes that hang together: one reads what the other makes, or both make the tensor of one name."""
+    changed = [(side, place) for side, (one, two) in enumerate(((a, b), (b, a)))
+               for place, (number, _) in enumerate(one.all) if number not in two.nodes]  # fmt: skip
+    group = {each: [each] for each in changed}
+    made: dict[tuple[int, str], tuple[int, int]] = {}
+    sides = a, b
+
+    def join(one: tuple[int, int], two: tuple[int, int] | None) -> None:
+        if two is not None and group[one] is not group[two]:
+            less, more = sorted((group[one], group[two]), key=len)
+            more += less
+            for each in less:
+                group[each] = more
+
+    for each in changed:
+        side, place = each
+        node = sides[side].all[place][1]
+        for name in node.input:
+            if name not in b.resumed:
+                join(each, made.get((side, name)))
+        for name in filter(None, node.output):
+            made[side, name] = each
+            if name in b.resumed:
+                join(each, made.get((1 - side, name)))
+    for members in {id(each): sorted(each) for each in group.values()}.values():
+        ours, theirs = ([sides[s].all[place][1] for s, place in members if s == side] for side in (0, 1))
+        yield ReplacedNodes(tuple(map(describe, ours)), tuple(map(describe, theirs)), tuple(_what(a, b, ours, theirs)))
 
 
-def aliases(a: Graph, b: Graph, pairs: Sequence[tuple[int, int]]) -> dict[str, str]:
-    """Maps a tensor of A to its counterpart in B: outputs of paired nodes, inputs, tensors of enclosing graphs."""
-    places = {place: name for name, place in b.inputs.items()}
-    alias = {**a.captured, **{name: places[place] for name, place in a.inputs.items() if place in places}}
-    for ours, theirs in pairs:
-        names = zip(a.nodes[ours].output, b.nodes[theirs].output, strict=False)
-        alias.update((left, right) for left, right in names if left and right)
-    return alias
+def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
+    """What changed in a node that has a counterpart."""
+    if len(ours) != 1 or len(theirs) != 1 or operator(ours[0]) != operator(theirs[0]):
+        return
+    one, two = a.attributes(ours[0], a.numbers), b.attributes(theirs[0], b.numbers)
+    yield from (f"attribute {name}" for name in sorted(one | two) if one.get(name) != two.get(name))
+    inputs = [[side.numbers.get(name) for name in node.input] for side, node in ((a, ours[0]), (b, theirs[0]))]
+    for place in range(max(map(len, inputs))):
+        if inputs[0][place : place + 1] != inputs[1][place : place + 1]:
+            yield f"input {place}"
 
 
-class _Matcher:
-    def __init__(self, a: Graph, b: Graph) -> None:
-        self._graphs = a, b
-        self._a, self._b = dict.fromkeys(range(len(a.nodes))), dict.fromkeys(range(len(b.nodes)))
-        self.pairs: list[tuple[int, int]] = []
-
-    @property
-    def open(self) -> bool:
-        return bool(self._a and self._b)
-
-    def unique(self, key_a: Key, key_b: Key) -> None:
-        """Pair nodes whose key is unique in both graphs."""
-        groups_a, groups_b = _groups(self._a, key_a), _groups(self._b, key_b)
-        for key, ours in groups_a.items():
-            if len(ours) == len(groups_b.get(key, [])) == 1:
-                self._pair(ours[0], groups_b[key][0])
-
-    def in_order(self, key_a: Key, key_b: Key) -> None:
-        """Pair nodes with equal keys in graph order, if both graphs have equally many."""
-        groups_a, groups_b = _groups(self._a, key_a), _groups(self._b, key_b)
-        for key, ours in groups_a.items():
-            if len(ours) == len(groups_b.get(key, [])):
-                for pair in zip(ours, groups_b[key], strict=True):
-                    self._pair(*pair)
-
-    def spread(self, kinds_a: Sequence[Hashable], kinds_b: Sequence[Hashable]) -> None:
-        """Pair what makes the operands of pairs and what reads their results, where the kinds of nodes agree."""
-        a, b = self._graphs
-        outputs = {place: name for name, place in b.outputs}
-        queue = deque(aliases(a, b, self.pairs).items())
-        queue += [(name, outputs[place]) for name, place in a.outputs if place in outputs]
-        for ours, theirs in self.pairs:
-            queue += zip(a.nodes[ours].input, b.nodes[theirs].input, strict=False)
-        seen = set()
-        while queue:
-            tensors = queue.popleft()
-            if tensors in seen or not all(tensors):
-                continue
-            seen.add(tensors)
-            for ours, theirs in [*self._makers(*tensors, kinds_a, kinds_b), *self._readers(*tensors, kinds_a, kinds_b)]:
-                self._pair(ours, theirs)
-                one, other = a.nodes[ours], b.nodes[theirs]
-                queue += zip(one.input, other.input, strict=False)
-                queue += zip(one.output, other.output, strict=False)
-
-    def result(self) -> Matches:
-        return sorted(self.pairs), list(self._a), list(self._b)
-
-    def _makers(
-        self, left: str, right: str, kinds_a: Sequence[Hashable], kinds_b: Sequence[Hashable]
-    ) -> Iterator[tuple[int, int]]:
-        one, other = self._graphs[0].makers.get(left), self._graphs[1].makers.get(right)
-        if one is None or other is None or one[0] not in self._a or other[0] not in self._b:
-            return
-        if (kinds_a[one[0]], one[1]) == (kinds_b[other[0]], other[1]):
-            yield one[0], other[0]
-
-    def _readers(
-        self, left: str, right: str, kinds_a: Sequence[Hashable], kinds_b: Sequence[Hashable]
-    ) -> Iterator[tuple[int, int]]:
-        groups: list[dict[Hashable, dict[int, None]]] = [defaultdict(dict), defaultdict(dict)]
-        for found, graph, name, left_open, kinds in zip(
-            groups, self._graphs, (left, right), (self._a, self._b), (kinds_a, kinds_b), strict=True
-        ):
-            taken = set()
-            for index, place in graph.readers.get(name, ()):
-                if index in left_open and index not in taken:
-                    taken.add(index)  # by the first of its places
-                    found[kinds[index], place][index] = None
-        for key, ours in groups[0].items():
-            if len(ours) == len(groups[1].get(key, ())):
-                yield from zip(ours, groups[1][key], strict=True)
-
-    def _pair(self, ours: int, theirs: int) -> None:
-        self.pairs.append((ours, theirs))
-        del self._a[ours], self._b[theirs]
-
-
-def _groups(indices: Mapping[int, None], key: Key) -> dict[Hashable, list[int]]:
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for index in indices:
-        found = key(index)
-        if found is not None:
-            groups[found].append(index)
-    return groups
-
-
-def _by_name(graph: Graph) -> Key:
-    return lambda index: (graph.nodes[index].name, operator(graph.nodes[index])) if graph.nodes[index].name else None
-
-
-def _by_output(graph: Graph) -> Key:
-    return lambda index: next((name for name in graph.nodes[index].output if name), None)
-
-
-def _by_inputs(graph: Graph, alias: Mapping[str, str]) -> Key:
-    """The operands of a node: a node whose operator was changed still reads the same tensors."""
-    return lambda index: tuple(alias.get(name, name) for name in graph.nodes[index].input) or None
+def span(names: Sequence[str]) -> str:
+    """The first and the last of the nodes of a region."""
+    return names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
 
 
 def operator(node: onnx.NodeProto) -> str:
@@ -382,22 +313,13 @@ def describe(node: onnx.NodeProto) -> str:
     return f"{operator(node)} {name}".rstrip()
 
 
-def attributes(graph: Graph, node: onnx.NodeProto) -> dict[str, bytes]:
-    """The attributes of a node as bytes, without those at their defaults, which make no difference.
-
-    Raises:
-        ModelError: external data cannot be read.
-    """
-    domain, name = key_of(node)
-    defaults = _defaults(domain, name, graph.opsets.get(domain, 1))
-    stated = {item.name: value_of(item, graph.model) for item in node.attribute}
-    return {name: value for name, value in sorted(stated.items()) if defaults.get(name) != value}
+def _places(node: onnx.NodeProto, number: bytes) -> dict[str, bytes]:
+    return {name: digest([number, b"%d" % place]) for place, name in enumerate(node.output) if name}
 
 
-def own_digest(graph: Graph, node: onnx.NodeProto) -> bytes:
-    """A digest of operator and attributes, without names and without subgraphs."""
-    stated = attributes(graph, node)
-    return _digest([operator(node).encode(), *(name.encode() + b"=" + value for name, value in stated.items())])
+def _tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node that holds a tensor; None for any other node."""
+    return tensor_of(node) if key_of(node) == ("", "Constant") else None
 
 
 @cache
@@ -407,151 +329,95 @@ def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
     except onnx.defs.SchemaError:
         return {}
     stated = (item.default_value for item in schema.attributes.values() if item.default_value.name)
-    return {value.name: value_of(value, _SCHEMAS) for value in stated}
+    return {value.name: _value(value, _SCHEMAS) for value in stated}
 
 
-def value_of(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
-    """The value of an attribute as bytes, without name, doc string and subgraphs; tensors by their content."""
-    if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-        return b"%d graphs" % max(len(attribute.graphs), 1)
+def _value(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
+    """The value of an attribute as bytes, without name and doc string; tensors by their content, bodies as such."""
     plain = onnx.AttributeProto()
     plain.CopyFrom(attribute)
-    sparse = [*plain.sparse_tensors, *([plain.sparse_tensor] if plain.HasField("sparse_tensor") else [])]
-    tensors = [*plain.tensors, *([plain.t] if plain.HasField("t") else [])]
-    tensors += [part for each in sparse for part in (each.values, each.indices)]
-    content = [Weight(model, tensor).digest for tensor in tensors]
-    for each in sparse:
-        each.ClearField("values")
-        each.ClearField("indices")
-    for field in ("name", "doc_string", "t", "tensors"):
-        plain.ClearField(field)
+    content = b"".join(Weight(model, tensor).digest for tensor in [*plain.tensors, plain.t] if tensor.data_type)
+    for unread in ("name", "doc_string", "t", "tensors", "g", "graphs"):
+        plain.ClearField(unread)
     data: bytes = plain.SerializeToString(deterministic=True)
-    return data + b"".join(content)
+    return data + content
 
 
-def _digest(parts: Sequence[bytes]) -> bytes:
+def digest(parts: Sequence[bytes | memoryview]) -> bytes:
+    """A digest that keeps the parts apart: ("ab", "c") and ("a", "bc") do not collide."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
-        # Lengths keep the parts apart: ("ab", "c") and ("a", "bc") must not collide.
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()
 
 
-# -- two graphs ------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
-    """A graph of A and its counterpart in B; `name` is empty for the main graph."""
+class Weight:
+    """A tensor of a model, which is read when its digest is asked for."""
 
-    name: str
-    left: Graph
-    right: Graph
+    model: LoadedModel
+    tensor: onnx.TensorProto
 
-    def tensor_changes(self) -> tuple[list[TensorChange], int]:
-        """The weights that differ, and the number of A's that are equal, possibly under another name."""
-        ours, theirs = self.left.weights, self.right.weights
-        changes = []
-        for name in ours.keys() & theirs.keys():
-            change = compared(name, ours[name], theirs[name])
-            changes += [] if change is None else [change]
-        changes += [only(name, ours[name], "only in A") for name in _lost(self.left, self.right)]
-        same = len(ours) - len(changes)  # before those that only B has are added
-        changes += [only(name, theirs[name], "only in B") for name in _lost(self.right, self.left)]
-        return sorted(changes, key=lambda change: change.name), same
+    @cached_property
+    def kind(self) -> str:
+        """Element type and dims, such as `float32[768, 3072]`."""
+        return kind_of(self.tensor)
 
-    def node_changes(self) -> tuple[list[NodeChange], list[FieldChange], int, int, list[_Pair]]:
-        """Nodes that differ, outputs with another source, counts of same and renamed nodes, and bodies to compare."""
-        a, b = self.left, self.right
-        pairs, only_a, only_b = match(a, b)
-        alias = aliases(a, b, pairs)
-        same_input = self._same_input(alias)
-        nodes: list[tuple[int, NodeChange]] = []
-        inner: list[_Pair] = []
-        same = renamed = 0
-        for ours, theirs in pairs:
-            one, other = a.nodes[ours], b.nodes[theirs]
-            what = _what(one, other, [attributes(a, one), attributes(b, other)], same_input)
-            inner += self._bodies(one, other, alias)
-            if what:
-                nodes.append((ours, NodeChange("changed", self.name, describe(one), describe(other), what)))
-            else:
-                same += 1
-                renamed += one.name != other.name or list(one.output) != list(other.output)
-        nodes += [(i, NodeChange("only in A", self.name, describe(a.nodes[i]), None)) for i in only_a]
-        nodes += [(i, NodeChange("only in B", self.name, None, describe(b.nodes[i]))) for i in only_b]
-        ordered = [change for _, change in sorted(nodes, key=lambda entry: entry[0])]
-        return ordered, list(self._output_changes(same_input)), same, renamed, inner
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of type, dims and all of the data. Raises ModelError."""
+        return digest([self.kind.encode(), self.data().data])
 
-    def _output_changes(self, same_input: SameInput) -> Iterator[FieldChange]:
-        """Outputs with another source. Comparing nodes does not cover this: two outputs may have swapped names."""
-        theirs = {place: name for name, place in self.right.outputs}
-        for name, place in self.left.outputs:
-            if place in theirs and not same_input(name, theirs[place]):
-                where = f"{self.name} {place}" if self.name else place
-                sources = [_source(self.left, name), _source(self.right, theirs[place])]
-                yield FieldChange("source of output", where, *sources)
-
-    def _same_input(self, alias: Mapping[str, str]) -> SameInput:
-        """The test for names of this pair; `alias` maps tensors of A to their counterparts in B."""
-        made = frozenset(alias.values())
-
-        @cache
-        def same(ours: str, theirs: str) -> bool:
-            if ours in alias:
-                return alias[ours] == theirs
-            one, other = self.left.weight(ours), self.right.weight(theirs)
-            if one is None or other is None:
-                # Neither is a weight: an input or an outer tensor. `made` excludes a name that B gave to the
-                # counterpart of another tensor of A.
-                return ours == theirs and one is other and theirs not in made
-            if ours == theirs and one[0] == other[0]:
-                return True  # weights of the same name are compared where they are defined
-            return one[1].same(other[1])
-
-        return same
-
-    def _bodies(self, one: onnx.NodeProto, other: onnx.NodeProto, alias: Mapping[str, str]) -> Iterator[_Pair]:
-        """Pairs of control-flow bodies that two nodes hold under the same attribute."""
-        ours, theirs = dict(subgraphs(one)), dict(subgraphs(other))
-        for attribute in sorted(ours.keys() & theirs.keys()):
-            where = "/".join(part for part in (self.name, one.name or one.op_type, attribute) if part)
-            left = Graph.of(self.left.model, ours[attribute], self.left, alias)
-            yield _Pair(where, left, Graph.of(self.right.model, theirs[attribute], self.right))
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes of the data. Raises ModelError: they cannot be read, or do not match the dims."""
+        if self.tensor.data_type == onnx.TensorProto.STRING:
+            # Each string is preceded by its length.
+            packed = b"".join(len(text).to_bytes(8, "little") + text for text in self.tensor.string_data)
+            return np.frombuffer(packed, np.uint8)
+        return np.ascontiguousarray(read_tensor(self.model, self.tensor)).reshape(-1).view(np.uint8)
 
 
-def _source(graph: Graph, name: str) -> str:
-    return describe(graph.nodes[graph.makers[name][0]]) if name in graph.makers else name
+def kind_of(tensor: onnx.TensorProto) -> str:
+    """Element type and dims, such as `float32[768, 3072]`."""
+    known = ELEMENT_TYPES.get(tensor.data_type)
+    name = "?" if known is None else known.name.lower()
+    return f"{'float32' if name == 'float' else name}[{', '.join(map(str, tensor.dims))}]"
 
 
-def _lost(side: Graph, other: Graph) -> list[str]:
-    """The weights of one side that the other side has neither by name nor by content."""
-    missing = sorted(side.weights.keys() - other.weights.keys())
-    kinds = {side.weights[name].kind for name in missing}
-    held = {weight.digest for weight in other.weights.values() if weight.kind in kinds}
-    return [name for name in missing if side.weights[name].digest not in held]
+def _tensor_changes(ours: Mapping[str, Weight], theirs: Mapping[str, Weight]) -> Iterator[TensorChange]:
+    """Weights of one name with other bytes, and those that one side has neither by name nor by content."""
+    held = [{weight.digest for weight in side.values()} for side in (ours, theirs)]
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            if ours[name].digest not in held[1]:
+                yield TensorChange(name, "only in A", (ours[name].kind, ""))
+        elif name not in ours:
+            if theirs[name].digest not in held[0]:
+                yield TensorChange(name, "only in B", ("", theirs[name].kind))
+        elif ours[name].digest != theirs[name].digest:
+            yield compared_weights(name, ours[name], theirs[name])
 
 
-def _what(
-    one: onnx.NodeProto, other: onnx.NodeProto, values: Sequence[Mapping[str, bytes]], same_input: SameInput
-) -> tuple[str, ...]:
-    """The changes in a node."""
-    what = []
-    if operator(one) != operator(other):
-        what.append("operator")
-    else:
-        names = sorted(values[0].keys() | values[1].keys())
-        what += [f"attribute {name}" for name in names if values[0].get(name) != values[1].get(name)]
-    inputs = [list(node.input) for node in (one, other)]
-    for number in range(max(map(len, inputs))):
-        ours, theirs = (names[number] if number < len(names) else "" for names in inputs)
-        if not same_input(ours, theirs):
-            what.append(f"input {number}")
-    # Names of outputs are free, but an optional output that is present in one model only is a difference.
-    if [place for place, _ in _named(one.output)] != [place for place, _ in _named(other.output)]:
-        what.append("outputs")
-    return tuple(what)
+def compared_weights(name: str, a: Weight, b: Weight) -> TensorChange:
+    """How two weights differ whose bytes do. Raises ModelError: data cannot be read."""
+    plain = TensorChange(name, "changed", (a.kind, b.kind))
+    element = element_type(a.tensor)
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(a.tensor.data_type)) if element.bits else np.dtype(object)
+    if a.kind != b.kind or element.bits % 8 or dtype.kind in "cO":
+        return plain
+    left, right = a.data(), b.data()
+    unequal = np.flatnonzero((left.reshape(-1, dtype.itemsize) != right.reshape(-1, dtype.itemsize)).any(-1))
+    ours, theirs = (side.view(dtype)[unequal].astype(np.float64) for side in (left, right))
+    with np.errstate(all="ignore"):
+        far = np.abs(theirs - ours)
+    far = np.where(np.isnan(far), np.inf, far)  # a NaN in one of them counts as an infinite difference
+    top = int(np.argmax(far))
+    index = tuple(int(place) for place in np.unravel_index(unequal[top], tuple(a.tensor.dims)))
+    return replace(plain, elements=unequal.size, max_difference=float(far[top]), index=index)
 
 
 # -- what models state -----------------------------------------------------------------------------------------------
@@ -586,37 +452,20 @@ def _stated(a: LoadedModel, b: LoadedModel) -> tuple[list[FieldChange], list[Fie
     return [*(each for each in versioned if each.name in used), *functions], remarks
 
 
-def declared(scope: str, a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[FieldChange]:
-    """Inputs and outputs that differ.
-
-    In the main graph, whose `scope` is empty, inputs and outputs are identified by name, and their order counts. In a
-    control-flow body they are identified by position, so only their number can differ.
-    """
+def _declared(a: onnx.GraphProto, b: onnx.GraphProto) -> Iterator[FieldChange]:
+    """Inputs and outputs that differ; they are known by name, and their order counts."""
     for what in ("input", "output"):
         ours, theirs = (_types(graph, what) for graph in (a, b))
-        if scope:
-            yield from _changes(f"{what}s", *({scope: str(len(side))} for side in (ours, theirs)))
-        else:
-            yield from _changes(what, ours, theirs)
-            if ours.keys() == theirs.keys():
-                yield from _changes("order", *({f"{what}s": ", ".join(side)} for side in (ours, theirs)))
-
-
-def _sparse(graph: Graph) -> dict[str, str]:
-    """The sparse weights, in words."""
-    found = {}
-    for item in graph.proto.sparse_initializer:
-        content = _digest([Weight(graph.model, part).digest for part in (item.values, item.indices)])
-        found[item.values.name] = f"{list(item.dims)} of data {content.hex()[:12]}"
-    return found
+        yield from _changes(what, ours, theirs)
+        if ours.keys() == theirs.keys():
+            yield from _changes("order", *({f"{what}s": ", ".join(side)} for side in (ours, theirs)))
 
 
 def _types(graph: onnx.GraphProto, what: str) -> dict[str, str]:
     if what == "output":
         return {value.name: _type_text(value) for value in graph.output}
     given = {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
-    defaults = {value.name: " with a default" if value.name in given else "" for value in graph.input}
-    return {value.name: _type_text(value) + defaults[value.name] for value in graph.input}
+    return {v.name: f"{_type_text(v)}{' with a default' if v.name in given else ''}" for v in graph.input}
 
 
 def _function_name(function: onnx.FunctionProto) -> str:

@@ -1,4 +1,4 @@
-"""The rule for outputs where users give tolerances, and the agreement of the largest entries of each row."""
+"""The rule for outputs where users give tolerances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.statistics import top_k_share
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,9 @@ class Rule:
 
     Attributes:
         tolerances: maps an output to the tolerance that replaces the rule; the key None stands for all others.
-        top_k: number of top entries of each row to compare; None for no such comparison.
-        ranks: filled when the rule is applied: the smallest share of A's top k entries per row that are among B's too.
     """
 
     tolerances: Mapping[str | None, Tolerance] = field(default_factory=dict)
-    top_k: int | None = None
-    ranks: dict[str, float] = field(default_factory=dict)
 
     def tolerance(self, name: str) -> Tolerance | None:
         """The tolerance of an output, if one was given."""
@@ -52,9 +47,6 @@ class Rule:
         """Apply it; with a tolerance, errors are in the output's units."""
         found = compared(name, original, variants, rewritten)
         old, new = ([case[name] for case in results] for results in (original, rewritten))
-        share = None if self.top_k is None else top_k_share(old, new, self.top_k)
-        if share is not None:
-            self.ranks[name] = min(share, self.ranks.get(name, 1.0))
         given = self.tolerance(name)
         if given is None or not old or not is_float(old[0].dtype) or not np.isfinite(found.error):
             return found

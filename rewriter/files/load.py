@@ -72,7 +72,7 @@ class LoadedModel:
 
     @property
     def size(self) -> int:
-        """Size in bytes of the model file and the external ranges that it refers to, each byte counted once."""
+        """Size in bytes of the model file and the external ranges that it refers to."""
         return self.file_size + external_bytes(self.external)
 
 
@@ -173,15 +173,8 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
 
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
-    """Count the bytes that references cover, each byte of a file once (tied weights share their bytes)."""
-    # A sweep over the ranges of each file by start; `end` is where the union of the ranges so far ends.
-    total, path, end = 0, None, 0
-    for ref in sorted(references, key=lambda ref: (ref.path, ref.offset)):
-        if ref.path != path:
-            path, end = ref.path, 0
-        total += max(ref.offset + ref.length - max(end, ref.offset), 0)
-        end = max(end, ref.offset + ref.length)
-    return total
+    """Count the bytes that references cover; tied weights share theirs."""
+    return sum(length for *_, length in {(ref.path, ref.offset, ref.length) for ref in references})
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:

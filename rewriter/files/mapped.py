@@ -36,12 +36,10 @@ def without_weights(data: bytes, location: str) -> bytes | None:
 
     None if there is none, or if the bytes are not an ordinary model.
     """
-    view = memoryview(data)
     try:
-        pieces = list(_model(view, location))
+        small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
     except _OddError:
         return None
-    small = b"".join(pieces)
     return small if len(small) < len(data) else None
 
 
@@ -58,18 +56,26 @@ def inlined(
     Returns:
         The size in bytes, and the pieces in order.
     """
+    if not lengths:
+        whole = model.SerializeToString(deterministic=True)
+        return len(whole), iter([whole])
     rest, graph = onnx.ModelProto(), onnx.GraphProto()
     rest.CopyFrom(model)
     rest.ClearField("graph")
     graph.CopyFrom(model.graph)
     graph.ClearField("initializer")
     head, bare = (each.SerializeToString(deterministic=True) for each in (rest, graph))
-    heads = []
+    heads, sizes = [], []
     for tensor in model.graph.initializer:
-        length = lengths.get(tensor.name)
-        data = (tensor if length is None else _inline(tensor)).SerializeToString(deterministic=True)
-        heads.append(data if length is None else data + _tag(_RAW, length))
-    sizes = [len(data) + lengths.get(each.name, 0) for data, each in zip(heads, model.graph.initializer, strict=True)]
+        length, inline = lengths.get(tensor.name), tensor
+        if length is not None:
+            inline = onnx.TensorProto()
+            inline.CopyFrom(tensor)
+            inline.ClearField("external_data")
+            inline.ClearField("data_location")
+        data = inline.SerializeToString(deterministic=True) + (b"" if length is None else _tag(_RAW, length))
+        heads.append(data)
+        sizes.append(len(data) + (length or 0))
     inside = len(bare) + sum(len(_tag(_INITIALIZER, size)) + size for size in sizes)
 
     def pieces() -> Iterator[bytes | memoryview]:
@@ -82,28 +88,15 @@ def inlined(
     return len(head) + len(_tag(_GRAPH, inside)) + inside, pieces()
 
 
-def _inline(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """The tensor without its reference; its raw data follows."""
-    bare = onnx.TensorProto()
-    bare.CopyFrom(tensor)
-    bare.ClearField("external_data")
-    bare.ClearField("data_location")
-    return bare
-
-
-def _model(data: memoryview, location: str) -> Iterator[bytes | memoryview]:
-    for number, begin, start, end in _fields(data, 0, len(data), _GRAPH):
-        if number != _GRAPH:
-            yield data[begin:end]
-            continue
-        graph = b"".join(_graph(data, start, end, location))
-        yield _tag(_GRAPH, len(graph)) + graph
-
-
-def _graph(data: memoryview, first: int, last: int, location: str) -> Iterator[bytes | memoryview]:
-    for number, begin, start, end in _fields(data, first, last, _INITIALIZER):
-        small = _tensor(data, start, end, location) if number == _INITIALIZER and end - start >= LARGE else None
-        yield data[begin:end] if small is None else _tag(_INITIALIZER, len(small)) + small
+def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[int, ...]) -> bytes:
+    """A message without the weights in it, which are behind the fields `way`."""
+    pieces: list[bytes | memoryview] = []
+    for number, begin, start, end in _fields(data, first, last, way[0]):
+        small = None
+        if number == way[0] and end - start >= LARGE:
+            small = _shrunk(data, start, end, location, way[1:]) if way[1:] else _tensor(data, start, end, location)
+        pieces += [data[begin:end]] if small is None else [_tag(number, len(small)), small]
+    return b"".join(pieces)
 
 
 def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | None:

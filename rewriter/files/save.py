@@ -32,7 +32,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.atomic import CHUNK, hidden, os_errors, sweep, sync_directory, write_all
+from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory, write_all
 from rewriter.files.external import ExternalRef, open_inside, read_external
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, collect_external, external_bytes
 from rewriter.files.mapped import inlined
@@ -93,9 +93,6 @@ class StagedModel:
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
     """Write a model beside OUT, for the caller to check and `commit`.
 
-    The proto is unchanged afterwards: the locations of its external data are edited while it is serialised and then
-    restored, because a copy would double the memory of inline weights. No other thread may use it meanwhile.
-
     Args:
         proto: the model to write; its external references are those of the source.
         out: the output path.
@@ -127,7 +124,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
-        if references and source.base_dir is not None and not _same_directory(source.base_dir, out.parent):
+        if references and source.base_dir is not None and not _is(out.parent.stat(), source.base_dir):
             locations = _place_data(references, source.base_dir, out, made)
         length, pieces = _serialise(proto, locations, own, source)
         with os_errors("write", out):
@@ -144,21 +141,9 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
 def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:
     """Check that `out` may be written, without writing anything. Raises UsageError for the first broken rule."""
     with os_errors("write", out):
-        _check_directory(out)
+        check_directory(out.parent)
         _check_not_source(out, source)
         _check_existing(out, force=force)
-
-
-def _check_directory(out: Path) -> None:
-    directory = out.parent
-    if not directory.exists():
-        raise UsageError(
-            f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
-        )
-    if not directory.is_dir():
-        raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{quoted(directory)} is not writable; choose an output directory that you may write to")
 
 
 def _check_not_source(out: Path, source: LoadedModel) -> None:
@@ -195,11 +180,6 @@ def _check_existing(out: Path, *, force: bool) -> None:
         raise UsageError(f"{quoted(out)} exists; pass --force to replace it, or choose another output")
 
 
-def _same_directory(one: Path, other: Path) -> bool:
-    with os_errors("read", other):
-        return one.samefile(other)
-
-
 def _serialise(
     proto: onnx.ModelProto, locations: dict[str, str], own: tuple[ExternalRef, ...], source: LoadedModel
 ) -> tuple[int, Iterable[bytes | memoryview]]:
@@ -207,32 +187,21 @@ def _serialise(
     lengths = {ref.tensor: ref.length for ref in own}
     if len(own) != sum(is_external(tensor) and tensor.name in lengths for tensor in proto.graph.initializer):
         raise ModelError("a weight of the main graph was moved into a body; this is a bug, please report it")
-    entries = [
-        entry
-        for tensor in (iter_tensors(proto) if locations else ())
-        if is_external(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    ]
-    before = [entry.value for entry in entries]
     try:
-        for entry, location in zip(entries, before, strict=True):
-            entry.value = locations.get(location, location)
-        # Maps (none in ONNX today) would otherwise be written in an order that differs from run to run.
-        size, pieces = inlined(proto, lengths, partial(_bytes_of, source)) if own else _whole(proto)
+        if locations:
+            moved = onnx.ModelProto()
+            moved.CopyFrom(proto)
+            for tensor in iter_tensors(moved):
+                for entry in tensor.external_data if is_external(tensor) else ():
+                    if entry.key == "location":
+                        entry.value = locations.get(entry.value, entry.value)
+            proto = moved
+        size, pieces = inlined(proto, lengths, partial(_bytes_of, source))
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error
-    finally:
-        for entry, location in zip(entries, before, strict=True):
-            entry.value = location
     if size > MAX_FILE:
         raise ModelError(TOO_LARGE)
     return size, pieces
-
-
-def _whole(proto: onnx.ModelProto) -> tuple[int, Iterable[bytes | memoryview]]:
-    data: bytes = proto.SerializeToString(deterministic=True)
-    return len(data), [data]
 
 
 def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
@@ -242,20 +211,9 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 
 
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files that `references` name beside `out`, complete and synced to disk.
+    """Copy the files that `references` name beside `out`, complete and synced: the new location for each old one.
 
-    Args:
-        references: checked references, resolved in `base_dir`.
-        base_dir: directory of the source.
-        out: absolute path of the output.
-        made: receives the path of every file before it is created, so that it can be removed on failure.
-
-    Returns:
-        The new location for each old one.
-
-    Raises:
-        ModelError: a data file was replaced by something that `rewriter.files.external` refuses.
-        UsageError: a file cannot be written, or a file of that name has other content.
+    `made` receives the path of every file before it is created, so that it can be removed on failure.
     """
     moved: dict[str, str] = {}
     for ref in references:
@@ -275,41 +233,25 @@ def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, 
 def _place(source: int, out: Path, made: list[Path]) -> Path:
     # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
-    # Searched before anything is written, so that a second run does not need the disk space of a second copy.
-    found = _find(source, prefix, out.parent)
-    if found:
-        return found
-    with os_errors("write", out), hidden(out, ".data") as (temporary, handle):
-        digest = _copy(source, handle)
-        os.fsync(handle)
-        target = out.parent / f"{prefix}{digest[:12]}.data"
-        if not os.path.lexists(target):
-            made.append(target)
-        elif _digest_of(target) != digest:
-            raise UsageError(
-                f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
-            )
-        os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not
-    return target
-
-
-def _find(source: int, prefix: str, directory: Path) -> Path | None:
-    """A file in `directory` with the same content under the name that it would get."""
-    size = os.fstat(source).st_size
-    with os_errors("read", directory), os.scandir(directory) as entries:
-        # Only a file of the same size with one hard link will do: `load` refuses data files with several.
-        names = {
-            entry.name
-            for entry in entries
-            if entry.name.startswith(prefix)
-            and entry.is_file(follow_symlinks=False)
-            and (entry.stat().st_size, entry.stat().st_nlink) == (size, 1)
-        }
-        if not names:
-            return None
+    with os_errors("write", out):
+        # Known before anything is written, so that a second run does not need the disk space of a second copy.
         digest = _copy(source, None)
-        target = directory / f"{prefix}{digest[:12]}.data"
-        return target if target.name in names and _digest_of(target) == digest else None
+        target = out.parent / f"{prefix}{digest[:12]}.data"
+        if os.path.lexists(target):
+            if _digest_of(target) != digest:
+                raise UsageError(
+                    f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
+                )
+            if target.stat().st_nlink == 1:  # `load` refuses data files with several hard links
+                return target
+        with hidden(out, ".data") as (temporary, handle):
+            if _copy(source, handle) != digest:
+                raise UsageError("the weights of the model changed while they were copied; run again")
+            os.fsync(handle)
+            if not os.path.lexists(target):
+                made.append(target)
+            os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not
+    return target
 
 
 def _copy(source: int, target: int | None) -> str:

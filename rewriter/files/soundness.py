@@ -1,6 +1,7 @@
 """Whether a model that was read is structurally sound, which all other code relies on.
 
-Unlike the ONNX checker this does not look at the types of tensors. A model that passes satisfies:
+onnx's checker is shown an outline of each graph: names, operators and small attributes, no types and no weights. What
+it does not judge is checked here. A model that passes satisfies:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
 - Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
@@ -17,8 +18,10 @@ The check takes time linear in the size of the model.
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -26,8 +29,8 @@ import onnx
 
 from rewriter.errors import ModelError
 from rewriter.files.tensors import check_inline, count_elements
-from rewriter.files.walk import is_external, iter_nodes, iter_sparse, iter_tensors, subgraphs
-from rewriter.text import counted, decoded, one_line, quoted
+from rewriter.files.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
+from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000
 """Maximum number of nodes of a model once its functions are inlined."""
@@ -61,19 +64,24 @@ _MICROSOFT: Mapping[str, int] = {
 }
 """How many inputs operators of onnxruntime have at least, for those that are read; onnx has no schemas of them."""
 
+_TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _STANDS_IN = {
     "t": onnx.AttributeProto(t=_TINY),
     "tensors": onnx.AttributeProto(tensors=[_TINY]),
-    "g": onnx.AttributeProto(g=onnx.GraphProto(name="body")),
-    "graphs": onnx.AttributeProto(graphs=[onnx.GraphProto(name="body")]),
     "sparse_tensor": onnx.AttributeProto(sparse_tensor=onnx.SparseTensorProto(values=_TINY, indices=_TINY, dims=[1])),
     "sparse_tensors": onnx.AttributeProto(),
-    "tp": onnx.AttributeProto(tp=onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)),
+    "tp": onnx.AttributeProto(tp=_TYPE),
     "type_protos": onnx.AttributeProto(),
     "doc_string": onnx.AttributeProto(),
 }
-"""What onnx's checker is shown in place of what may be large, or not UTF-8; tensors and graphs are checked here."""
+"""What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
+
+_OTHER = "other"
+"""The domain of the operators without a schema in an outline."""
+
+_UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
+"""Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
 
 
 def check_structure(model: onnx.ModelProto) -> None:
@@ -91,11 +99,35 @@ def check_structure(model: onnx.ModelProto) -> None:
         count_elements(sparse.dims, sparse.values.name)
     if not model.graph.output:
         raise ModelError("the model has no outputs, so there is nothing to compare; export it with its outputs")
+    odd = next((text for text in _texts(model) if not isinstance(text, str)), None)
+    if odd is not None:
+        raise ModelError(f"the name {quoted(odd)} is not UTF-8; export the model again")
     _check_functions(model)
+    opset = _opset(model.opset_import)
+    _check_references(model.graph)
+    _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
-        _check_function(function)
-    _check_graph(model.graph)
-    _check_operators(model)
+        body = onnx.GraphProto(node=function.node)
+        for names, values in ((function.input, body.input), (function.output, body.output)):
+            for name in names:
+                values.add(name=name)
+        _check_graph(body, f"local function {quoted(function.name)}", _opset(function.opset_import) or opset)
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """The names in a model; protobuf returns bytes for those that are not UTF-8."""
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
+    for thing in iter_all(model):
+        if isinstance(thing, onnx.NodeProto):
+            yield from (thing.op_type, thing.domain, thing.name, *thing.input, *thing.output)
+        elif isinstance(thing, onnx.AttributeProto):
+            yield from (thing.name, thing.ref_attr_name)
+        else:
+            yield from (value.name for value in (*thing.input, *thing.output, *thing.initializer))
+            yield from (sparse.values.name for sparse in thing.sparse_initializer)
+            for value in (*thing.input, *thing.output, *thing.value_info):
+                yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
@@ -147,112 +179,103 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     return True
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-class _Scope:
-    __slots__ = ("names", "nodes", "parent")
-
-    def __init__(self, nodes: Sequence[onnx.NodeProto], parent: _Scope | None) -> None:
-        self.names: set[str] = set()
-        self.nodes = nodes
-        self.parent = parent
-
-    def sees(self, name: str) -> bool:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return True
-            scope = scope.parent
-        return False
-
-
-def _check_graph(graph: onnx.GraphProto, parent: _Scope | None = None) -> None:
-    """Check the names and the order of a graph and its subgraphs. Raises ModelError."""
-    scope = _Scope(graph.node, parent)
-    _declare(scope, (value.name for value in graph.input), "graph input")
-    # An initializer may share the name of an input: it is that input's default. So the two are checked apart.
-    initializers = _Scope(graph.node, None)
-    _declare(initializers, (tensor.name for tensor in graph.initializer), "initializer")
-    _declare(initializers, (sparse.values.name for sparse in graph.sparse_initializer), "initializer")
-    scope.names |= initializers.names
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if not isinstance(dim.dim_param, str):
-                name = quoted(value.name)
-                raise ModelError(
-                    f"{quoted(dim.dim_param)}, a dimension of {name}, is not UTF-8; export the model again"
-                )
-    _check_nodes(scope)
-    _check_outputs(scope, (value.name for value in graph.output), "graph output")
-
-
-def _check_function(function: onnx.FunctionProto) -> None:
-    """Check the names and the order of a local function. Raises ModelError."""
-    scope = _Scope(function.node, None)
-    _declare(scope, function.input, "function input")
-    _check_nodes(scope)
-    _check_outputs(scope, function.output, "function output")
-
-
-def _declare(scope: _Scope, names: Iterable[str], what: str) -> None:
-    for name in names:
-        if not name or not isinstance(name, str):
-            raise ModelError(f"{what} has the unusable name {quoted(name)}; export the model again")
-        if name in scope.names:
-            raise ModelError(f"{what} {quoted(name)} is defined twice in one graph; export the model again")
-        scope.names.add(name)
-
-
-def _check_outputs(scope: _Scope, names: Iterable[str], what: str) -> None:
-    for name in names:
-        if name not in scope.names:
+def _check_references(graph: onnx.GraphProto) -> None:
+    for node in iter_nodes(graph.node):
+        name = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
+        if name is not None:
             raise ModelError(
-                f"{what} {quoted(name)} is never defined in its graph; the file is damaged: export the model again"
+                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
+                "model again"
             )
 
 
-def _check_nodes(scope: _Scope) -> None:
-    for node in scope.nodes:
-        texts = (node.op_type, node.domain, node.name, *(attribute.name for attribute in node.attribute))
-        if not node.op_type or not all(isinstance(text, str) for text in texts):
-            raise ModelError(
-                f"{_title(node)} of domain {quoted(node.domain)} has no usable operator, domain, name or attribute; "
-                "export the model again"
-            )
-        for name in node.input:
-            if name and not scope.sees(name):
-                raise _unseen(name, node, scope)
-        for graph in subgraphs(node) if node.attribute else ():
-            _check_graph(graph, scope)
-        for name in node.output:
-            if not name:
-                continue
-            if scope.sees(name) or not isinstance(name, str):
-                raise ModelError(
-                    f"{_title(node)} defines {quoted(name)} again, or its name is not UTF-8; a name may be "
-                    "defined once (static single assignment): export the model again"
-                )
-            scope.names.add(name)
+def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
+    """Check names, order and operators of a graph and its subgraphs with onnx's checker. Raises ModelError."""
+    checker: Any = onnx.checker  # its stubs lack the module in C++
+    context = checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER: 1}
+    try:
+        checker.check_graph(_outline(graph, opset), context)
+    except onnx.checker.ValidationError as error:
+        reason = one_line(str(error).replace("==> Context: Bad node spec for node.", "in")).rstrip(".")
+        raise ModelError(f"{what} breaks a rule of ONNX (opset {opset}): {reason}; export the model again") from error
 
 
-def _unseen(name: str, node: onnx.NodeProto, scope: _Scope) -> ModelError:
-    around: _Scope | None = scope
-    while around is not None:
-        if any(name in other.output for other in around.nodes):
-            return ModelError(
-                f"{_title(node)} reads {quoted(name)} before it is produced: the nodes are not in topological order, "
-                "or form a cycle; sort the graph (onnx_graphsurgeon: toposort), or export the model again"
-            )
-        around = around.parent
-    return ModelError(f"{_title(node)} reads {quoted(name)}, which is never defined; export the model again")
+def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
+    """The graph as onnx's checker is shown it: small, and without what it knows too little of."""
+    made = onnx.GraphProto(name="graph", node=[_outlined(node, opset) for node in graph.node])
+    for values, names in ((graph.input, made.input), (graph.output, made.output)):
+        for value in values:
+            names.add(name=value.name, type=_TYPE)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        made.initializer.add(name=tensor.name, data_type=onnx.TensorProto.FLOAT, dims=[0])
+    return made
+
+
+def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
+    schema = _schema(node, opset)
+    made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
+    made.output.extend(name or f"{_UNREAD} {next(_COUNT)}" for name in node.output or [""])
+    if schema is None:
+        made.domain = _OTHER
+        for place, graph in enumerate(subgraphs(node)):
+            made.attribute.add(name=f"body {place}", type=onnx.AttributeProto.GRAPH, g=_outline(graph, opset))
+        return made
+    if not node.output:
+        del made.output[:]
+    for attribute in node.attribute:
+        bare = made.attribute.add()
+        for field, value in attribute.ListFields():
+            if field.name in _STANDS_IN:
+                bare.MergeFrom(_STANDS_IN[field.name])
+            elif field.name == "g":
+                bare.g.CopyFrom(_outline(value, opset))
+            elif field.name == "graphs":
+                bare.graphs.extend(_outline(graph, opset) for graph in value)
+            elif isinstance(value, (int, float, str, bytes)):
+                setattr(bare, field.name, value)
+            else:
+                getattr(bare, field.name).MergeFrom(value)
+        if bare.ref_attr_name and not bare.type and bare.name in schema.attributes:
+            # Attributes that a function passes on need not state their type: onnx.parser does not write it.
+            bare.type = int(schema.attributes[bare.name].type)
+    return made
+
+
+def _schema(node: onnx.NodeProto, opset: int) -> Any:
+    """The schema of an operator; None where onnx has none for the opset, of which some are checked here."""
+    domain = _domain(node.domain)
+    if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
+        return onnx.defs.get_schema(node.op_type, opset)
+    if not domain and onnx.defs.has(node.op_type):
+        # onnx knows neither the operator sets of the future nor operators that onnxruntime added to older ones,
+        # such as LayerNormalization; they may have more than the latest schema.
+        _check_least(node, onnx.defs.get_schema(node.op_type).min_input)
+    elif domain == "com.microsoft" and node.op_type in _MICROSOFT:
+        _check_least(node, _MICROSOFT[node.op_type])
+    return None
+
+
+def _check_least(node: onnx.NodeProto, least: int) -> None:
+    fault = None
+    if len(node.input) < least:
+        fault = f"has {counted(len(node.input), 'input')} and needs at least {least}"
+    elif not node.output or not node.output[0]:
+        fault = "has no output"
+    if fault is not None:
+        raise ModelError(f"{_title(node)} {fault}; export the model again")
 
 
 def _title(node: onnx.NodeProto) -> str:
     return f"node {quoted(node.name)} ({quoted(node.op_type)})"
 
 
-# -- local functions ---------------------------------------------------------------------------------------------------
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    return next((entry.version for entry in imports if not _domain(entry.domain)), 0)
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -265,7 +288,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
         key = (_domain(function.domain), function.name, function.overload)
-        if not all(isinstance(part, str) for part in key) or not function.name:
+        if not function.name:
             raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
             raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
@@ -300,77 +323,3 @@ def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionP
         return Counter()
     keys = ((_domain(node.domain), node.op_type, node.overload) for node in iter_nodes(nodes))
     return Counter(key for key in keys if key in functions)
-
-
-# -- operators ---------------------------------------------------------------------------------------------------------
-
-
-def _check_operators(model: onnx.ModelProto) -> None:
-    """Check all nodes against the schemas of their operators, in subgraphs and local functions too.
-
-    All other code reads the inputs that an operator must have without looking whether they are there. Operators
-    without a schema in onnx are not checked, but for some of onnxruntime's.
-    """
-    opset = _opset(model.opset_import)
-    for node in iter_nodes(model.graph.node):
-        name = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
-        if name is not None:
-            raise _unfit(node, f"refers with {quoted(name)} to an attribute of a function, but is in none")
-    _check_nodes_of(model.graph.node, opset)
-    for function in model.functions:
-        _check_nodes_of(function.node, _opset(function.opset_import) or opset)
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
-    return next((entry.version for entry in imports if not _domain(entry.domain)), 0)
-
-
-def _check_nodes_of(nodes: Iterable[onnx.NodeProto], opset: int) -> None:
-    known = 0 < opset <= onnx.defs.onnx_opset_version()
-    checker: Any = onnx.checker  # its stubs lack the module in C++
-    context = checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset}
-    for node in iter_nodes(nodes):
-        domain = _domain(node.domain)
-        if not domain and known and onnx.defs.has(node.op_type, opset):
-            try:
-                checker.check_node(_outline(node), context)
-            except onnx.checker.ValidationError as error:
-                reason = str(error).partition("==> Context")[0]
-                raise _unfit(node, f"does not suit opset {opset}: {one_line(reason).rstrip('.')}") from error
-        elif not domain and onnx.defs.has(node.op_type):
-            # onnx knows neither the operator sets of the future nor operators that onnxruntime added to older ones,
-            # such as LayerNormalization; they may have more than the latest schema.
-            _check_least(node, onnx.defs.get_schema(node.op_type).min_input)
-        elif domain == "com.microsoft" and node.op_type in _MICROSOFT:
-            _check_least(node, _MICROSOFT[node.op_type])
-
-
-def _check_least(node: onnx.NodeProto, least: int) -> None:
-    if len(node.input) < least:
-        raise _unfit(node, f"has {counted(len(node.input), 'input')} and needs at least {least}")
-    if not node.output or not node.output[0]:
-        raise _unfit(node, "has no output")
-
-
-def _outline(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The node as onnx's checker is shown it: small, and with names for all outputs, which need not have one."""
-    made = onnx.NodeProto(op_type=node.op_type, input=node.input, output=[name or "unread" for name in node.output])
-    for attribute in node.attribute:
-        bare = made.attribute.add()
-        for field, value in attribute.ListFields():
-            if field.name in _STANDS_IN:
-                bare.MergeFrom(_STANDS_IN[field.name])
-            elif isinstance(value, (int, float, str, bytes)):
-                setattr(bare, field.name, decoded(value) if isinstance(value, bytes) and field.name != "s" else value)
-            else:
-                getattr(bare, field.name).MergeFrom(value)
-    return made
-
-
-def _unfit(node: onnx.NodeProto, what: str) -> ModelError:
-    return ModelError(f"{_title(node)} {what}; export the model again")

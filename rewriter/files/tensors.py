@@ -25,37 +25,17 @@ class ElementType:
     eighths: int = 8  # entries of that field per element, in eighths: 16 for complex, 4 for packed 4-bit
 
 
-# Numbers instead of TensorProto.X, because older supported releases of onnx lack the newest names.
-ELEMENT_TYPES = {
-    1: ElementType("FLOAT", 32, "float_data"),
-    2: ElementType("UINT8", 8, "int32_data"),
-    3: ElementType("INT8", 8, "int32_data"),
-    4: ElementType("UINT16", 16, "int32_data"),
-    5: ElementType("INT16", 16, "int32_data"),
-    6: ElementType("INT32", 32, "int32_data"),
-    7: ElementType("INT64", 64, "int64_data"),
-    8: ElementType("STRING", 0, "string_data"),
-    9: ElementType("BOOL", 8, "int32_data"),
-    10: ElementType("FLOAT16", 16, "int32_data"),
-    11: ElementType("DOUBLE", 64, "double_data"),
-    12: ElementType("UINT32", 32, "uint64_data"),
-    13: ElementType("UINT64", 64, "uint64_data"),
-    14: ElementType("COMPLEX64", 64, "float_data", 16),
-    15: ElementType("COMPLEX128", 128, "double_data", 16),
-    16: ElementType("BFLOAT16", 16, "int32_data"),
-    17: ElementType("FLOAT8E4M3FN", 8, "int32_data"),
-    18: ElementType("FLOAT8E4M3FNUZ", 8, "int32_data"),
-    19: ElementType("FLOAT8E5M2", 8, "int32_data"),
-    20: ElementType("FLOAT8E5M2FNUZ", 8, "int32_data"),
-    21: ElementType("UINT4", 4, "int32_data", 4),
-    22: ElementType("INT4", 4, "int32_data", 4),
-    23: ElementType("FLOAT4E2M1", 4, "int32_data", 4),
-    24: ElementType("FLOAT8E8M0", 8, "int32_data"),
-    25: ElementType("UINT2", 2, "int32_data", 2),
-    26: ElementType("INT2", 2, "int32_data", 2),
-    27: ElementType("FLOAT6E2M3", 6, "int32_data"),
-    28: ElementType("FLOAT6E3M2", 6, "int32_data"),
-}
+_PACKED = {"UINT2": 2, "INT2": 2, "UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+
+
+def _element(name: str, kind: int) -> ElementType:
+    whole = 0 if name == "STRING" else 8 * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+    bits = _PACKED.get(name, whole)
+    eighths = 16 if name.startswith("COMPLEX") else bits if bits in (2, 4) else 8
+    return ElementType(name, bits, onnx.helper.tensor_dtype_to_field(kind), eighths)
+
+
+ELEMENT_TYPES = {kind: _element(name, kind) for name, kind in onnx.TensorProto.DataType.items() if kind}
 TYPED_FIELDS = tuple(sorted({element.field for element in ELEMENT_TYPES.values()}))
 
 

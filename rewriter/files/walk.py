@@ -16,8 +16,7 @@ from rewriter.errors import ModelError
 MAX_DEPTH = 30
 """Maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph."""
 
-
-_Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
+Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -35,13 +34,19 @@ def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     yield from (thing for thing in _descend(nodes) if isinstance(thing, onnx.NodeProto))
 
 
-def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every TensorProto of a model.
+def iter_all(model: onnx.ModelProto) -> Iterator[Thing]:
+    """Yield every graph, node and attribute of a model. Raises ModelError where subgraphs nest too deep."""
+    roots: list[Thing] = [model.graph]
+    for function in model.functions:
+        roots += [*function.node, *function.attribute_proto]
+    for training in model.training_info:
+        roots += [training.initialization, training.algorithm]
+    return _descend(roots)
 
-    Raises:
-        ModelError: subgraphs nest deeper than `MAX_DEPTH`.
-    """
-    for thing in _descend(_roots(model)):
+
+def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every TensorProto of a model. Raises ModelError where subgraphs nest too deep."""
+    for thing in iter_all(model):
         if isinstance(thing, onnx.GraphProto):
             yield from thing.initializer
         elif isinstance(thing, onnx.AttributeProto):
@@ -54,22 +59,12 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def iter_sparse(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
     """Yield every SparseTensorProto of a model; `iter_tensors` yields the two tensors inside each."""
-    for thing in _descend(_roots(model)):
-        yield from _sparse(thing)
+    return (sparse for thing in iter_all(model) for sparse in _sparse(thing))
 
 
-def _roots(model: onnx.ModelProto) -> list[_Thing]:
-    roots: list[_Thing] = [model.graph]
-    for function in model.functions:
-        roots += [*function.node, *function.attribute_proto]
-    for training in model.training_info:
-        roots += [training.initialization, training.algorithm]
-    return roots
-
-
-def _descend(roots: Iterable[_Thing]) -> Iterator[_Thing]:
+def _descend(roots: Iterable[Thing]) -> Iterator[Thing]:
     # An explicit stack: a hostile model may nest deeper than Python's recursion limit.
-    stack: list[tuple[Iterator[_Thing], int]] = [(iter(roots), 0)]
+    stack: list[tuple[Iterator[Thing], int]] = [(iter(roots), 0)]
     while stack:
         iterator, depth = stack[-1]
         thing = next(iterator, None)
@@ -96,7 +91,7 @@ def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return graphs
 
 
-def _sparse(thing: _Thing) -> Iterator[onnx.SparseTensorProto]:
+def _sparse(thing: Thing) -> Iterator[onnx.SparseTensorProto]:
     if isinstance(thing, onnx.GraphProto):
         yield from thing.sparse_initializer
     elif isinstance(thing, onnx.AttributeProto):

@@ -32,7 +32,7 @@ class Fragment:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._tensors: dict[str, gs.Variable] = {}
-        self._nodes: list[gs.Node | onnx.NodeProto] = []
+        self._nodes: list[gs.Node] = []
         self._constants: list[gs.Constant] = []
 
     def tensor(self, name: str) -> gs.Variable:
@@ -54,26 +54,13 @@ class Fragment:
         *,
         output: str | None = None,
         domain: str | None = None,
+        further: Sequence[str] = (),
         **attributes: object,
     ) -> gs.Variable:
-        """Append a node; its output is called `output` in full, or `<prefix>/<name>`."""
+        """Append a node; its output is called `output` in full, or `<prefix>/<name>`, as those in `further`."""
         result = self.tensor(output or self.qualified(name))
-        self._nodes.append(
-            gs.Node(operator, self.qualified(name), dict(attributes), list(inputs), [result], domain=domain)
-        )
-        return result
-
-    def inlined(self, function: onnx.FunctionProto, inputs: Sequence[gs.Tensor], name: str) -> gs.Variable:
-        """Append the body of a model-local function with one output, its names prefixed with `<prefix>/<name>/`.
-
-        An empty `name` leaves them under `<prefix>/`.
-        """
-        prefix = self.qualified(name) if name else self._prefix
-        (output,) = function.output
-        result = self.tensor(f"{prefix}/{output}")
-        names = {formal: tensor.name for formal, tensor in zip(function.input, inputs, strict=True)}
-        for node in function.node:
-            self._nodes.append(_renamed(node, names, prefix))
+        made = [result, *(self.tensor(self.qualified(each)) for each in further)]
+        self._nodes.append(gs.Node(operator, self.qualified(name), dict(attributes), list(inputs), made, domain=domain))
         return result
 
     def within(self, name: str) -> Fragment:
@@ -88,7 +75,7 @@ class Fragment:
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
         """The nodes in the order in which they were added, each with `metadata`."""
-        protos = [node if isinstance(node, onnx.NodeProto) else OnnxExporter.export_node(node) for node in self._nodes]
+        protos = [OnnxExporter.export_node(node) for node in self._nodes]
         for proto in protos:
             for key, value in metadata.items():
                 proto.metadata_props.add(key=key, value=value)
@@ -97,9 +84,7 @@ class Fragment:
     def outline(self) -> list[tuple[str, list[str], list[str]]]:
         """The nodes in order: operator, names of inputs, names of outputs."""
         return [
-            (node.op_type, list(node.input), list(node.output))
-            if isinstance(node, onnx.NodeProto)
-            else (node.op, [tensor.name for tensor in node.inputs], [tensor.name for tensor in node.outputs])
+            (node.op, [tensor.name for tensor in node.inputs], [tensor.name for tensor in node.outputs])
             for node in self._nodes
         ]
 
@@ -130,24 +115,3 @@ class Fragment:
         )
         proto: onnx.FunctionProto = OnnxExporter.export_function(function)
         return proto
-
-
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
-    """A copy with every tensor renamed, also in subgraphs: mapped by `names`, else prefixed."""
-
-    def rename(name: str) -> str:
-        return names.get(name, f"{prefix}/{name}") if name else name
-
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.name = f"{prefix}/{node.name or node.output[0]}"
-    copy.input[:] = [rename(name) for name in node.input]
-    copy.output[:] = [rename(name) for name in node.output]
-    for attribute in copy.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            for value in (*attribute.g.input, *attribute.g.output):
-                value.name = rename(value.name)
-            inner = [_renamed(entry, names, prefix) for entry in attribute.g.node]
-            del attribute.g.node[:]
-            attribute.g.node.extend(inner)
-    return copy

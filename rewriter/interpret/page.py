@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.activity import activations_of
 from rewriter.interpret.attribute import Attribution, attribute
-from rewriter.interpret.graph import attribution_graph, token_ids
+from rewriter.interpret.graph import token_ids
 from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens, tokens_as_text
 from rewriter.interpret.run import hooks_of, only_case, recorded
@@ -31,27 +29,11 @@ from rewriter.proof.inputs.given import InputsOrText
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""
 
-MOST_NODES, MOST_EDGES = 100, 300
-"""Those of the attribution graph that are drawn."""
-
 _PATTERN_ENTRIES = 2**19
 """Entries of the patterns of all original heads that are shown."""
 
 _READ = 8
 """Tokens at either end of what a head reads or writes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """What a page of heads shows.
-
-    Attributes:
-        title: the model's name.
-        data: JSON-ready data: `tokens`, `sublayers`, `heads`, `logit`, `missing`, `graph` and `notes`.
-    """
-
-    title: str
-    data: Mapping[str, Any]
 
 
 def head_pictures(
@@ -66,8 +48,8 @@ def head_pictures(
     program: str = "fewest",
     tokenizer: str | os.PathLike[str] | None = None,
     most: int = 200,
-) -> Pictures:
-    """Data for a page of heads on one sequence.
+) -> dict[str, Any]:
+    """JSON-ready data for a page of heads on one sequence.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
@@ -95,16 +77,13 @@ def head_pictures(
     patterns, activations, ids = _recorded(index, inputs, sequence)
     tokens = max(len(each) for each in activations.values())
     last = min(tokens, MOST_TOKENS)
-    found, graph, shown_logit = None, None, None
+    found, shown_logit = None, None
     if logit is not None:
         target: dict[str, Any] = {"minus": minus, "position": position, "output": output}
-        options: dict[str, Any] = {**target, "sequence": sequence, "program": program}
-        found = attribute(model, inputs, logit, **options)
+        found = attribute(model, inputs, logit, sequence=sequence, program=program, **target)
         last = max(position % tokens + 1, last)
         shown_logit = {"logit": logit, **target, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
-    if logit is not None:
-        graph = drawn(attribution_graph(model, inputs, logit, max_nodes=400, **options).to_json(), window)
     sizes = {each.name: _sizes(each, found, activations[each.name]) for each in index.sublayers}
     chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, tokenizer)
@@ -123,9 +102,8 @@ def head_pictures(
         for each in index.sublayers
         for number in chosen[each.name]
     ]
-    title = Path(model).name if isinstance(model, str | os.PathLike) else "model in memory"
-    data = {
-        "model": title,
+    return {
+        "model": Path(model).name if isinstance(model, str | os.PathLike) else "model in memory",
         "tokens": [{"place": at, "text": f"#{at}" if ids is None else told(ids[at])} for at in window],
         "logit": shown_logit,
         "sublayers": [
@@ -139,10 +117,8 @@ def head_pictures(
         ],
         "heads": rows,
         "missing": missing,
-        "graph": graph,
         "notes": list(_notes(index, window, tokens, chosen, attributed=found is not None)),
     }
-    return Pictures(title, data)
 
 
 def _recorded(
@@ -164,9 +140,21 @@ def _recorded(
             patterns[sublayer] = array[sequence]
         else:
             rows = index[f"{sublayer}.W_O"]
-            activations[sublayer] = activations_of(sublayers[sublayer], array[sequence][None], rows)[0]
+            activations[sublayer] = _activations(sublayers[sublayer], array[sequence].astype(np.float64), rows)
     tokens = max(len(each) for each in activations.values())
     return patterns, activations, token_ids(index, case.feeds, sequence, tokens)
+
+
+def _activations(named: Named, z: Array, rows: Array) -> Array:
+    """[tokens, members] of z [tokens, heads, d_head]; `rows` is W_O.
+
+    A neuron's activation is what its heads write along its row of W2, as one number; that of an original head at a
+    token is the norm of what it writes there.
+    """
+    if isinstance(named.sublayer, NeuronHeads):
+        factors = np.array([group.factor for group in named.sublayer.groups])
+        return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))
+    return np.asarray(np.linalg.norm(np.einsum("thk,hkd->thd", z, rows.astype(np.float64)), axis=-1))
 
 
 def _sizes(named: Named, found: Attribution | None, activations: Array) -> Array:
@@ -255,70 +243,3 @@ def _short(values: Array) -> list[float]:
 def _rounded(value: float) -> float:
     """Four digits; 0 for what is not finite, which JSON does not have."""
     return float(f"{float(value):.4g}") if np.isfinite(value) else 0.0
-
-
-# -- the graph -----------------------------------------------------------------------------------------------------
-
-
-def drawn(graph: Mapping[str, Any], window: range) -> dict[str, Any]:
-    """The pruned graph, laid out: tokens from left to right, layers from the bottom to the top.
-
-    Nodes have `row`, `column` (a token of the window) and `lane` (their place among those of one row and column). Of
-    large graphs the nodes with the most influence and the strongest edges are drawn, nodes without edges are not, and
-    the rest is counted.
-
-    Args:
-        graph: in the published schema.
-        window: the tokens that are shown; nodes at others are left out.
-    """
-
-    def weight(node: Mapping[str, Any]) -> float:
-        """Small for what must be drawn: influence is the share of all that nodes of at least this size have."""
-        always = node["is_target_logit"] or node["feature_type"] == "embedding"
-        return -1.0 if always else float(node["influence"])
-
-    def layer_of(node: Mapping[str, Any]) -> int:
-        return -1 if node["layer"] == "E" else int(node["layer"])
-
-    def head_of(node: Mapping[str, Any]) -> str | None:
-        """`blocks.0.attn.3`, where the node is one head or neuron."""
-        if node["feature_type"] not in ("neuron", "attention head"):
-            return None
-        sublayer, _, number = node["clerp"].rpartition("[")
-        return f"{sublayer}.{number.rstrip(']')}"
-
-    inside = [node for node in graph["nodes"] if node["ctx_idx"] in window]
-    ranked = sorted(inside, key=lambda node: (weight(node), node["node_id"]))[:MOST_NODES]
-    names = {node["node_id"] for node in ranked}
-    links = [link for link in graph["links"] if {link["source"], link["target"]} <= names]
-    links = sorted(links, key=lambda link: (-abs(link["weight"]), link["source"], link["target"]))[:MOST_EDGES]
-    joined = {link[end] for link in links for end in ("source", "target")}
-    kept = [node for node in ranked if node["node_id"] in joined or node["is_target_logit"]]
-    layers = sorted({layer_of(node) for node in kept})
-    # Biases after the last layer have one of their own in the published schema.
-    kinds = {layer: {node["feature_type"] for node in kept if layer_of(node) == layer} for layer in layers}
-    rows = ["biases" if kinds[layer] == {"bias"} else f"layer {layer}" for layer in layers]
-    rows = [{-1: "tokens", layers[-1]: "logit"}.get(layer, row) for layer, row in zip(layers, rows, strict=True)]
-    lanes: dict[tuple[int, int], int] = {}
-    nodes = []
-    for node in sorted(kept, key=lambda each: (layer_of(each), each["ctx_idx"], each["node_id"])):
-        place = (layers.index(layer_of(node)), node["ctx_idx"] - window.start)
-        lanes[place] = lanes.get(place, -1) + 1
-        nodes.append(
-            {
-                "id": node["node_id"],
-                "row": place[0],
-                "column": place[1],
-                "lane": lanes[place],
-                "kind": node["feature_type"],
-                "label": node["clerp"] or "embedding",
-                "head": head_of(node),
-                "activation": node["activation"],
-            }
-        )
-    return {
-        "nodes": nodes,
-        "links": [[link["source"], link["target"], _rounded(link["weight"])] for link in links],
-        "rows": rows,
-        "left_out": [len(graph["nodes"]) - len(nodes), len(graph["links"]) - len(links)],
-    }

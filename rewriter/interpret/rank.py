@@ -162,22 +162,22 @@ def _wide(array: Array) -> Array:
 
 
 class Best:
-    """The k largest entries of each row of a matrix that is only ever seen in blocks, in falling order.
+    """The k largest positive entries of each row of a matrix that is only ever seen in blocks, in falling order.
 
     Attributes:
-        scores: [rows, k]; `floor` where there are fewer.
+        scores: [rows, k]; 0 where there are fewer.
         places: [rows, k], their columns; -1 where there are fewer.
 
     Raises:
         UsageError: they would not fit into memory.
     """
 
-    def __init__(self, rows: int, k: int, dtype: np.dtype[Any], floor: float = 0.0) -> None:
+    def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
         if rows * k > _MOST:
             raise UsageError(
                 f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
             )
-        self.scores = np.full((rows, k), floor, dtype)
+        self.scores = np.zeros((rows, k), dtype)
         self.places = np.full((rows, k), -1, np.int64)
 
     def add(self, rows: Places, scores: Array, columns: Places) -> None:

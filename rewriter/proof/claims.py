@@ -41,12 +41,7 @@ class Claim:
             [batch, tokens and further rows, channels]; its first rows are `output`. Empty if only the region was
             replaced.
         shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
-        chunk_size: constant of the rewritten model that bounds the size of its attention patterns, so that a smaller
-            value means more chunks; empty if there are no chunks.
-        neurons: number of heads of one chunked attention; None if unknown.
-        row_size: entries of one token's pattern over all heads, where each token has keys of its own; 0 where the
-            pattern is square.
-        bias_tokens: number of rows that the attention has besides the tokens.
+        entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
         longest: maximum sequence length of the block; None if unlimited.
         accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
         exposed: tensors of the heads that are further outputs of the rewritten model, behind the original's.
@@ -69,10 +64,7 @@ class Claim:
     axis: int = -1
     heads: str = ""
     shapes: tuple[str, ...] = ()
-    chunk_size: str = ""
-    neurons: int | None = None
-    row_size: int = 0
-    bias_tokens: int = 0
+    entrywise: bool = True
     longest: int | None = None
     accuracy: float = 0.0
     exposed: tuple[str, ...] = ()
@@ -87,11 +79,6 @@ class Claim:
     def value(self) -> str:
         """The tensor that the activation is multiplied by; the pre-activation itself for a block without a gate."""
         return self.inputs[-1]
-
-    @property
-    def entrywise(self) -> bool:
-        """Whether every entry has keys of its own, so that sizes say nothing about numbers: no square patterns."""
-        return not self.heads and (self.row_size > 0 or not self.chunk_size)
 
 
 @dataclass(frozen=True)

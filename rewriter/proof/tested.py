@@ -9,9 +9,9 @@ its rounding show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -120,13 +120,14 @@ def _tested(
     own: list[Results] = [optimised, *moved, *truth]
     for way in ways:
         failures += _failures(claim, plain, own, _run(parts.after, way, cases, claim), f"on {way}")
-    for case, part, what in variants(claim, parts.after, cases):
+    for case in longest(claim, cases):
         with suppress(ValidationError):
             ours = _run(parts.before, ways[0], [case], claim)
             others = [
                 _run(noisy[0], ways[0], [case], claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS
             ]
-            failures += _failures(claim, ours, others, _run(part, ways[0], [case], claim), what)
+            found = _run(parts.after, ways[0], [case], claim)
+            failures += _failures(claim, ours, others, found, f"on {claim.longest} tokens")
     failures += [f"{claim.name}: in float64 its output {each.reason}" for each in exact if not each.holds]
     if claim.exposed:
         failures += exposed_failures(original, rewritten, claim, seen, spread(claim, seen))
@@ -240,7 +241,6 @@ def _dtype(elem_type: int) -> np.dtype[np.generic]:
 
 # -- inputs of other sizes -----------------------------------------------------------------------------------------
 
-# Prime numbers of tokens, so that chunks hardly ever divide them evenly.
 _BATCH, _TOKENS, _MANY, _LONG = 2, 67, 6, 131
 _SMALL = 19
 _MOST_SLOTS = 4096  # attention patterns grow with the square of the sequence
@@ -260,39 +260,13 @@ def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
     return [_case(claim, inputs, *size) for size in dict.fromkeys(sizes)]
 
 
-def variants(claim: Claim, part: LoadedModel, cases: Sequence[Case]) -> Iterator[tuple[Case, LoadedModel, str]]:
-    """Variants of the block that take its rarer paths, each with a case that does so and a description.
-
-    Lowering the bound on the size of its attention patterns forces several chunks of heads, then of queries; or of
-    tokens, where each has keys of its own. One sequence is as long as the block has position slots.
-    """
+def longest(claim: Claim, cases: Sequence[Case]) -> list[Case]:
+    """One sequence as long as the block has position slots."""
     if not cases or set(cases[0].feeds) != set(claim.block_inputs):
-        return
-    if claim.longest is not None and claim.longest <= _MOST_SLOTS:
-        yield _case(claim, [case.feeds for case in cases], 1, claim.longest), part, f"on {claim.longest} tokens"
-    small = next((case for case in cases if _shape(claim, case)[1] == min(_SMALL, claim.longest or _SMALL)), None)
-    if small is None or not claim.chunk_size or claim.neurons is None:
-        return
-    for size, what in _chunks(claim, *_shape(claim, small)):
-        smaller = _with_constant(part.proto, claim.chunk_size, size)
-        if smaller is not None:
-            yield small, replace(part, proto=smaller, path=None), what
-
-
-def _chunks(claim: Claim, batch: int, tokens: int) -> tuple[tuple[int, str], ...]:
-    """Bounds on the size of patterns that lead to several chunks, the last one smaller; each with a description."""
-    neurons = claim.neurons or 1
-    if claim.row_size:
-        few = next(few for few in (5, 7, 11, 13, 4) if batch * tokens % few)
-        return (few * claim.row_size, f"in chunks of {few} tokens"), (1, "one token at a time")
-    keys = tokens + claim.bias_tokens
-    # A number of chunks that does not divide the neurons, so that the last chunk is uneven.
-    steps = next((steps for steps in (3, 5, 7, 11, 13) if neurons % steps), 2)
-    heads = -(-neurons // steps)
-    return (
-        (batch * keys * keys * heads, f"in chunks of {heads} heads"),
-        (batch * keys * (keys // 2 + 1), f"in chunks of {keys // 2 + 1} queries"),
-    )
+        return []
+    if claim.longest is None or claim.longest > _MOST_SLOTS:
+        return []
+    return [_case(claim, [case.feeds for case in cases], 1, claim.longest)]
 
 
 def _case(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
@@ -318,26 +292,3 @@ def sizes_of(claim: Claim, case: Case) -> tuple[int, ...]:
     if len(shape) >= -claim.axis:
         del shape[claim.axis]
     return tuple(shape)
-
-
-def _shape(claim: Claim, case: Case) -> tuple[int, int]:
-    """Batch and tokens of a case; -1 tokens if its block input has no such axes."""
-    sizes = sizes_of(claim, case)
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0]) if len(sizes) == 1 else (1, -1)
-
-
-def _with_constant(model: onnx.ModelProto, name: str, value: int) -> onnx.ModelProto | None:
-    """A copy with another value of an integer constant; None if the model has no such constant."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    tensor = onnx.numpy_helper.from_array(np.asarray([value], dtype=np.int64), name)
-    for initializer in result.graph.initializer:
-        if initializer.name == name:
-            initializer.CopyFrom(tensor)
-            return result
-    for node in result.graph.node:
-        if node.op_type == "Constant" and list(node.output) == [name]:
-            del node.attribute[:]
-            node.attribute.append(onnx.helper.make_attribute("value", tensor))
-            return result
-    return None

@@ -29,7 +29,7 @@ from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
 from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
-from rewriter.proof.statistics import OutputStats, compare, merge, uncompared
+from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
@@ -184,7 +184,7 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
             each.path,
             each.block_inputs if each.heads else each.inputs,
             (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            entrywise=each.entrywise and not each.row_size,
+            entrywise=each.entrywise,
         )
         for each in claims
     )
@@ -454,7 +454,7 @@ def _eps(kind: np.dtype[np.generic]) -> float:
 
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
-    return {name: merge([compare(name, b[name], a[name]) for b, a in zip(old, new, strict=True)]) for name in old[0]}
+    return {name: compare(name, *([case[name] for case in side] for side in (old, new))) for name in old[0]}
 
 
 def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
-from rewriter.report.report import Result, json_text, plain_data, write_json
+from rewriter.report.report import Result, json_text, plain_data
 from rewriter.text import quoted
 
 SCHEMA_VERSION = 1
@@ -120,10 +120,6 @@ class Certification(Result):
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
         return {"version": SCHEMA_VERSION, **plain_data(self)}
-
-    def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
-        write_json(path, self.to_json())
 
 
 def domain_of(region: CertifiedRegion) -> str:

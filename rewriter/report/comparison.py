@@ -37,7 +37,6 @@ class Comparison(Result):
         graph: the differences between the files; None if they were not asked for.
         validation: the certificate, the runs and the tests of blocks; None if nothing was run.
         tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
-        top_k: by output, the smallest share of A's top k entries per row that are among B's too, if asked for.
         blocks: head program of each block that the plan in B's metadata names, by the block's name.
         taps: B against A at each boundary, in order of depth; None if not asked for.
         isolated: results for every part alone on A's values; None if that was not asked for, or if nothing had failed.
@@ -56,7 +55,6 @@ class Comparison(Result):
     graph: GraphDifference | None = None
     validation: Validation | None = None
     tolerated: tuple[str, ...] = ()
-    top_k: Mapping[str, float] = field(default_factory=dict)
     blocks: Mapping[str, str] = field(default_factory=dict)
     taps: tuple[Measured, ...] | None = None
     isolated: tuple[Measured, ...] | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rewriter.errors import ExitStatus
 from rewriter.report.environment import environment
 from rewriter.report.report import Report, Result, plain_data
+from rewriter.report.sections import summary
 from rewriter.text import counted, one_line
 
 SCHEMA_VERSION = 1
@@ -49,17 +50,17 @@ class FolderReport(Result):
     def summary(self) -> str:
         """The verdict in one line."""
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
-            return f"NOTHING TO CONVERT in {self.folder}"
+            return f"NOTHING TO CONVERT  in {self.folder}"
         made = tuple(self.converted.values())
         blocks = counted(sum(len(each.converted) for each in made), "block")
         heads = sum(row.heads or 0 for each in made for row in each.converted)
         what = f"{counted(len(made), 'model')}, {blocks}, {heads:,} attention heads"
         if self.exit_status is ExitStatus.VALIDATION_FAILED:
-            return f"FAILED {what}: the proof failed, nothing was written"
+            return f"FAILED  {what}: the proof failed, nothing was written"
         if self.output is None:
-            return f"PLANNED {what} in {self.folder}; nothing was written"
+            return f"PLANNED  {what} in {self.folder}; nothing was written"
         proved = all(each.validation is not None for each in made)
-        return f"{'PASSED' if proved else 'NOT PROVED'} {what}, written to {self.output}"
+        return f"{'PASSED' if proved else 'NOT PROVED'}  {what}, written to {self.output}"
 
     @property
     def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -84,7 +85,7 @@ class FolderReport(Result):
 
 
 def certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> str:
-    """The part of the model card that says what was converted and what the proof found, in Markdown."""
+    """The part of the model card, in Markdown: what `rewrite` prints about each model."""
     return "\n".join(_certificate(models, options)) + "\n"
 
 
@@ -95,61 +96,27 @@ def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> It
         "The MLP blocks of these ONNX models are attention heads (Huben and Morris, 2023, arXiv 2309.08593). Inputs,",
         "outputs, tokenizer and configuration are those of the original; nothing was trained.",
         "",
-        "| file | blocks | activation | attention heads | certified error | off by at most | error ratio | result |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(f"| {' | '.join(map(_cell, _row(name, each)))} |" for name, each in models.items()),
-        "",
-        "- *certified error*: bound on the distance of a neuron's heads from its activation f, over max(1, |f|); for",
-        "  heads that were fitted to this model, the largest distance on a dense grid (*measured*).",
-        "- *off by at most*: the largest difference from the original's outputs, on the inputs of the proof. *top-1*:",
-        "  the share of rows with the same largest entry.",
-        "- *error ratio*: the error against a float64 evaluation of the original, over the original's own.",
-        "",
-        "*Certified*: proved for every input of every size, over the reals, up to the error stated. Rounding is not",
-        "part of the proof; both models ran with onnxruntime on generated inputs. `attnonly-report.json` has all",
-        "figures.",
-        "",
     )
-    left = [f"{name}, {row.name}: {row.reason}" for name, each in models.items() if each.converted for row in each.left]
-    if left:
-        yield "Blocks that stayed as they were:"
-        yield ""
-        yield from (f"- {_cell(text)}" for text in left)
-        yield ""
+    for name, each in models.items():
+        found = replace(each, model=name, output=name, files=())
+        # No line but the last begins with a fence: names stand after a label or an indent.
+        lines = summary(found, 100) if each.converted else ["copied as it is: there is no MLP block to convert"]
+        yield from (f"**{_escaped(name)}**", "", "```", *lines, *[one_line(found.summary, 400)] * bool(each.converted))
+        yield from ("```", "")
+    yield "Both models ran with onnxruntime on generated inputs; `attnonly-report.json` has all figures."
     versions = ", ".join(f"{name} {value}" for name, value in environment().items() if name in _VERSIONS)
     given = " ".join(f"{name}={_value(value)}" for name, value in options.items())
-    yield f"Made with {versions}" + (f"; options {_cell(given)}." if given else ".")
+    yield f"Made with {versions}" + (f"; options {_escaped(given)}." if given else ".")
 
 
 _VERSIONS = ("attnonly", "onnx", "onnxruntime", "numpy", "Python")
-
-
-def _row(name: str, report: Report) -> Sequence[str]:
-    if not report.converted:
-        return (name, "0", "", "", "", "", "", "copied as it is: no MLP block to convert")
-    rows, validation = report.converted, report.validation
-    activations = ", ".join(dict.fromkeys(row.activation for row in rows))
-    error = max(row.max_error or 0.0 for row in rows)
-    heads = f"{sum(row.heads or 0 for row in rows):,}"
-    sure = "exact" if all(row.exact for row in rows) else f"{error:.1e}"
-    sure += " (measured)" if any(row.measured for row in rows) else ""
-    if validation is None:
-        return (name, str(len(rows)), activations, heads, sure, "", "", "NOT PROVED")
-    outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]
-    ratios = [each.error_ratio for each in validation.providers.values() if each.error_ratio is not None]
-    top = [each.top1 for each in outputs if each.top1 is not None]
-    far = f"{max(each.max_abs for each in outputs):.1e}" + (f", top-1 {100 * min(top):.2f} %" if top else "")
-    sure_of = "certified" if validation.certified else "tested"
-    how = f"{sure_of}, run on {', '.join(validation.providers)}, {counted(len(validation.cases), 'input')}"
-    ratio = f"{max(ratios):.2f}" if ratios else ""
-    return (name, str(len(rows)), activations, heads, sure, far, ratio, how)
 
 
 def _value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _cell(text: str) -> str:
-    """Names from files cannot break out of their cell, nor become links or HTML."""
+def _escaped(text: str) -> str:
+    """Names from files become neither links nor HTML."""
     line = one_line(text, _LONGEST)
     return "".join(f"\\{char}" if char in "|<>[]`*_\\" else char for char in line)

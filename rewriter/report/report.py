@@ -22,6 +22,7 @@ import onnx
 from rewriter.errors import ExitStatus, NothingToConvertError, ValidationError
 from rewriter.pipeline import Timing
 from rewriter.proof.validate import Validation
+from rewriter.text import counted
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
@@ -52,6 +53,14 @@ class Result(ABC):
     @abstractmethod
     def cells(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Headings and rows of the table that a notebook shows."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
+
+    def write(self, path: Path) -> None:
+        """Write the JSON to `path`, atomically."""
+        write_json(path, self.to_json())
 
     def raise_for_status(self) -> Self:
         """Return the result itself if all is well.
@@ -184,8 +193,8 @@ class Report(Result):
     @property
     def what(self) -> str:
         """The converted blocks and their heads, in words."""
-        count, heads = len(self.converted), sum(row.heads or 0 for row in self.converted)
-        return f"{count} block{'s' if count != 1 else ''}, {heads:,} attention heads"
+        heads = sum(row.heads or 0 for row in self.converted)
+        return f"{counted(len(self.converted), 'block')}, {heads:,} attention heads"
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -194,15 +203,20 @@ class Report(Result):
 
     @property
     def summary(self) -> str:
-        """The verdict, what became of the model, and how far it is from float64."""
+        """The verdict in one line: what became of the model, how sure that is, and where it is."""
+        validation = self.validation
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
-            return f"NOTHING TO CONVERT in {self.model}"
-        if self.validation is None:
-            return f"{'PLANNED' if self.after is None else 'NOT PROVED'} {self.what} in {self.model}"
-        ratios = [each.error_ratio for each in self.validation.providers.values() if each.error_ratio is not None]
-        ratio = f", error ratio {max(ratios):.2f}" if ratios else ""
-        where = f" in {self.output}" if self.output else ""
-        return f"{'PASSED' if self.validation.passed else 'FAILED'} {self.what}{ratio}{where}"
+            why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
+            return f"NOTHING TO CONVERT  in {self.model}: {why}"
+        if self.exit_status is ExitStatus.VALIDATION_FAILED:
+            return f"FAILED  {self.what}: the proof failed, nothing was written"
+        if self.after is None:
+            return f"PLANNED  {self.what} in {self.model}; nothing was written"
+        where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
+        if validation is None:
+            return f"NOT PROVED  {self.what}, {where}"
+        how = "certified for every input" if validation.certified else "tested, not certified"
+        return f"PASSED  {self.what}, {how}, run on {', '.join(validation.providers)}; {where}"
 
     @property
     def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -214,32 +228,21 @@ class Report(Result):
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready data: numbers as numbers, infinite or missing ones as null."""
-        after = self.after
+        sides = {"before": self.before, "after": self.after}
+        validation = None if self.validation is None else _brief(self.validation)
+        plain = plain_data(replace(self, validation=validation, rewritten=None))
+        for name in (*sides, "rewritten"):
+            del plain[name]
         return {
             "version": SCHEMA_VERSION,
-            "model": self.model,
-            "output": self.output,
-            "files": list(self.files),
-            "form": self.form,
+            **plain,
             "exit_status": int(self.exit_status),
-            "blocks": [plain_data(row) for row in self.blocks],
-            "validation": None if self.validation is None else plain_data(_brief(self.validation)),
-            "operators": {
-                "before": dict(self.before.operators),
-                "after": None if after is None else dict(after.operators),
+            **{
+                key: {side: None if each is None else plain_data(getattr(each, key)) for side, each in sides.items()}
+                for key in ("operators", "nodes", "bytes")
             },
-            "nodes": {"before": self.before.nodes, "after": None if after is None else after.nodes},
-            "bytes": {"before": self.before.bytes, "after": None if after is None else after.bytes},
             "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
-            "notes": list(self.notes),
-            "environment": dict(self.environment),
-            "options": plain_data(self.options),
-            "passes": [plain_data(each) for each in self.passes],
         }
-
-    def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
-        write_json(path, self.to_json())
 
 
 def _brief(validation: Validation) -> Validation:

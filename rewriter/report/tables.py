@@ -10,7 +10,6 @@ from typing import Literal
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
-from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow
 from rewriter.text import counted
 
@@ -69,14 +68,12 @@ class Table:
         title: what the rows are.
         columns: headings.
         rows: values, as many per row as columns; None where there is none.
-        totals: rows below a line.
         sortable: whether the order of the rows says nothing.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    totals: tuple[Row, ...] = ()
     sortable: bool = True
 
     def pick(self, *names: str) -> Table:
@@ -141,7 +138,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
+def converted_table(title: str, rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
     """The blocks that become heads, with the tests of those that are not certified; empty columns are left out."""
     heads = (
         *(Column("block", "name"), Column("no.", "count"), Column("linear operators", "operators")),
@@ -150,7 +147,7 @@ def converted_table(rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -
     )
     known = {test.name: test for test in tests}
     cells = tuple(_converted(row, number, known.get(row.name)) for number, row in enumerate(rows, start=1))
-    return Table("Blocks that became attention heads", heads, cells).filled()
+    return Table(title, heads, cells).filled()
 
 
 def _converted(row: BlockRow, number: int, test: BlockTest | None) -> Row:
@@ -180,6 +177,16 @@ def region_table(certificate: Certificate) -> Table:
     return Table("Certified for every input", heads, tuple(rows))
 
 
+def tests_table(blocks: Iterable[BlockTest]) -> Table:
+    """The blocks that are tested, not proved."""
+    heads = (Column("block", "name"), Column("sizes run"), *columns("error", "error in float64", "allowed"))
+    rows = [
+        (Cell(each.name, style="" if each.passed else "bad"), ", ".join(each.sizes), each.error, each.allowed)
+        for each in blocks
+    ]
+    return Table("Blocks that are tested, not proved", heads, tuple(rows))
+
+
 def why_not(certificate: Certificate) -> str:
     """Why a certificate is none: the most telling reason, or the blocks that are left to tests."""
     if certificate.refusals:
@@ -196,33 +203,25 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def output_table(title: str, outputs: Iterable[tuple[str, OutputStats, float | None]]) -> Table:
-    """One model against another, output by output: (provider, differences, agreement on the best k if asked for)."""
+def output_table(title: str, outputs: Iterable[tuple[str, OutputStats]]) -> Table:
+    """One model against another, output by output: (provider, differences)."""
     heads = (
         *(Column("output", "name"), Column("provider"), Column("elements", "count")),
         *(Column("max abs", "error", "largest difference"), Column("mean abs", "error", "mean")),
-        *(Column("p99 abs", "error", "99 % below"), Column("abs at", "count")),
-        *(Column("max rel", "error", "largest relative"), *columns("error", "mean rel", "p99 rel")),
-        *(Column("rel at", "count"), Column("1 - cosine", "error", "1 − cosine"), Column("top-1", "agreement")),
-        *(Column("KL", "error"), Column("top-k", "agreement"), Column("passes at atol = rtol", "error")),
+        *(Column("abs at", "count"), Column("max rel", "error", "largest relative")),
+        *(Column("1 - cosine", "error", "1 − cosine"), Column("top-1", "agreement")),
+        *columns("error", "KL", "passes at atol = rtol"),
     )
     return Table(title, heads, tuple(_output(*each) for each in outputs))
 
 
-def proof_table(title: str, validation: Validation) -> Table:
-    """Rewritten against original, output by output."""
-    proofs = validation.providers.items()
-    return output_table(title, [(name, each, None) for name, proof in proofs for each in proof.outputs.values()])
-
-
-def _output(provider: str, stats: OutputStats, top_k: float | None) -> Row:
+def _output(provider: str, stats: OutputStats) -> Row:
     named = any(word in stats.name.lower() for word in ("logit", "score", "prob"))
-    top1, kl = (stats.top1, stats.kl) if named or top_k is not None else (None, None)
+    top1, kl = (stats.top1, stats.kl) if named else (None, None)
     cosine = None if stats.cosine is None else max(1.0 - stats.cosine, 0.0)
-    places = (None if each is None else ",".join(map(str, each)) for each in (stats.worst, stats.worst_rel))
-    absolute, relative = (stats.max_abs, stats.mean_abs, stats.p99_abs), (stats.max_rel, stats.mean_rel, stats.p99_rel)
-    measured = (*absolute, next(places), *relative, next(places))
-    return (stats.name, provider, stats.elements, *measured, cosine, top1, kl, top_k, stats.min_tolerance)
+    place = None if stats.worst is None else ",".join(map(str, stats.worst))
+    measured = (stats.max_abs, stats.mean_abs, place, stats.max_rel)
+    return (stats.name, provider, stats.elements, *measured, cosine, top1, kl, stats.min_tolerance)
 
 
 def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
-OPTIONS: dict[str, Any] = {"max_tokens": 64, "max_pattern_mb": 256.0}
+OPTIONS: dict[str, Any] = {"max_tokens": 64}
 MODELS = (
     *((name, exporter) for name in ("phi3", "modernbert") for exporter in ("torchscript", "dynamo")),
     ("glm", "dynamo"),

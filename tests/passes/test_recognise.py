@@ -78,7 +78,6 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (SILU, {"spelling": "softmax"}, "silu"),
     (ERF_GELU, {"spelling": "softmax"}, "gelu"),
     ("h = Tanh(y)", {"form": "compact"}, ""),
-    (ERF_GELU, {"form": "compact", "max_pattern_mb": 1e-4}, "gelu"),
     (SILU, {"form": "masked"}, "silu"),
     (SILU, {"form": "masked", "expose": "pattern"}, "silu"),
     (SILU, {"form": "maskless"}, "silu"),

@@ -100,8 +100,7 @@ def test_the_command_line_has_every_declared_option() -> None:
         ("inline", "inline", True),
         ("inline=true", "inline", True),
         ("fit=false", "fit", False),
-        ("max-pattern-mb=1.5", "max_pattern_mb", 1.5),
-        ("max_pattern_mb=8", "max_pattern_mb", 8.0),
+        ("head-dim=16", "head_dim", 16),
         ("seed=7", "seed", 7),
         ("spelling=softmax", "spelling", "softmax"),
     ],
@@ -158,4 +157,4 @@ def test_options_that_change_nothing_are_refused(form: str, given: dict[str, Any
 
 def test_every_option_of_a_form_has_its_forms() -> None:
     of_some = {name for form in FORMS.values() for name in form.options}
-    assert of_some == {each.name for each in options_of(FormOptions)} - {"expose", "max_pattern_mb", "max_tokens"}
+    assert of_some == {each.name for each in options_of(FormOptions)} - {"expose", "max_tokens"}

@@ -10,8 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.sabotage.page import HEADER, row, write
-from tests.sabotage.sabotages import Trial
-from tests.sabotage.table import TABLE, measured_at
+from tests.sabotage.table import TABLE
+from tests.sabotage.trials import Trial, measured_at
 
 
 def main(arguments: list[str]) -> int:

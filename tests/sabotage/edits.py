@@ -1,33 +1,45 @@
-"""Wrong emitters as edits of the rewritten model.
+"""From a row of the table, *where* and *what*, to the wrong part of the rewriter.
 
-An `Edit` changes a model in place; it knows the plan, so that it finds blocks by what they are and not by node names.
-Most are written as text in the syntax of `onnx.parser`: `own` is what the rewriter computes, `out` what is put in its
-place. `$0.5` is a scalar of the tensor's element type, `#0` an integer tensor [1], `#0,2` one of [2], and `#end` the
-end of any axis:
+| where | what is done there |
+| --- | --- |
+| `heads N` | text: what the heads of block N compute, [..., neurons]; N is 0 unless told |
+| `result N` | text: what block N adds to the residual stream, [..., width] |
+| `tensor GLOB` | text: tensors that the rewritten model makes, in functions and bodies too; `$` is of the heads' type |
+| `float32 GLOB` | text: the same, where `$` is float32 |
+| `constant NAME` | statement on the values `v` of a constant of the first block's heads |
+| `weight GLOB`, `operand W2 N` | statement on the values `v` of an initializer, of a weight of block N |
+| `maker GLOB`, `nth OP N` | statement on the `node` that makes a tensor, on one of a type |
+| `model` | statement on the rewritten `model`, with the `plan` at hand |
+| `instead` | expression: another model than the rewritten one |
+| `plan` | expression: another `program` than the certificate is about |
+| `lowered OP` | statement on each `node` of a type, after fused operators are taken apart |
+| `file`, `bytes` | statement on the `model`, expression of the `data` that are written |
+| `nowhere` | nothing is wrong with the rewriter |
 
-    heads("m = ReduceSum(own, #-2) out = Max(own, m)")
+Text is in the syntax of `onnx.parser`: `own` is what the rewriter computes, `out` what is put in its place. `$0.5` is a
+scalar of the tensor's element type, `#0` an integer tensor [1], `#0,2` one of [2], and `#end` the end of any axis.
+Statements are Python with numpy, onnx and what `changes.py` has.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from passes.conversion import Conversion
+from passes.match.lower import Lowered
 from passes.plan import Plan
 from rewriter.pipeline import Unit
+from tests.changes import Nodes, change_values, copied, nodes_of, rename, set_nodes, weight
+from tests.sabotage import changes
+from tests.sabotage.changes import operand
 from tests.sabotage.harness import Part, Patch, SabotageError
-
-Edit = Callable[[onnx.ModelProto, Plan], None]
-Array = NDArray[Any]
-Nodes = Any
-"""A repeated field of nodes, for which protobuf has no public type."""
 
 DOMAIN = "attnonly"
 
@@ -36,15 +48,21 @@ _SHORTHAND = re.compile(rf"([$#])({_NUMBER}(?:,{_NUMBER})*)")
 _END = 2**62
 
 
-def applied(*edits: Edit, only_carried: bool = False) -> Patch:
-    """The rewritten model is changed by these edits; `only_carried`: only where the network carries bias tokens."""
+def patch(where: str, what: str, *, only_carried: bool = False) -> Patch:
+    """The wrong part; `only_carried`: wrong only in the model whose network carries bias tokens."""
+    place, _, at = where.partition(" ")
+    if place == "nowhere":
+        return {}
+    if place in _OTHER_PARTS:
+        point, make = _OTHER_PARTS[place]
+        return {point: lambda right: make(right, at, what)}
 
     def wrapper(right: Part) -> Part:
         def wrong(unit: Unit) -> onnx.ModelProto:
             made, plan = right(unit), unit.fact(Plan)
             assert isinstance(made, onnx.ModelProto)
             if not only_carried or plan.whole is not None:
-                _carry_out(edits, made, plan)
+                _edit(made, plan, place, at, what)
             return made
 
         return wrong
@@ -52,81 +70,133 @@ def applied(*edits: Edit, only_carried: bool = False) -> Patch:
     return {"made": wrapper}
 
 
-def _carry_out(edits: Sequence[Edit], model: onnx.ModelProto, plan: Plan) -> None:
+def _edit(model: onnx.ModelProto, plan: Plan, place: str, at: str, what: str) -> None:
     """An edit that fails or does nothing is a mistake of the suite, and must not look like one of the rewriter."""
     before = model.SerializeToString(deterministic=True)
     try:
-        for edit in edits:
-            edit(model, plan)
+        _EDITS[place](model, plan, at, what)
     except Exception as error:
         raise SabotageError(f"the edit failed: {error}") from error
     if model.SerializeToString(deterministic=True) == before:
         raise SabotageError("the edit changed nothing")
 
 
-# -- text in the place of a tensor -----------------------------------------------------------------------------------
+# -- the rewritten model ---------------------------------------------------------------------------------------------
 
 
-def heads(text: str, block: int = 0) -> Edit:
-    """What the heads of one block compute, [..., neurons]; in the text `y` and `u` are pre-activation and value.
+def _heads(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
+    """In the text `y` and `u` are pre-activation and value.
 
     In forms that replace a whole block there is no `y`, and the rows of the bias tokens come after those of the tokens.
     """
-
-    def edit(model: onnx.ModelProto, plan: Plan) -> None:
-        conversion = plan.conversions[block]
-        if conversion.heads_tensor:
-            _replace(model, conversion.heads_tensor, text, conversion.compute_type, {})
-        else:
-            bound = {"y": conversion.block.gate, "u": conversion.block.value}
-            _replace(model, conversion.block.output, text, conversion.block.elem_type, bound)
-
-    return edit
+    conversion = plan.conversions[int(at or 0)]
+    if conversion.heads_tensor:
+        _replace(model, conversion.heads_tensor, what, conversion.compute_type, {})
+    else:
+        block = conversion.block
+        _replace(model, block.output, what, block.elem_type, {"y": block.gate, "u": block.value})
 
 
-def result(text: str, block: int = 0) -> Edit:
-    """What one block adds to the residual stream, [..., width]."""
-
-    def edit(model: onnx.ModelProto, plan: Plan) -> None:
-        conversion = plan.conversions[block]
-        _replace(model, conversion.outputs[0], text, conversion.block.elem_type, {})
-
-    return edit
+def _result(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
+    conversion = plan.conversions[int(at or 0)]
+    _replace(model, conversion.outputs[0], what, conversion.block.elem_type, {})
 
 
-def inner(tensor: str, text: str) -> Edit:
-    """A tensor that the rewriter made: in a block (`*/heads/q`), or in its functions' bodies (`attn_scores`)."""
-
-    def edit(model: onnx.ModelProto, plan: Plan) -> None:
-        _replace(model, tensor, text, plan.conversions[0].compute_type, {})
-
-    return edit
+def _operand(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
+    which, _, block = at.partition(" ")
+    change_values(weight(model, operand(plan, which, int(block or 0))), what)
 
 
-def anywhere(tensor: str, text: str, elem_type: int = onnx.TensorProto.FLOAT) -> Edit:
-    """Any tensor of the model that a node makes."""
-
-    def edit(model: onnx.ModelProto, _: Plan) -> None:
-        _replace(model, tensor, text, elem_type, {})
-
-    return edit
+def _constant(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
+    change_values(weight(model, f"{plan.conversions[0].block.name}/heads/{at}"), what)
 
 
-def _replace(model: onnx.ModelProto, tensor: str, text: str, elem_type: int, bound: Mapping[str, str]) -> None:
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
-    for place in reversed(places(model, tensor)):
-        name = place.name
-        prefix = f"{name.replace('/', '_') if place.function else name}/sabotage/"
-        own = f"{prefix}own"
-        maker = place.nodes[place.index]
-        maker.output[place.slot] = own
-        made = parsed(text, {"own": own, "out": name, **bound}, prefix, dtype)
-        for node in () if place.function else made:
-            node.metadata_props.extend(maker.metadata_props)
-        _insert(place.nodes, place.index + 1, made)
+def _maker(model: onnx.ModelProto, _: Plan, at: str, what: str) -> None:
+    for place in places(model, at):
+        changes.run(what, node=place.node)
 
 
-# -- places ----------------------------------------------------------------------------------------------------------
+def _nth(model: onnx.ModelProto, _: Plan, at: str, what: str) -> None:
+    operator, number = at.split()
+    changes.run(what, node=nodes_of(model, operator)[int(number)])
+
+
+def _model(model: onnx.ModelProto, plan: Plan, _: str, what: str) -> None:
+    changes.run(what, model=model, plan=plan)
+
+
+_EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
+    "heads": _heads,
+    "result": _result,
+    "tensor": lambda model, plan, at, what: _replace(model, at, what, plan.conversions[0].compute_type, {}),
+    "float32": lambda model, _, at, what: _replace(model, at, what, onnx.TensorProto.FLOAT, {}),
+    "constant": _constant,
+    "weight": lambda model, _, at, what: change_values(weight(model, at), what),
+    "operand": _operand,
+    "maker": _maker,
+    "nth": _nth,
+    "model": _model,
+}
+
+# -- other parts -----------------------------------------------------------------------------------------------------
+
+
+def _instead(_: Part, __: str, what: str) -> Part:
+    return lambda unit: copied(changes.value(what, plan=unit.fact(Plan)))
+
+
+def _planned(right: Part, _: str, what: str) -> Part:
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        found = right(*arguments, **options)
+        if not isinstance(found, Conversion):
+            return found
+        # rounded again, so that the heads in the graph are those of the plan
+        program = changes.value(what, program=found.program).rounded(found.dtype, factored=found.form == "local")
+        return replace(found, program=program)
+
+    return wrong
+
+
+def _lowered(right: Part, at: str, what: str) -> Part:
+    def wrong(*arguments: Any, **options: Any) -> Lowered:
+        found: Lowered = right(*arguments, **options)
+        model = copied(found.model)
+        for node in nodes_of(model, at):
+            changes.run(what, node=node)
+        return replace(found, model=model)
+
+    return wrong
+
+
+def _bytes(right: Part, at: str, what: str, change: Callable[[bytes], bytes] | None = None) -> Part:
+    def wrong(*arguments: Any, **options: Any) -> tuple[int, list[bytes]]:
+        data = b"".join(right(*arguments, **options)[1])
+        changed = change(data) if change else changes.value(what, data=data)
+        if changed == data:
+            raise SabotageError("the bytes are the same")
+        return len(changed), [changed]
+
+    return wrong
+
+
+def _file(right: Part, at: str, what: str) -> Part:
+    def change(data: bytes) -> bytes:
+        model = onnx.ModelProto.FromString(data)
+        changes.run(what, model=model)
+        return bytes(model.SerializeToString(deterministic=True))
+
+    return _bytes(right, at, what, change)
+
+
+_OTHER_PARTS: Mapping[str, tuple[str, Callable[[Part, str, str], Part]]] = {
+    "instead": ("made", _instead),
+    "plan": ("choose", _planned),
+    "lowered": ("lower", _lowered),
+    "bytes": ("serialise", _bytes),
+    "file": ("serialise", _file),
+}
+
+# -- text in the place of a tensor -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,11 +213,6 @@ class Place:
         """The node."""
         node: onnx.NodeProto = self.nodes[self.index]
         return node
-
-    @property
-    def name(self) -> str:
-        """The tensor."""
-        return str(self.node.output[self.slot])
 
 
 def places(model: onnx.ModelProto, pattern: str) -> list[Place]:
@@ -178,41 +243,39 @@ def _scopes(model: onnx.ModelProto) -> Iterator[tuple[Nodes, bool]]:
         pending += [(attribute.g.node, function) for node in nodes for attribute in node.attribute if attribute.g.node]
 
 
-def _insert(nodes: Nodes, index: int, new: Sequence[onnx.NodeProto]) -> None:
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*nodes[:index], *new, *nodes[index:])]
-    del nodes[:]
-    nodes.extend(copies)
+def _replace(model: onnx.ModelProto, tensor: str, text: str, elem_type: int, bound: Mapping[str, str]) -> None:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+    for place in reversed(places(model, tensor)):
+        maker = place.node
+        name = str(maker.output[place.slot])
+        prefix = f"{name.replace('/', '_') if place.function else name}/sabotage/"
+        own = f"{prefix}own"
+        maker.output[place.slot] = own
+        made = _parsed(text, {"own": own, "out": name, **bound}, prefix, dtype)
+        for node in () if place.function else made:
+            node.metadata_props.extend(maker.metadata_props)
+        behind = place.index + 1
+        set_nodes(place.nodes, [*place.nodes[:behind], *made, *place.nodes[behind:]])
 
 
-# -- from text to nodes ----------------------------------------------------------------------------------------------
-
-
-def parsed(text: str, names: Mapping[str, str], prefix: str, dtype: np.dtype[Any]) -> list[onnx.NodeProto]:
+def _parsed(text: str, names: Mapping[str, str], prefix: str, dtype: np.dtype[Any]) -> list[onnx.NodeProto]:
     """The nodes of a text; `names` are tensors that exist, all other outputs get the prefix."""
     constants: dict[str, onnx.NodeProto] = {}
 
     def named(match: re.Match[str]) -> str:
-        known = constants.setdefault(match[0], _constant(match[1], match[2], f"c{len(constants)}", dtype))
+        known = constants.setdefault(match[0], _number(match[1], match[2], f"c{len(constants)}", dtype))
         return str(known.output[0])
 
     graph = onnx.parser.parse_graph(f"sabotage () => () {{ {_SHORTHAND.sub(named, text)} }}")
     nodes = [*constants.values(), *graph.node]
     made = {name for node in nodes for name in node.output}
-    final = {name: f"{prefix}{name}" for name in made} | dict(names)
     for node in nodes:
         node.name = f"{prefix}{node.output[0]}"
-        for field in (node.input, node.output):
-            renamed = [final.get(name, name) for name in field]
-            del field[:]
-            field.extend(renamed)
+    rename(nodes, {name: f"{prefix}{name}" for name in made} | dict(names))
     return nodes
 
 
-def _constant(kind: str, digits: str, name: str, dtype: np.dtype[Any]) -> onnx.NodeProto:
-    values: Array
-    values = np.asarray(float(digits), dtype) if kind == "$" else np.asarray([*map(_integer, digits.split(","))])
+def _number(kind: str, digits: str, name: str, dtype: np.dtype[Any]) -> onnx.NodeProto:
+    integers = [int(text.replace("end", str(_END))) for text in digits.split(",")] if kind == "#" else []
+    values = np.asarray(integers) if kind == "#" else np.asarray(float(digits), dtype)
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(values))
-
-
-def _integer(text: str) -> int:
-    return int(text.replace("end", str(_END)))

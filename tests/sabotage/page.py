@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.sabotage.sabotages import Expect, Sabotage, Trial
-from tests.sabotage.table import FAMILIES
+from tests.sabotage.table import FAMILIES, Expect, Sabotage
+from tests.sabotage.trials import Trial
 
 COLUMNS = ("sabotage", "tried on", "difference", "ends with", "s")
 HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"

@@ -53,12 +53,6 @@ def on(*models: str, **options: Any) -> tuple[Subject, ...]:
     return tuple(Subject(model, options) for model in models)
 
 
-def square(form: str, *models: str, **options: Any) -> tuple[Subject, ...]:
-    """The first block of each model in a form with square patterns, which take longer than `local`."""
-    longest = {} if form == "masked" else {"max_tokens": 70}
-    return tuple(Subject(m, {"form": form, "only": ("*0*", "mlp"), **longest, **options}) for m in models)
-
-
 # -- small models ----------------------------------------------------------------------------------------------------
 
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"

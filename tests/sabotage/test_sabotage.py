@@ -16,13 +16,13 @@ import onnx
 import pytest
 
 from rewriter.errors import ExitStatus
-from tests.sabotage.edits import applied, heads
+from tests.sabotage.edits import patch
 from tests.sabotage.harness import POINTS, Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
 from tests.sabotage.page import BEGIN, END, write
-from tests.sabotage.sabotages import Expect, Sabotage, Trial, controls, tried
 from tests.sabotage.subjects import SMALL, Subject, on
-from tests.sabotage.table import SAMPLE, TABLE
+from tests.sabotage.table import SAMPLE, TABLE, Expect, Sabotage
+from tests.sabotage.trials import Trial, controls, tried
 
 ALL = bool(os.environ.get("ATTNONLY_SLOW"))
 CHOSEN = TABLE if ALL else SAMPLE
@@ -57,6 +57,7 @@ def test_without_sabotage_it_passes(subject: Subject, tmp_path: Path) -> None:
 def test_names_are_unique() -> None:
     names = [sabotage.name for sabotage in TABLE]
     assert len(names) == len(set(names)) > 200
+    assert sum(len(sabotage.subjects) for sabotage in TABLE) >= 690
 
 
 def test_every_sabotage_has_a_model_and_a_figure_where_it_is_harmless() -> None:
@@ -99,7 +100,7 @@ def test_small_models_are_valid(name: str, tmp_path: Path) -> None:
 def test_an_edit_that_does_nothing_is_an_error(tmp_path: Path) -> None:
     (subject,) = on("silu")
     with pytest.raises(SabotageError, match="changed nothing"):
-        attempt(subject.path(tmp_path), {}, applied(lambda *_: None))
+        attempt(subject.path(tmp_path), {}, patch("model", "model.ir_version += 0"))
 
 
 def test_a_part_that_never_runs_is_an_error(tmp_path: Path) -> None:
@@ -110,13 +111,13 @@ def test_a_part_that_never_runs_is_an_error(tmp_path: Path) -> None:
 
 def test_a_sabotage_that_passes_is_a_fault(tmp_path: Path) -> None:
     """A multiplication by 1 is none, so the rewriter is right to let it pass, and the suite must say so."""
-    trial = tried(Sabotage("none", applied(heads("out = Mul(own, $1.0)")), on("silu")), *on("silu"))
+    trial = tried(Sabotage("none", patch("heads", "out = Mul(own, $1.0)"), on("silu")), *on("silu"))
     if trial.attempt.passed:
         assert trial.fault == "left out.onnx, and passed"
 
 
 def test_a_message_must_name_the_block() -> None:
-    negated = Sabotage("negated", applied(heads("out = Neg(own)")), on("outputs"), block=1)
+    negated = Sabotage("negated", patch("heads", "out = Neg(own)"), on("outputs"), block=1)
     assert tried(negated, *on("outputs")).fault == "no message names mlp_2"
 
 
@@ -132,7 +133,7 @@ def test_a_crash_is_a_fault() -> None:
 
 
 def test_a_harmful_one_is_not_called_harmless() -> None:
-    harmful = Sabotage("off", applied(heads("out = Mul(own, $1.001)")), on("silu"), Expect.HARMLESS, below=1e-6)
+    harmful = Sabotage("off", patch("heads", "out = Mul(own, $1.001)"), on("silu"), Expect.HARMLESS, below=1e-6)
     assert tried(harmful, *on("silu")).fault.startswith("not harmless: outputs differ by 0.001")
 
 

@@ -1,8 +1,4 @@
-"""A report as a self-contained HTML page.
-
-`write_page` and `render` take a `rewriter.report.report.Report`. jinja2, from the extra `report`, is imported only when
-a page is made.
-"""
+"""A report as a self-contained HTML page; jinja2, from the extra `report`, is imported only when a page is made."""
 
 from rewriter.report.html.page import render, write_page
 from rewriter.report.html.rendering import require_jinja

@@ -35,8 +35,14 @@ def require_jinja() -> None:
         raise UsageError("a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'") from error
 
 
-def filled(template: str, context: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """A template with its variables, all text escaped. Raises UsageError if jinja2 is missing."""
+def filled(
+    template: str,
+    style: str,
+    script: str,
+    context: Mapping[str, Any],
+    filters: Mapping[str, Callable[..., Any]] | None = None,
+) -> str:
+    """A template with its style, script and variables, all text escaped. Raises UsageError if jinja2 is missing."""
     require_jinja()
     import jinja2
 
@@ -48,7 +54,8 @@ def filled(template: str, context: Mapping[str, Any], filters: Mapping[str, Call
         lstrip_blocks=True,
     )
     made.filters.update(filters or {})
-    return made.get_template(template).render(**context).strip() + "\n"
+    fixed = {"style": style, "script": script, "policy": policy(style, script)}
+    return made.get_template(template).render(**fixed, **context).strip() + "\n"
 
 
 def resource(name: str) -> str:

@@ -12,16 +12,26 @@ from rich.text import Text
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
-from rewriter.compare.graphs import GraphDifference
+from rewriter.compare.graphs import GraphDifference, span
 from rewriter.errors import ExitStatus
 from rewriter.proof.certificate.certify import CertifiedRegion
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification, domain_of
 from rewriter.report.comparison import Comparison, Verdict
-from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, operator_table, output_table, region_table
+from rewriter.report.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    columns,
+    folded,
+    operator_table,
+    output_table,
+    region_table,
+    tests_table,
+)
 from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import tests_table
 from rewriter.text import counted
 
 _FEW_FAILURES = 5
@@ -101,7 +111,7 @@ def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
 
 def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if proof.providers:
-        yield _differences(found, proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
+        yield _differences(proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
         yield _judged(found, proof, words.names)
         yield plain(f"inputs: {'; '.join(proof.cases)}")
     for text in proof.skipped:
@@ -111,18 +121,14 @@ def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: boo
             yield plain(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:8])}", "yellow")
 
 
-def _differences(found: Comparison, proof: Validation, title: str, *, verbose: bool) -> Table:
-    """B against A, output by output."""
-    stats = [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
-    shown = output_table(title, [(name, each, found.top_k.get(each.name)) for name, each in stats])
-    # Without -v, what fits into 80 columns.
-    known = ("top-1", "KL", "top-k") if verbose else ("top-1", "top-k")
-    ranks = (name for name in known if shown.pick(name).filled().columns)
-    absolute: tuple[str, ...] = ("max abs", "mean abs")
-    relative: tuple[str, ...] = ("max rel",)
-    if verbose:
-        absolute, relative = (*absolute, "p99 abs", "abs at"), (*relative, "mean rel", "p99 rel", "rel at")
-    return shown.pick("provider", "output", *absolute, *relative, "1 - cosine", *ranks, "passes at atol = rtol")
+def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
+    """B against A, output by output; without -v, what fits into 80 columns."""
+    shown = output_table(
+        title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
+    )
+    ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
+    errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
+    return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
 
 def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Table:
@@ -250,14 +256,14 @@ def _blame(found: Comparison) -> str:
 
 def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
     """All tables and lines about the graphs."""
-    most = len(found.nodes) + len(found.tensors) if verbose else _FEW_ROWS
+    most = len(found.regions) + len(found.tensors) if verbose else _FEW_ROWS
     if found.fields or found.remarks:
         yield _fields(found, names)
     if any(a != b for a, b in found.operators.values()):
         yield _operators(found, names)
-    if found.nodes:
-        yield _nodes(found, names, most)
-        yield from _more(len(found.nodes) - most, "nodes")
+    if found.regions:
+        yield _regions_of(found, names, most)
+        yield from _more(len(found.regions) - most, "regions")
     if found.tensors:
         yield _tensors(found, names, most)
         yield from _more(len(found.tensors) - most, "weights")
@@ -283,16 +289,13 @@ def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     a, b = sum(before.values()), sum(after.values())
     heads = (Column(""), *columns("count", *names), Column("change", "change"))
-    return Table("Operators", heads, operator_table(before, after).rows, (("all nodes", a, b, b - a),))
+    return Table("Operators", heads, (*operator_table(before, after).rows, ("all nodes", a, b, b - a)))
 
 
-def _nodes(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    rows = []
-    for node in found.nodes[:most]:
-        where = f" in {node.scope}" if node.scope else ""
-        what = ", ".join(node.what) if node.what else node.status.replace("A", names[0]).replace("B", names[1])
-        rows.append((node.a, node.b, what + where))
-    return Table("Nodes that differ", columns("text", *names, "change"), tuple(rows))
+def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
+    rows = tuple((*(span(side) if side else None for side in (each.a, each.b)), ", ".join(each.what) or None)
+                 for each in found.regions[:most])  # fmt: skip
+    return Table("Nodes that differ", columns("text", *names, "change"), rows)
 
 
 def _tensors(found: GraphDifference, names: tuple[str, str], most: int) -> Table:

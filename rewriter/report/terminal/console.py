@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import rich.box
@@ -69,6 +69,14 @@ class Console:
         for line in capture.get().splitlines():
             self._out.print(plain(line.rstrip()), soft_wrap=True)
 
+    def part(self, part: str | Sequence[str] | Table) -> None:
+        """Print a part of a report: a table, a paragraph, or the entries of a list."""
+        if isinstance(part, Table):
+            self.print(part)
+            return
+        for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
+            self.line(text)
+
     @contextmanager
     def progress(self) -> Iterator[Callback]:
         """Show progress on standard error while the block runs."""
@@ -95,9 +103,8 @@ def drawn(table: Table) -> rich.table.Table:
     )
     for column in table.columns:
         made.add_column(column.name, justify="right" if column.numeric else "left", overflow="fold")
-    for place, row in enumerate((*table.rows, *table.totals), start=1):
-        cells = (_cell(value, column.kind) for value, column in zip(row, table.columns, strict=True))
-        made.add_row(*cells, end_section=place == len(table.rows))
+    for row in table.rows:
+        made.add_row(*(_cell(value, column.kind) for value, column in zip(row, table.columns, strict=True)))
     return made
 
 

@@ -58,7 +58,7 @@ def test_nothing_to_convert_passes_through_unless_it_is_needed() -> None:
 @pytest.mark.usefixtures("wrong_bias")
 def test_a_wrong_rewriting_is_a_broken_postcondition() -> None:
     ours = AttentionOnly(providers="cpu")
-    with pytest.raises(PostconditionError, match="FAILED 1 block"):
+    with pytest.raises(PostconditionError, match="FAILED  1 block"):
         ours(model_of(mlp(SILU)))
     assert ours.report is not None
     assert ours.report.exit_status is ExitStatus.VALIDATION_FAILED

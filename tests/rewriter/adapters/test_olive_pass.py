@@ -81,7 +81,7 @@ def test_a_wrong_option_is_an_error_and_no_model(tmp_path: Path, caplog: pytest.
 @pytest.mark.usefixtures("wrong_bias")
 def test_a_failed_proof_is_an_error_and_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workflow(mlp(SILU), tmp_path)
-    assert "FAILED 1 block" in caplog.text
+    assert "FAILED  1 block" in caplog.text
     assert not list((tmp_path / "out").rglob("*.onnx"))
 
 

@@ -45,7 +45,7 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == f"PASSED 1 model, 1 block, 8 attention heads, written to {out}"
+    assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, 8 attention heads, written to {out}"
     assert "onnx/plain.onnx\ncopied    as it is" in text
     assert ".rewrite-" not in text
     assert files(out) == files(folder) | {"README.md", "attnonly-report.json"}
@@ -57,10 +57,10 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     wanted = evaluate(onnx.load(folder / "model.onnx"), {"x": x})["out"]
     assert np.abs(evaluate(made, {"x": x})["out"] - wanted).max() < 1e-12
     card = (out / "README.md").read_text(encoding="utf-8")
-    (row,) = (line for line in card.splitlines() if line.startswith("| model.onnx"))
-    assert row.startswith("| model.onnx | 1 | silu | 8 | exact | ")
-    assert row.endswith(" | certified, run on cpu, 3 inputs |")
-    assert "| onnx/plain.onnx | 0 |  |  |  |  |  | copied as it is" in card
+    assert "**model.onnx**\n\n```\nblocks    mlp: silu as 8 heads over 1 bias token, exact\n" in card
+    assert "\nPASSED  1 block, 8 attention heads, certified for every input, run on cpu; written to model.onnx " in card
+    assert "**onnx/plain.onnx**\n\n```\ncopied as it is: there is no MLP block to convert\n```\n" in card
+    assert str(out) not in card
     assert "; options providers=cpu." in card
     report = json.loads((out / "attnonly-report.json").read_text(encoding="utf-8"))
     assert (report["exit_status"], report["copied"]) == (0, ["config.json", "onnx/plain.data", "tokenizer/vocab.txt"])
@@ -150,7 +150,7 @@ def test_names_cannot_break_the_card(folder: Path) -> None:
     out = folder.with_name("out")
     rewrite_folder(folder, out, validate=False)
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert r"| a\|b\[c\](javascript:x)\<i\>.onnx |" in card
+    assert r"**a\|b\[c\](javascript:x)\<i\>.onnx**" in card
 
 
 def test_a_link_is_refused(folder: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_folder_without_models(tmp_path: Path) -> None:
 
 def test_dry_run_writes_nothing(folder: Path) -> None:
     report = rewrite_folder(folder, dry_run=True)
-    assert report.summary.startswith("PLANNED 1 model, 1 block")
+    assert report.summary.startswith("PLANNED  1 model, 1 block")
     assert names(folder.parent) == ["in"]
 
 

@@ -10,8 +10,7 @@ import onnx
 import pytest
 
 from rewriter import rewrite_folder
-from rewriter.files.atomic import sweep
-from rewriter.files.folder import check_new_folder, staged_folder
+from rewriter.files.atomic import check_new_folder, staged_folder, sweep
 from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
 from tests.textmodels import SILU, mlp

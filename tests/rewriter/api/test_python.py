@@ -114,18 +114,19 @@ def test_a_comparison_is_true_if_the_models_agree() -> None:
 def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     report = rewrite(mlp(SILU))
     assert report.raise_for_status() is report
-    assert repr(report).startswith("<Report: PASSED 1 block, 8 attention heads, error ratio ")
+    assert repr(report).startswith("<Report: PASSED  1 block, 8 attention heads, certified for every input, ")
     assert len(repr(report)) < 120
     assert "<td>silu</td>" in report._repr_html_()
-    assert repr(rewrite(mlp(SILU), dry_run=True)) == "<Report: PLANNED 1 block, 8 attention heads in <memory>>"
+    planned = "<Report: PLANNED  1 block, 8 attention heads in <memory>; nothing was written>"
+    assert repr(rewrite(mlp(SILU), dry_run=True)) == planned
     assert "NOT PROVED" in repr(rewrite(mlp(SILU), validate=False))
     nothing = rewrite(mlp(SILU), only="a.b")
     assert nothing.exit_status is ExitStatus.NOTHING_TO_CONVERT
-    with pytest.raises(NothingToConvertError, match="NOTHING TO CONVERT in <memory>"):
+    with pytest.raises(NothingToConvertError, match="NOTHING TO CONVERT  in <memory>"):
         nothing.raise_for_status()
     monkeypatch.setattr(f"{rewrite.__module__}.made", broken)
     failed = rewrite(mlp(SILU))
-    with pytest.raises(ValidationError, match=r"FAILED 1 block, 8 attention heads.*; "):
+    with pytest.raises(ValidationError, match=r"FAILED  1 block, 8 attention heads.*; "):
         failed.raise_for_status()
 
 

@@ -41,7 +41,7 @@ def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> No
     assert run(["model.onnx", *arguments, "-q", "--html", "page.html"]) == status
     text = (room / "page.html").read_text(encoding="utf-8")
     assert f"<title>{verdict}</title>" in text
-    assert ("<caption>Blocks that became" in text) is (status == 0)
+    assert ("<caption>Blocks to attention heads" in text) is (status == 0)
     assert names(room) <= {"model.onnx", "out.onnx", "page.html"}
 
 

@@ -65,7 +65,7 @@ def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.Capture
     assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
-    assert "--option max_pattern_mb=64" in text
+    assert "more than 64 MB; lower --max-tokens" in text
 
 
 def test_scope_all_leaves_nothing() -> None:

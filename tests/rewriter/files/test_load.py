@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from rewriter.errors import ModelError
-from rewriter.files.external import ExternalRef
-from rewriter.files.load import MAX_FILE, external_bytes, like, load_model, read_tensor
+from rewriter.files.load import MAX_FILE, like, load_model, read_tensor
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
@@ -103,36 +102,11 @@ def test_models_of_onnx_ir() -> None:
     assert [node.op_type for node in back.graph] == ["Add"]
 
 
-@pytest.mark.parametrize(
-    ("ranges", "total"),
-    [
-        ([], 0),
-        ([("a", 0, 10)], 10),
-        ([("a", 0, 10), ("a", 0, 10)], 10),
-        ([("a", 0, 10), ("a", 5, 10)], 15),
-        ([("a", 0, 10), ("a", 10, 5)], 15),
-        ([("a", 0, 20), ("a", 5, 5), ("a", 18, 4)], 22),
-        ([("a", 100, 10), ("a", 0, 10)], 20),
-        ([("a", 0, 10), ("b", 0, 10), ("b", 4, 10)], 24),
-        ([("b", 3, 4), ("a", 90, 10)], 14),
-        ([("a", 0, 1), ("a", 0, 2), ("a", 2, 0)], 2),
-    ],
-)
-def test_bytes_are_counted_once(ranges: list[tuple[str, int, int]], total: int) -> None:
-    references = tuple(ExternalRef("w", name, Path("/", name), offset, length) for name, offset, length in ranges)
-    assert external_bytes(references) == total
-
-
 def test_shared_ranges_count_once(source: Path) -> None:
     proto = onnx.load(source, load_external_data=False)
     tied = proto.graph.initializer.add()
     tied.CopyFrom(proto.graph.initializer[0])
     tied.name = "tied"
-    half = proto.graph.initializer.add()
-    half.CopyFrom(tied)
-    half.name = "half"
-    half.dims[:] = [512]
-    half.external_data.add(key="offset", value="2048")
     source.write_bytes(proto.SerializeToString())
     assert load_model(source).size == source.stat().st_size + WEIGHTS.nbytes
 

@@ -173,56 +173,6 @@ def test_bytes_that_are_no_message(data: bytes) -> None:
     assert without_weights(data, "model.onnx") is None
 
 
-@pytest.mark.parametrize(
-    ("number", "length", "written"),
-    [
-        (1, 0, b"\x0a\x00"),
-        (9, 127, b"\x4a\x7f"),
-        (7, 128, b"\x3a\x80\x01"),
-        (5, 300, b"\x2a\xac\x02"),
-        (5, 16384, b"\x2a\x80\x80\x01"),
-        (7, 2**31, b"\x3a\x80\x80\x80\x80\x08"),
-    ],
-)
-def test_tags_are_those_of_protobuf(number: int, length: int, written: bytes) -> None:
-    assert mapped._tag(number, length) == written
-    assert mapped._varint(memoryview(written), 0, len(written)) == (number << 3 | 2, 1)
-    assert mapped._varint(memoryview(b"??" + written + b"?"), 3, len(written) + 2) == (length, len(written) + 2)
-
-
-def test_numbers_have_at_most_ten_bytes() -> None:
-    """The last of them below 128, and within the message."""
-    longest = b"\x80" * 9 + b"\x01"
-    assert mapped._varint(memoryview(longest), 0, 10) == (2**63, 10)
-    for data, last in ((b"\x80" + longest, 11), (longest, 9), (b"", 0), (b"\xff", 1)):
-        with pytest.raises(mapped._OddError):
-            mapped._varint(memoryview(data), 0, last)
-
-
-NESTED = onnx.AttributeProto(name="a", f=1.5, i=-1, s=b"text", floats=[1.0, 2.0], type=onnx.AttributeProto.FLOAT)
-FIXED = b"\x09" + bytes(8) + b"\x12\x01x"
-"""A number of 64 bits in field 1, and a string in field 2."""
-
-
-def test_fields_of_a_message() -> None:
-    """All wire types: they cover it without a gap, and only contents with a length are looked into."""
-    data = NESTED.SerializeToString(deterministic=True)
-    found = list(mapped._fields(memoryview(b"??" + data), 2, len(data) + 2, 1))
-    assert {number for number, *_ in found} == {1, 2, 3, 4, 7, 20}
-    assert [begin for _, begin, _, _ in found] == [2, *(end for *_, end in found[:-1])]
-    assert found[-1][3] == len(data) + 2
-    contents = {number: (b"??" + data)[start:end] for number, _, start, end in found}
-    assert (contents[1], contents[4]) == (b"a", b"text")
-    assert contents[2] == np.float32(1.5).tobytes()
-    assert list(mapped._fields(memoryview(FIXED), 0, len(FIXED), 2)) == [(1, 0, 1, 9), (2, 9, 11, 12)]
-    for cut in range(1, len(FIXED)):
-        if cut != 9:
-            with pytest.raises(mapped._OddError):
-                list(mapped._fields(memoryview(FIXED), 0, cut, 2))
-    with pytest.raises(mapped._OddError):
-        list(mapped._fields(memoryview(FIXED), 0, len(FIXED), 1))
-
-
 @pytest.mark.parametrize(("size", "stays"), [(LARGE - 1, False), (LARGE, True), (LARGE + 1, True)])
 def test_how_large_a_weight_stays(size: int, stays: bool) -> None:
     given = onnx.ModelProto()

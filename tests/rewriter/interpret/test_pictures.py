@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, attribute, attribution_graph, head_pictures, head_tokens, heads
+from rewriter import UsageError, attribute, head_pictures, head_tokens, heads
 from rewriter.interpret import page as contents
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
@@ -32,7 +32,7 @@ def given(stem: str = "silu-decoder", tokens: int = 6) -> dict[str, Array]:
 
 @cache
 def data(stem: str = "silu-decoder", logit: int | None = LOGIT, **options: Any) -> dict[str, Any]:
-    made = head_pictures(FOLDER / f"{stem}.onnx", given(stem), logit=logit, **options).data
+    made = head_pictures(FOLDER / f"{stem}.onnx", given(stem), logit=logit, **options)
     return dict(json.loads(json.dumps(made, allow_nan=False)))
 
 
@@ -66,7 +66,7 @@ def test_patterns_are_the_models(stem: str, program: str) -> None:
     assert len(checked) > 80
 
 
-def test_attributions_and_the_graph_are_those_of_their_functions() -> None:
+def test_attributions_are_those_of_their_function() -> None:
     found, wanted = by_name(), attribute(MODEL, given(), LOGIT)
     assert data()["logit"] == {"logit": LOGIT, "minus": None, "position": -1, "output": None, "value": wanted.logit}
     for name, head in found.items():
@@ -74,22 +74,6 @@ def test_attributions_and_the_graph_are_those_of_their_functions() -> None:
         effects = wanted.effects[sublayer][:, int(number)]
         assert head["effects"] == pytest.approx(effects, rel=1e-3, abs=1e-12)
         assert head["effect"] == pytest.approx(effects.sum(), rel=1e-3, abs=1e-12)
-    graph = attribution_graph(MODEL, given(), LOGIT, max_nodes=400).to_json()
-    drawn = data()["graph"]
-    # Every node that an edge ends at, and no other.
-    shown = {node["id"] for node in drawn["nodes"]}
-    assert shown == {end for *ends, _ in drawn["links"] for end in ends}
-    assert shown < {node["node_id"] for node in graph["nodes"]}
-    weights = {(link["source"], link["target"]): link["weight"] for link in graph["links"]}
-    for source, target, weight in drawn["links"]:
-        assert weight == pytest.approx(weights[source, target], rel=1e-3)
-    assert drawn["left_out"] == [len(graph["nodes"]) - len(shown), len(weights) - contents.MOST_EDGES]
-    smallest = min(abs(weight) for *_, weight in drawn["links"])
-    assert sum(abs(weight) > smallest * 1.001 for weight in weights.values()) <= contents.MOST_EDGES
-    assert (drawn["rows"][0], drawn["rows"][-1]) == ("tokens", "logit")
-    places = [(node["row"], node["column"], node["lane"]) for node in drawn["nodes"]]
-    assert len(set(places)) == len(places)
-    assert {node["head"] for node in drawn["nodes"]} & set(found)
 
 
 def test_tokens_are_those_of_their_function() -> None:
@@ -114,7 +98,6 @@ def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
     assert shown == set(sorted(effects, key=lambda name: -effects[name])[:7])
     assert few["notes"] == ["Shown are 7 of 256 neurons, those with the largest attribution to the logit."]
     without = data(logit=None, most=0)
-    assert without["graph"] is None
     assert without["logit"] is None
     assert {head["kind"] for head in without["heads"]} == {"head"}
     assert {head["effect"] for head in without["heads"]} == {None}
@@ -127,15 +110,14 @@ def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "_PATTERN_ENTRIES", 3 * 25)
     long = given(tokens=19)
     for position, start in ((-1, 14), (9, 5), (0, 0)):
-        found = head_pictures(MODEL, long, logit=LOGIT, position=position, most=3).data
+        found = head_pictures(MODEL, long, logit=LOGIT, position=position, most=3)
         assert [token["place"] for token in found["tokens"]] == list(range(start, start + 5))
         assert found["notes"][0] == f"Shown are tokens {start} to {start + 4} of 19."
         assert "Shown are 3 of 8 original heads" in found["notes"][2]
         for head in found["heads"]:
             assert len(head["activation"]) == len(head["effects"]) == 5
             assert np.array(head["pattern"]).shape == (1, 5, 5 if head["kind"] == "head" else 2)
-        assert all(0 <= node["column"] < 5 for node in found["graph"]["nodes"])
-    assert [token["place"] for token in head_pictures(MODEL, long, most=3).data["tokens"]] == [0, 1, 2, 3, 4]
+    assert [token["place"] for token in head_pictures(MODEL, long, most=3)["tokens"]] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,8 @@ def test_what_does_not_fit_into_memory_is_refused() -> None:
 @pytest.mark.parametrize("k", [1, 4, 60])
 def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
     rng = np.random.default_rng(k)
-    whole = rng.normal(size=(20, 50)) + np.linspace(0.0, 3.0, 50)  # later columns are larger
-    best = Best(20, k, np.dtype(np.float64), floor=-np.inf)
+    whole = np.abs(rng.normal(size=(20, 50))) + np.linspace(0.0, 3.0, 50)  # later columns are larger
+    best = Best(20, k, np.dtype(np.float64))
     for columns in np.array_split(rng.permutation(50), 7):
         for rows in np.array_split(rng.permutation(20), 3):
             best.add(rows, whole[np.ix_(rows, columns)], columns)

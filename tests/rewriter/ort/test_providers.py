@@ -22,7 +22,7 @@ from rewriter.ort.providers import (
     require_float64,
 )
 from rewriter.ort.sessions import Session, open_session
-from rewriter.report.terminal.rewriting import remarks, warnings
+from rewriter.report.sections import provider_table, warnings
 from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
@@ -172,11 +172,9 @@ def test_control_and_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proof.cpu_nodes == ("Exp 'mlp/heads/exp'",)
     assert proof.cpu_nodes_of_original == 1
     assert 2.0**-21 < proof.control["out"].max_abs < 2.0**-18
-    lines = [str(line) for line in (*remarks(report), *warnings(report))]
-    control = next(line for line in lines if line.startswith("control, "))
-    assert control.startswith("control, the original on cuda:device_id=1 against the CPU: out differs by ")
-    assert "fell back to the CPU on cuda:device_id=1: Exp 'mlp/heads/exp'" in lines
-    assert "1 nodes of the original run on the CPU on cuda:device_id=1 too" in lines
+    assert "fell back to the CPU on cuda:device_id=1: Exp 'mlp/heads/exp'" in warnings(report)
+    control, nodes = provider_table(report.validation).pick("control", "nodes of the original on the CPU").rows[1]
+    assert (control, nodes) == (proof.control["out"].max_abs, 1)
 
 
 def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +185,7 @@ def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyP
     assert (cpu.control, cpu.cpu_nodes_of_original) == ({}, 0)
     assert (cuda.cpu_nodes, cuda.cpu_nodes_of_original) == ((), None)
     assert cuda.control["out"].max_abs == 0.0
-    assert "this onnxruntime cannot tell which nodes cuda left to the CPU" in [str(line) for line in warnings(report)]
+    assert "this onnxruntime cannot tell which nodes cuda left to the CPU" in warnings(report)
 
 
 @pytest.mark.cuda

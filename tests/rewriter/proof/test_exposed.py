@@ -81,12 +81,6 @@ def test_a_glob_without_a_match_is_said() -> None:
     assert len(report.rewritten.graph.output) == 1
 
 
-def test_a_pattern_above_the_limit_is_exposed_without_a_loop() -> None:
-    report = exposing(mlp(SILU), "compact", "pattern", max_pattern_mb=1e-4)
-    assert report.rewritten is not None
-    assert "Loop" not in {node.op_type for node in report.rewritten.graph.node}
-
-
 REFUSED = (
     ("compact", "values", "unknown tensor 'values'"),
     ("compact", "", "unknown tensor ''"),

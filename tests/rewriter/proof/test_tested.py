@@ -1,19 +1,18 @@
-"""Further inputs of a block: other batches and tokens, no two rows alike; small chunks and all position slots."""
+"""Further inputs of a block: other batches and tokens, no two rows alike; all position slots."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim
 from rewriter.proof.exposed import wanted
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.tested import _chunks, _shape, _with_constant, sizes_of, spread, variants
+from rewriter.proof.tested import longest, sizes_of, spread
 
 
 def _claim(**given: Any) -> Claim:
@@ -22,13 +21,6 @@ def _claim(**given: Any) -> Claim:
 
 def _real(*shape: int) -> list[dict[str, np.ndarray]]:
     return [{"x": np.random.default_rng(1).normal(size=shape).astype(np.float32)}]
-
-
-def _part(name: str = "mlp/heads/pattern_size", *, node: bool = False) -> LoadedModel:
-    tensor = numpy_helper.from_array(np.asarray([10**6]), name)
-    nodes = [helper.make_node("Constant", [], [name], value=tensor)] if node else []
-    graph = helper.make_graph(nodes, "part", [], [], [] if node else [tensor])
-    return LoadedModel(helper.make_model(graph), None, Path(), (), 0)
 
 
 @pytest.mark.parametrize(
@@ -69,105 +61,15 @@ def test_a_block_that_reads_shapes_is_tried_on_real_inputs_only() -> None:
     assert spread(_claim(), feeds) == []
 
 
-@pytest.mark.parametrize("lead", [(6,), ()], ids=["batch", "no-batch"])
-@pytest.mark.parametrize(("neurons", "node"), [(32, False), (96, False), (96, True), (105, False)])
-def test_small_chunks_are_several_and_the_last_is_uneven(neurons: int, node: bool, lead: tuple[int, ...]) -> None:
-    claim = _claim(chunk_size="mlp/heads/pattern_size", neurons=neurons, bias_tokens=2)
-    cases = spread(claim, _real(*(1 for _ in lead), 17, 8))
-    found = list(variants(claim, _part(node=node), cases))
-    assert len(found) == 2
-    keys, batch = 19 + 2, 6 if lead else 1
-    sizes = []
-    for case, part, _ in found:
-        assert case.feeds["x"].shape == (*lead, 19, 8)
-        graph = part.proto.graph
-        tensor = graph.node[0].attribute[0].t if node else graph.initializer[0]
-        sizes.append(int(numpy_helper.to_array(tensor)[0]))
-    assert [what for _, _, what in found] == [
-        f"in chunks of {sizes[0] // (batch * keys * keys)} heads",
-        f"in chunks of {sizes[1] // (batch * keys)} queries",
-    ]
-    heads, rows = sizes[0] // (batch * keys * keys), sizes[1] // (batch * keys)
-    steps = -(-neurons // heads)
-    assert steps > 1
-    assert neurons % steps  # the function spreads its heads over as many steps
-    assert 1 < rows < keys
-    assert keys % rows
-
-
-def test_without_a_small_case_no_chunks_are_forced() -> None:
-    claim = _claim(chunk_size="mlp/heads/pattern_size", neurons=32, bias_tokens=2)
-    large = [Case("large", {"x": np.zeros((2, 67, 8), np.float32)})]
-    assert not list(variants(claim, _part(), large))
-
-
 def test_every_position_slot_is_filled() -> None:
     claim = _claim(longest=40)
-    found = list(variants(claim, _part(), spread(claim, _real(1, 17, 8))))
-    assert [(case.feeds["x"].shape, what) for case, _, what in found] == [((1, 40, 8), "on 40 tokens")]
+    found = longest(claim, spread(claim, _real(1, 17, 8)))
+    assert [case.feeds["x"].shape for case in found] == [(1, 40, 8)]
 
 
-def test_nothing_to_vary_without_chunks_and_slots() -> None:
-    assert not list(variants(_claim(), _part(), spread(_claim(), _real(1, 17, 8))))
-    assert not list(variants(_claim(chunk_size="elsewhere", neurons=4), _part(), spread(_claim(), _real(1, 17, 8))))
-    assert not list(variants(_claim(longest=9), _part(), [Case("shapes", {"x": np.zeros(3), "shape": np.zeros(2)})]))
-
-
-# -- bounds on the size of patterns ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("batch", "tokens", "few"),
-    [(3, 19, 5), (2, 5, 7), (5, 7, 11), (35, 11, 13), (35, 11 * 13, 4)],
-)
-def test_chunks_of_tokens_do_not_divide_them(batch: int, tokens: int, few: int) -> None:
-    """Each token's pattern has `row_size` entries; the second bound leaves room for one token."""
-    claim = _claim(row_size=6, neurons=32)
-    assert _chunks(claim, batch, tokens) == (
-        (few * 6, f"in chunks of {few} tokens"),
-        (1, "one token at a time"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("neurons", "heads"), [(32, 11), (96, 20), (105, 10), (15, 3), (1155, 89), (15015, 7508), (None, 1), (1, 1)]
-)
-def test_chunks_of_heads_and_queries(neurons: int | None, heads: int) -> None:
-    """A number of chunks of 3, 5, 7, 11 or 13 that does not divide the neurons, else 2."""
-    claim = _claim(neurons=neurons, bias_tokens=2)
-    assert _chunks(claim, 3, 19) == (
-        (3 * 21 * 21 * heads, f"in chunks of {heads} heads"),
-        (3 * 21 * 11, "in chunks of 11 queries"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("shape", "found"), [((3, 19, 8), (3, 19)), ((19, 8), (1, 19)), ((8,), (1, -1)), ((2, 3, 4, 8), (1, -1))]
-)
-def test_batch_and_tokens_of_a_case(shape: tuple[int, ...], found: tuple[int, int]) -> None:
-    assert _shape(_claim(), Case("c", {"x": np.zeros(shape)})) == found
-
-
-def test_a_constant_is_replaced_in_a_copy() -> None:
-    for node in (False, True):
-        part = _part(node=node).proto
-        before = part.SerializeToString(deterministic=True)
-        made = _with_constant(part, "mlp/heads/pattern_size", 17)
-        assert made is not None
-        tensor = made.graph.node[0].attribute[0].t if node else made.graph.initializer[0]
-        assert numpy_helper.to_array(tensor).tolist() == [17]
-        assert part.SerializeToString(deterministic=True) == before
-        assert _with_constant(part, "another", 17) is None
-
-
-def test_other_constants_are_left() -> None:
-    part = _part().proto
-    part.graph.initializer.insert(0, numpy_helper.from_array(np.asarray([3]), "first"))
-    part.graph.node.append(helper.make_node("Neg", ["first"], ["mlp/other"]))
-    made = _with_constant(part, "mlp/heads/pattern_size", 17)
-    assert made is not None
-    assert [numpy_helper.to_array(each).tolist() for each in made.graph.initializer] == [[3], [17]]
-    assert _with_constant(part, "mlp/other", 17) is None
+def test_nothing_to_fill_without_slots() -> None:
+    assert longest(_claim(), spread(_claim(), _real(1, 17, 8))) == []
+    assert longest(_claim(longest=9), [Case("shapes", {"x": np.zeros(3), "shape": np.zeros(2)})]) == []
 
 
 def test_what_a_part_does_not_read_is_not_given() -> None:
@@ -199,10 +101,10 @@ def test_inputs_that_are_no_floats_or_empty() -> None:
     assert len(spread(_claim(), [{"x": np.zeros((1, n, 8), np.float32)} for n in (0, 2)])) == 3
 
 
-@pytest.mark.parametrize(("longest", "slots"), [(4096, True), (4097, False)])
-def test_very_long_sequences_are_not_tried(longest: int, slots: bool) -> None:
-    found = list(variants(_claim(longest=longest), _part(), spread(_claim(longest=longest), _real(1, 17, 8))))
-    assert [what for *_, what in found] == (["on 4096 tokens"] if slots else [])
+@pytest.mark.parametrize(("slots", "tried"), [(4096, True), (4097, False)])
+def test_very_long_sequences_are_not_tried(slots: int, tried: bool) -> None:
+    claim = _claim(longest=slots)
+    assert len(longest(claim, spread(claim, _real(1, 17, 8)))) == tried
 
 
 @pytest.mark.parametrize(
@@ -211,4 +113,4 @@ def test_very_long_sequences_are_not_tried(longest: int, slots: bool) -> None:
 def test_only_what_the_block_reads_is_varied(feeds: dict[str, np.ndarray]) -> None:
     """Neither where something else is given nor where more is, such as shapes."""
     assert spread(_claim(), [feeds]) == []
-    assert not list(variants(_claim(longest=9), _part(), [Case("other", feeds)]))
+    assert longest(_claim(longest=9), [Case("other", feeds)]) == []

@@ -184,103 +184,6 @@ function ranking() {
   }));
 }
 
-// -- graph ----------------------------------------------------------------------------------------------------------
-
-const ACROSS = 24, PER = 5;
-
-function layout(graph) {
-  const columns = data.tokens.map((_, column) => Math.max(0, ...graph.nodes.filter((node) => node.column === column).map((node) => Math.min(node.lane + 1, PER))));
-  const rows = graph.rows.map((_, row) => Math.max(1, ...graph.nodes.filter((node) => node.row === row).map((node) => Math.floor(node.lane / PER) + 1)));
-  const lefts = columns.reduce((sums, width) => [...sums, sums.at(-1) + (width ? Math.max(width * ACROSS, 34) + 18 : 4)], [76]);
-  const bottoms = rows.reduce((sums, height) => [...sums, sums.at(-1) - height * ACROSS - 44], [0]);
-  const height = 12 - bottoms.at(-1);
-  const places = new Map(graph.nodes.map((node) => [node.id, [
-    lefts[node.column] + (node.lane % PER) * ACROSS + 12,
-    height - 30 + bottoms[node.row] - Math.floor(node.lane / PER) * ACROSS,
-  ]]));
-  return { places, lefts, bottoms, width: lefts.at(-1) + 8, height };
-}
-
-function graph() {
-  const own = data.graph;
-  at("graph-section").hidden = false;
-  const [nodes, links] = own.left_out;
-  at("graph-about").textContent = `Direct effects that make the logit: blue edges add to what is above them, red ones take away. ${own.nodes.length} nodes and ${own.links.length} edges of the pruned graph are drawn${nodes || links ? `, ${nodes} and ${links} weaker ones are not` : ""}.`;
-  const { places, lefts, bottoms, width, height } = layout(own);
-  const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Attribution graph" });
-  own.rows.forEach((text, row) => svg.append(draw("text", { x: 4, y: height - 26 + bottoms[row] }, text)));
-  const used = new Set(own.nodes.map((node) => node.column));
-  data.tokens.forEach((token, column) => used.has(column) && svg.append(draw("text", { x: lefts[column] + 4, y: height - 6 }, token.text.slice(0, 8))));
-  const scale = largest(own.links.map(([, , weight]) => weight));
-  const edges = own.links.map(([source, target, weight]) => {
-    const [[a, b], [c, d]] = [places.get(source), places.get(target)];
-    const middle = (b + d) / 2;
-    const line = draw("path", { class: weight < 0 ? "edge minus" : "edge", d: `M${a} ${b}C${a} ${middle} ${c} ${middle} ${c} ${d}`, "stroke-width": (0.6 + 4 * Math.abs(weight) / scale).toFixed(2) });
-    svg.append(line);
-    return { source, target, weight, line };
-  });
-  const kinds = { embedding: "embedding", "attention head": "head", neuron: "neuron", logit: "logit" };
-  const marks = new Map();
-  for (const node of own.nodes) {
-    const [x, y] = places.get(node.id);
-    const label = `${node.label} at ${data.tokens[node.column].text}`;
-    const mark = draw("g", { class: `node ${kinds[node.kind] ?? "other"}`, tabindex: marks.size ? "-1" : "0", role: "button", "aria-label": label, "aria-pressed": "false", transform: `translate(${x} ${y})` });
-    mark.append(draw("title", {}, label), draw("circle", { r: 8 }));
-    mark.addEventListener("click", () => select(node));
-    mark.addEventListener("keydown", (event) => keys(event, node));
-    marks.set(node.id, mark);
-    svg.append(mark);
-  }
-  const byId = new Map(own.nodes.map((node) => [node.id, node]));
-  at("drawing").replaceChildren(svg);
-  const logit = own.nodes.find((node) => node.kind === "logit");
-  at("drawing").scrollLeft = logit ? places.get(logit.id)[0] - at("drawing").clientWidth / 2 : 0;
-
-  function select(node) {
-    const near = edges.filter((edge) => edge.source === node.id || edge.target === node.id);
-    const ends = new Set(near.flatMap((edge) => [edge.source, edge.target]));
-    at("drawing").classList.add("chosen");
-    for (const edge of edges) edge.line.classList.toggle("near", near.includes(edge));
-    for (const [id, mark] of marks) {
-      mark.setAttribute("aria-pressed", String(id === node.id));
-      mark.setAttribute("tabindex", id === node.id ? "0" : "-1");
-      mark.classList.toggle("near", ends.has(id) && id !== node.id);
-    }
-    marks.get(node.id).focus();
-    const activation = node.activation === null ? "" : `, activation ${number(node.activation)}`;
-    at("node").textContent = `${node.label} at ${data.tokens[node.column].text}${activation}`;
-    at("edges").replaceChildren(...near.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).map((edge) => {
-      const from = edge.target === node.id;
-      const other = byId.get(from ? edge.source : edge.target);
-      const button = make("button", { type: "button" }, `${from ? "from" : "to"} ${other.label} at ${data.tokens[other.column].text}`);
-      button.addEventListener("click", () => select(other));
-      return make("li", {}, make("b", { class: edge.weight < 0 ? "minus" : "" }, `${edge.weight > 0 ? "+" : ""}${number(edge.weight)} `), button);
-    }));
-    if (node.head && heads.has(node.head)) choose(node.head);
-  }
-
-  // Arrow keys go to the nearest node in that direction; enter shows the head.
-  function keys(event, node) {
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      select(node);
-      if (event.key === "Enter" && node.head && heads.has(node.head)) at("head").focus();
-      return;
-    }
-    const move = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
-    if (!move) return;
-    event.preventDefault();
-    const [x, y] = places.get(node.id);
-    let best = null, distance = Infinity;
-    for (const other of own.nodes) {
-      const [dx, dy] = [places.get(other.id)[0] - x, places.get(other.id)[1] - y];
-      const along = dx * move[0] + dy * move[1], aside = Math.abs(dx * move[1]) + Math.abs(dy * move[0]);
-      if (along > 1 && along + 3 * aside < distance) [best, distance] = [other, along + 3 * aside];
-    }
-    if (best) select(best);
-  }
-}
-
 // -- the page -------------------------------------------------------------------------------------------------------
 
 at("sublayer").replaceChildren(...data.sublayers.filter((each) => each.shown).map((each) =>
@@ -303,5 +206,4 @@ if (data.heads.length) {
   const asked = (() => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } })();
   const best = data.heads.reduce((a, b) => (Math.abs(b.effect ?? 0) > Math.abs(a.effect ?? 0) ? b : a));
   choose(heads.has(asked) ? asked : best.name);
-  if (data.graph) graph();
 }

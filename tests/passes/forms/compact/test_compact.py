@@ -28,15 +28,6 @@ def planned(model: onnx.ModelProto, **options: Any) -> Plan:
     return plan
 
 
-def fixed(batch: int, length: int) -> dict[str, str]:
-    shape = f"float[{batch}, {length}, 4]"
-    return {"inputs": f"{shape} x", "outputs": f"{shape} out"}
-
-
-def kinds(model: onnx.ModelProto) -> set[str]:
-    return {node.op_type for node in model.graph.node}
-
-
 def read(model: onnx.ModelProto, names: list[str], x: Array) -> dict[str, Array]:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return open_session(model, optimise=False).run({"x": x})
@@ -94,42 +85,6 @@ def test_weights_stand_in_the_file_once() -> None:
     shapes = [tuple(tensor.dims) for tensor in result.graph.initializer]
     assert shapes.count((4, 8)) == shapes.count((8, 4)) == 1
     assert sum(np.prod(shape) for shape in shapes) < 2 * 32 + 100
-
-
-# 8 heads with 2 keys of 4 bytes: a token's pattern takes 64 bytes.
-PLACES: tuple[tuple[dict[str, str], int, bool], ...] = (
-    (fixed(1, 16), 16 * 64, False),
-    (fixed(1, 17), 16 * 64, True),
-    (fixed(2, 8), 16 * 64, False),
-    (fixed(2, 9), 16 * 64, True),
-    ({}, 32 * 64, False),  # sizes left open: one sequence of `max_tokens`
-    ({}, 32 * 64 - 1, True),
-)
-
-
-@pytest.mark.parametrize(("shapes", "limit", "in_chunks"), PLACES)
-def test_a_loop_only_where_the_pattern_is_too_large(shapes: dict[str, str], limit: int, in_chunks: bool) -> None:
-    result = apply(planned(mlp(SILU, **shapes), max_pattern_mb=limit / 2**20, max_tokens=32))
-    assert ("Softmax" in kinds(result)) is not in_chunks
-    assert [function.name for function in result.functions] == (["CompactAttention_1"] if in_chunks else [])
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (3, 17), (0, 5)])
-@pytest.mark.parametrize("rows", [1, 2, 5, 17, 1000])
-def test_chunks_stay_below_the_limit(shape: tuple[int, int], rows: int) -> None:
-    model = mlp(SILU)
-    plan = make_plan(
-        model,
-        Options(form="compact", inline=True, forms=FormOptions(max_pattern_mb=rows * 64 / 2**20, max_tokens=2000)),
-    )
-    result = apply(plan)
-    wanted = ["mlp/heads/z/row_chunk", "mlp/heads/z/steps"]
-    made = read(result, wanted, np.ones((*shape, 4), np.float32))
-    chunk, steps = (int(made[name][0]) for name in wanted)
-    count = shape[0] * shape[1]
-    assert chunk == max(1, min(rows, count))
-    assert steps == max(1, -(-count // chunk))
-    assert made["out"].shape == (*shape, 4)
 
 
 @pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])

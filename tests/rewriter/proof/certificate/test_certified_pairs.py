@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from rewriter import rewrite
 from rewriter.errors import ModelError, ValidationError
@@ -20,6 +19,8 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.inputs.cases import make_cases
+from tests import changes
+from tests.changes import add_weight, copied, insert
 from tests.committed import FILES, FOLDER
 from tests.textmodels import mlp, text_model
 
@@ -190,79 +191,31 @@ def test_the_refusal_names_region_and_witness() -> None:
 
 # -- what is outside of regions ---------------------------------------------------------------------------------------
 
-
-def changed(change: Callable[[onnx.ModelProto], None]) -> Certificate:
-    rewritten = mlp(HEADS)
-    change(rewritten)
-    return judged(mlp(SILU), rewritten)
-
-
-def _initializer(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
-    found: onnx.TensorProto = next(each for each in model.graph.initializer if each.name == name)
-    return found
-
-
-def _one_ulp(model: onnx.ModelProto) -> None:
-    weight = _initializer(model, "W2")
-    values = numpy_helper.to_array(weight).copy()
-    values[3, 1] = np.nextafter(values[3, 1], np.float32(np.inf))
-    weight.CopyFrom(numpy_helper.from_array(values, "W2"))
-
-
-def _swapped_columns(model: onnx.ModelProto) -> None:
-    weight = _initializer(model, "W1")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:, ::-1].copy(), "W1"))
-
-
-def _opposite_bias(model: onnx.ModelProto) -> None:
-    bias = _initializer(model, "b2")
-    bias.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(bias), "b2"))
-
-
-def _node(model: onnx.ModelProto, output: str) -> onnx.NodeProto:
-    found: onnx.NodeProto = next(node for node in model.graph.node if output in node.output)
-    return found
-
-
-def _other_operands(model: onnx.ModelProto) -> None:
-    _node(model, "out").input[1] = "second"
-
-
-def _extra_node(model: onnx.ModelProto) -> None:
-    _node(model, "out").output[0] = "raw"
-    model.graph.node.append(helper.make_node("Mul", ["raw", "number_0"], ["out"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.0000001, np.float32), "other"))
-    model.graph.node[-1].input[1] = "other"
-
-
-def _opset(model: onnx.ModelProto) -> None:
-    model.opset_import[0].version += 1
-
-
-def _renamed(model: onnx.ModelProto) -> None:
-    model.graph.output[0].name = _node(model, "out").output[0] = "renamed"
-
-
-def _input_type(model: onnx.ModelProto) -> None:
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7
-
-
 OUTSIDE = {
-    "one ulp of a weight": (_one_ulp, "constant differs"),
-    "columns of a weight swapped": (_swapped_columns, "constant differs"),
-    "the sign of a bias": (_opposite_bias, "constant differs"),
-    "another operand": (_other_operands, ""),
-    "a further node": (_extra_node, "stands where"),
-    "another opset": (_opset, "opset ai.onnx is 18 instead of 17"),
-    "an output of another name": (_renamed, "output renamed differs"),
-    "an input of another shape": (_input_type, "input x differs"),
+    "one ulp of a weight": ('nudge(weight(m, "W2"))', "constant differs"),
+    "columns of a weight swapped": ('change_values(weight(m, "W1"), "v = v[:, ::-1].copy()")', "constant differs"),
+    "the sign of a bias": ('change_values(weight(m, "b2"), "v *= -1")', "constant differs"),
+    "another operand": ('maker(m, "out").input[1] = "second"', ""),
+    "a further node": (
+        'maker(m, "out").output[0] = "raw"; insert(m, "raw", "Mul", "raw other", "out"); '
+        'add_weight(m, "other", np.float32(1.0000001))',
+        "stands where",
+    ),
+    "another opset": ("m.opset_import[0].version += 1", "opset ai.onnx is 18 instead of 17"),
+    "an output of another name": (
+        'm.graph.output[0].name = maker(m, "out").output[0] = "renamed"',
+        "output renamed differs",
+    ),
+    "an input of another shape": ("m.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7", "input x differs"),
 }
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_changes_outside_of_regions_are_refused(name: str) -> None:
-    change, reason = OUTSIDE[name]
-    found = changed(change)
+    statement, reason = OUTSIDE[name]
+    rewritten = mlp(HEADS)
+    changes.run(statement, m=rewritten)
+    found = judged(mlp(SILU), rewritten)
     assert not found.certified
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
 
@@ -477,8 +430,7 @@ def inlined(name: str, **options: Any) -> onnx.ModelProto:
 @given(st.data())
 def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> None:
     """One entry of one initializer of a certified file, moved by 1e-3 of its size."""
-    model = onnx.ModelProto()
-    model.CopyFrom(inlined("silu-decoder.onnx", form=form))
+    model = copied(inlined("silu-decoder.onnx", form=form))
     # The ends of a clip at 2^60 may lie elsewhere.
     floats = [
         each
@@ -486,10 +438,8 @@ def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> No
         if each.data_type == 1 and np.prod(each.dims) > 0 and "est_q" not in each.name
     ]
     tensor = data.draw(st.sampled_from(floats))
-    values = numpy_helper.to_array(tensor).copy().ravel()
-    place = data.draw(st.integers(0, values.size - 1))
-    values[place] += 1e-3 * max(1.0, abs(float(values[place])))
-    tensor.CopyFrom(numpy_helper.from_array(values.reshape(tuple(tensor.dims)), tensor.name))
+    place = data.draw(st.integers(0, int(np.prod(tensor.dims)) - 1))
+    changes.change_values(tensor, f"v.flat[{place}] += 1e-3 * max(1.0, abs(v.flat[{place}]))")
     used = {name for node in model.graph.node for name in node.input}
     assert judged(onnx.load(FOLDER / "silu-decoder.onnx"), model).certified == (tensor.name not in used)
 
@@ -501,8 +451,7 @@ def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
     """One node of a certified file computes something else of the same operands."""
     others = {"Add": "Mul", "Mul": "Add", "Sub": "Add", "Div": "Mul", "Exp": "Tanh", "Tanh": "Exp", "Neg": "Abs",
               "MatMul": "Add", "Softmax": "LogSoftmax", "Sqrt": "Exp", "Sigmoid": "Tanh"}  # fmt: skip
-    model = onnx.ModelProto()
-    model.CopyFrom(inlined("silu-decoder.onnx", form=form))
+    model = copied(inlined("silu-decoder.onnx", form=form))
     nodes = [node for node in model.graph.node if node.op_type in others and not node.domain]
     node = data.draw(st.sampled_from(nodes))
     node.op_type = others[node.op_type]
@@ -514,8 +463,7 @@ def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
 @given(st.data())
 def test_another_layout_is_certified_only_where_it_is_the_same(form: str, data: st.DataObject) -> None:
     """One number of one shape, order of axes, split or slice is another; some of weights with one head are the same."""
-    model = onnx.ModelProto()
-    model.CopyFrom(inlined("gelu-encoder.onnx", form=form))
+    model = copied(inlined("gelu-encoder.onnx", form=form))
     heads = [node for node in model.graph.node if "/heads/" in node.output[0]]
     used = {name for node in heads for name in node.input}
     sizes = [each for each in model.graph.initializer if each.data_type == 7 and each.name in used]
@@ -524,10 +472,8 @@ def test_another_layout_is_certified_only_where_it_is_the_same(form: str, data: 
         return
     one = data.draw(st.sampled_from(sizes + orders))
     if isinstance(one, onnx.TensorProto):
-        values = numpy_helper.to_array(one).copy().ravel()
-        place = data.draw(st.integers(0, values.size - 1))
-        values[place] += data.draw(st.sampled_from([-1, 1, 2]))
-        one.CopyFrom(numpy_helper.from_array(values.reshape(tuple(one.dims)), one.name))
+        place = data.draw(st.integers(0, int(np.prod(one.dims)) - 1))
+        changes.change_values(one, f"v.flat[{place}] += {data.draw(st.sampled_from([-1, 1, 2]))}")
     elif one.name == "axis":
         one.i = data.draw(st.sampled_from([axis for axis in range(4) if axis != one.i]))
     else:
@@ -546,103 +492,55 @@ def test_another_layout_is_certified_only_where_it_is_the_same(form: str, data: 
                 np.testing.assert_allclose(after[name], before[name], atol=1e-4)
 
 
-def _of_compact(name: str) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    model.CopyFrom(inlined(name, form="compact"))
-    return model
+def made(model: onnx.ModelProto, ending: str) -> list[onnx.NodeProto]:
+    """The nodes that make tensors of such names, one in each block."""
+    return [node for node in model.graph.node if node.output[0].endswith(ending)]
 
 
-def _made(model: onnx.ModelProto, ending: str) -> onnx.NodeProto:
-    found: onnx.NodeProto = next(node for node in model.graph.node if node.output[0].endswith(ending))
-    return found
+COMPACT = {
+    "the heads attend by another block's pre-activations": (
+        'first, second = made(m, "/unbounded_q"); second.input[0] = first.input[0]'
+    ),
+    "keys of bias tokens are laid out for [tokens, batch]": 'shape = made(m, "/each_token")[0]; swap_inputs(shape)',
+    "the indicators are those of all but one token": (
+        'made(m, "/token_count")[0].input[0] = made(m, "/batch")[0].output[0]'
+    ),
+    "the indicators are twos": 'change_values(weight(m, made(m, "/indicators")[0].input[0]), "v[...] = 2")',
+    "ones in front of the tokens": 'swap_inputs(made(m, "/stream")[0])',
+    "no bias behind the heads": 'becomes(made(m, "/attn_out_biased")[0], "Identity")',
+    "W_O is another block's": 'first, second = made(m, "/W_O_flat"); second.input[0] = first.input[0]',
+    "heads and tokens change places before z is put side by side": (
+        'node = made(m, "/z_side_by_side")[0]; z = node.input[0]; node.input[0] = "turned"; '
+        'insert(m, z, "Transpose", z, "turned", perm=[0, 2, 1, 3])'
+    ),
+    # two rows along the batch widen a batch of one, and only that
+    "a constant widens the batch": (
+        'node = made(m, "/z_side_by_side")[0]; z = node.input[0]; node.input[0] = "widened"; '
+        'add_weight(m, "wide", np.ones((2, 1, 1, 1), np.float32)); insert(m, z, "Mul", z + " wide", "widened")'
+    ),
+}
 
 
-def _other_projection(model: onnx.ModelProto) -> None:
-    """The heads attend by another block's pre-activations."""
-    first, second = (node for node in model.graph.node if node.output[0].endswith("/unbounded_q"))
-    second.input[0] = first.input[0]
-
-
-def _swapped_tokens(model: onnx.ModelProto) -> None:
-    """Keys of bias tokens are laid out for [tokens, batch]."""
-    shape = _made(model, "/each_token")
-    shape.input[0], shape.input[1] = shape.input[1], shape.input[0]
-
-
-def _wider_batch(model: onnx.ModelProto) -> None:
-    """The indicators are those of all but one token."""
-    _made(model, "/token_count").input[0] = _made(model, "/batch").output[0]
-
-
-def _no_ones(model: onnx.ModelProto) -> None:
-    node = _made(model, "/indicators")
-    one = _initializer(model, node.input[0])
-    one.CopyFrom(numpy_helper.from_array(np.full(tuple(one.dims), 2, np.float32), one.name))
-
-
-def _ones_first(model: onnx.ModelProto) -> None:
-    stream = _made(model, "/stream")
-    stream.input[0], stream.input[1] = stream.input[1], stream.input[0]
-
-
-def _without_bias(model: onnx.ModelProto) -> None:
-    node = _made(model, "/attn_out_biased")
-    node.op_type, node.input[:] = "Identity", node.input[:1]
-
-
-def _other_weight_of_output(model: onnx.ModelProto) -> None:
-    first, second = [each for each in model.graph.node if each.output[0].endswith("/W_O_flat")]
-    second.input[0] = first.input[0]
-
-
-def _heads_as_tokens(model: onnx.ModelProto) -> None:
-    """z is put side by side after heads and tokens have changed places."""
-    node = _made(model, "/z_side_by_side")
-    place = list(model.graph.node).index(node)
-    turned = helper.make_node("Transpose", [node.input[0]], ["turned"], perm=[0, 2, 1, 3])
-    node.input[0] = "turned"
-    model.graph.node.insert(place, turned)
-
-
-def _further_batch(model: onnx.ModelProto) -> None:
-    """A constant of two rows along the batch widens a batch of one, and only that."""
-    node = _made(model, "/z_side_by_side")
-    place = list(model.graph.node).index(node)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 1, 1), np.float32), "wide"))
-    model.graph.node.insert(place, helper.make_node("Mul", [node.input[0], "wide"], ["widened"]))
-    node.input[0] = "widened"
-
-
-COMPACT = (
-    _other_projection,
-    _swapped_tokens,
-    _wider_batch,
-    _no_ones,
-    _ones_first,
-    _without_bias,
-    _other_weight_of_output,
-    _heads_as_tokens,
-    _further_batch,
-)
-
-
-@pytest.mark.parametrize("change", COMPACT, ids=lambda change: change.__name__.strip("_"))
-def test_wrong_attention_of_compact_is_refused(change: Callable[[onnx.ModelProto], None]) -> None:
-    model = _of_compact("gelu-encoder.onnx")
-    change(model)
+@pytest.mark.parametrize("statement", COMPACT.values(), ids=COMPACT)
+def test_wrong_attention_of_compact_is_refused(statement: str) -> None:
+    model = copied(inlined("gelu-encoder.onnx", form="compact"))
+    changes.run(statement, m=model, made=made, swap_inputs=swap_inputs)
     found = judged(onnx.load(FOLDER / "gelu-encoder.onnx"), model)
     assert not found.certified
     assert found.refusals
 
 
+def swap_inputs(node: onnx.NodeProto) -> None:
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
 def test_a_wrong_key_is_refuted() -> None:
     """Constants are computed with, so that what is wrong with them is known and not only unproved."""
-    model = _of_compact("gelu-encoder.onnx")
-    node = _made(model, "/k_self")
-    place = list(model.graph.node).index(node)
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(1.001, np.float32), "factor"))
-    model.graph.node.insert(place + 1, helper.make_node("Mul", ["unscaled", "factor"], [node.output[0]]))
-    node.output[0] = "unscaled"
+    model = copied(inlined("gelu-encoder.onnx", form="compact"))
+    node = made(model, "/k_self")[0]
+    name, node.output[0] = node.output[0], "unscaled"
+    add_weight(model, "factor", np.float32(1.001))
+    insert(model, "unscaled", "Mul", "unscaled factor", name)
     found = judged(onnx.load(FOLDER / "gelu-encoder.onnx"), model).refusals[0]
     assert found.refuted
     assert "differs by 1.0" in found.reason

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.report.html.heads import render_heads
+from rewriter.report.html.page import render_heads
 from tests.conftest import slow
 from tests.rewriter.report.html.browser import Browser, needs_browser
 from tests.rewriter.report.html.test_browser import OVERFLOWING, complaints
@@ -14,7 +14,7 @@ from tests.rewriter.report.html.test_page_of_heads import EVIL, sample
 
 pytestmark = needs_browser
 
-PAGES = {"plain": sample("a"), "hostile": sample(EVIL), "bare": sample("a", graph=False), "long": sample("w" * 5000)}
+PAGES = {"plain": sample("a"), "hostile": sample(EVIL), "long": sample("w" * 5000)}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, False), (1280, True)])
-@pytest.mark.parametrize("name", ["plain", "hostile", *(pytest.param(name, marks=slow) for name in ("bare", "long"))])
+@pytest.mark.parametrize("name", ["plain", "hostile", pytest.param("long", marks=slow)])
 def test_it_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages[name], width=width, dark=dark)
     assert browser.value("document.getElementById('main').hidden") is False
@@ -53,17 +53,8 @@ def test_what_is_drawn(browser: Browser, pages: dict[str, Path]) -> None:
     ) == [False, True, False]
     assert texts(browser, "#ranking button")[:2] == ["a.0.attn.1", "a.0.mlp_heads.1"]
     assert "Logit 5 minus logit 6 is 3.00" in texts(browser, "#about")[0]
-    assert browser.value("document.querySelectorAll('#drawing .node').length") == 3
-    assert browser.value("document.querySelectorAll('#drawing .edge').length") == 2
-    assert browser.value("document.querySelectorAll('#drawing .edge.minus').length") == 1
-    assert (
-        "3 nodes and 2 edges of the pruned graph are drawn, 3 and 4 weaker ones are not"
-        in texts(browser, "#graph-about")[0]
-    )
     assert "Queries read, values read" in texts(browser, "#vocabulary p")[0]
     assert "cannot be shown: a." in texts(browser, "#vocabulary p")[-1]
-    browser.open(pages["bare"], width=1280)
-    assert browser.value("document.getElementById('graph-section').hidden") is True
 
 
 def test_choosing_heads(browser: Browser, pages: dict[str, Path]) -> None:
@@ -97,24 +88,6 @@ def test_patterns_are_read_with_mouse_and_keyboard(browser: Browser, pages: dict
     browser.press("ArrowRight", 39)
     browser.press("ArrowRight", 39)
     assert texts(browser, "#patterns .reading") == ["y attends to y: 0.7"]
-
-
-def test_the_graph_is_walked_with_mouse_and_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["plain"], width=1280)
-    browser.value("document.querySelectorAll('#drawing .node')[1].dispatchEvent(new MouseEvent('click'))")
-    assert texts(browser, "#node") == ["a.0.mlp_heads[1] at y, activation 2.00"]
-    assert texts(browser, "#edges li") == ["+2.50 to a at y", "-1.50 from embedding at a"]
-    assert texts(browser, "#head") == ["a.0.mlp_heads.1"]
-    assert browser.value("document.querySelectorAll('#drawing .edge.near').length") == 2
-    browser.press("ArrowUp", 38)
-    assert texts(browser, "#node") == ["a at y, activation 3.00"]
-    assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
-    assert browser.value("document.querySelectorAll('#drawing .node[tabindex=\"0\"]').length") == 1
-    browser.press("ArrowDown", 40)
-    browser.press("Enter", 13)
-    assert browser.value("document.activeElement.id") == "head"
-    browser.value("document.querySelectorAll('#edges button')[1].click()")
-    assert texts(browser, "#node") == ["embedding at a"]
 
 
 def test_hostile_names_run_nothing(browser: Browser, pages: dict[str, Path]) -> None:

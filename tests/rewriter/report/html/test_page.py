@@ -160,12 +160,12 @@ def test_failures_are_told(pages: dict[str, str]) -> None:
     assert "And 800 more" in pages["extreme"]
 
 
-def test_left_blocks_stand_under_their_reason(pages: dict[str, str]) -> None:
+def test_left_blocks_have_their_reason_and_long_tables_are_folded(pages: dict[str, str]) -> None:
     taken = Page(pages["left"])
-    assert [text for text in taken.of("summary") if text.startswith("no known activation")]
-    assert taken.all("details") == [{"open": None}]
-    assert len(Page(pages["large"]).all("details")) > 5
-    assert {"open": None} not in Page(pages["large"]).all("details")
+    assert any(text.startswith("no known activation") for text in taken.of("span"))
+    assert taken.all("details") == []
+    assert [text for text in Page(pages["large"]).of("summary") if "Left as they were" in text]
+    assert {*map(str, Page(pages["large"]).all("details"))} == {"{}"}
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -269,15 +269,11 @@ def themes() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast(theme: str) -> None:
-    """WCAG AA: 4.5 for text, 3 for marks that carry meaning."""
+    """WCAG AA: 4.5 for text."""
     colours = themes()[theme]
     for name in ("ink", "muted", "link", "good", "bad", "open"):
         for ground in ("paper", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
-    for band in ("self", "token0"):
-        assert contrast(colours["ink"], colours[band]) >= 4.5, band
-    for mark in ("rewritten", "bad", "muted"):
-        assert contrast(colours[mark], colours["paper"]) >= 3.0, mark
 
 
 def test_short_keeps_both_ends() -> None:

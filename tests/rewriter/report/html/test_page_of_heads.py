@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ import pytest
 
 from rewriter import UsageError
 from rewriter.report.html import rendering
-from rewriter.report.html.heads import render_heads, write_heads_page
+from rewriter.report.html.page import render_heads, write_heads_page
 from tests.rewriter.report.html.test_page import contrast, themes
 
 EVIL = "</script><script>document.title='run'</script><!--<img src=x onerror=alert(1)>\u2028\u202e\x1b[31m&amp;'\"\\"
-
-
-@dataclass(frozen=True)
-class Sample:
-    title: str
-    data: dict[str, Any]
 
 
 def head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
@@ -48,33 +41,10 @@ def head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
     }
 
 
-def sample(text: str = "a", *, graph: bool = True) -> Sample:
+def sample(text: str = "a") -> dict[str, Any]:
     """A small page; `text` stands wherever a model or a tokenizer could put something."""
     attention, neurons = f"{text}.0.attn", f"{text}.0.mlp_heads"
-    nodes = [
-        {
-            "id": "E",
-            "row": 0,
-            "column": 0,
-            "lane": 0,
-            "kind": "embedding",
-            "label": "embedding",
-            "head": None,
-            "activation": None,
-        },
-        {
-            "id": "N",
-            "row": 1,
-            "column": 2,
-            "lane": 0,
-            "kind": "neuron",
-            "label": f"{neurons}[1]",
-            "head": f"{neurons}.1",
-            "activation": 2.0,
-        },
-        {"id": "L", "row": 2, "column": 2, "lane": 0, "kind": "logit", "label": text, "head": None, "activation": 3.0},
-    ]
-    data = {
+    return {
         "model": text,
         "tokens": [{"place": place, "text": each} for place, each in enumerate((text, " x", "y"))],
         "logit": {"logit": 5, "minus": 6, "position": -1, "output": None, "value": 3.0},
@@ -88,17 +58,8 @@ def sample(text: str = "a", *, graph: bool = True) -> Sample:
             for number in (0, 1)
         ],
         "missing": {"writes": text},
-        "graph": {
-            "nodes": nodes,
-            "links": [["E", "N", -1.5], ["N", "L", 2.5]],
-            "rows": ["tokens", "layer 0", "logit"],
-            "left_out": [3, 4],
-        }
-        if graph
-        else None,
         "notes": [text],
     }
-    return Sample(text, data)
 
 
 class Parts(HTMLParser):
@@ -165,14 +126,14 @@ def test_policy_allows_the_page_itself_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_contrast(theme: int) -> None:
-    """WCAG AA: 4.5 for text on coloured tokens, 3 for edges and the darkest cell."""
+    """WCAG AA: 4.5 for text on coloured tokens, 3 for the cursor and the darkest cell."""
     own = dict(
         re.findall(r"--([\w-]+): (#\w+)", re.findall(r":root \{(.*?)\}", rendering.resource("heads.css"))[theme])
     )
     shared = themes()[("light", "dark")[theme]]
     for ground in ("plus", "minus"):
         assert contrast(shared["ink"], own[ground]) >= 4.5
-    for mark in ("plus-line", "minus-line", "hot"):
+    for mark in ("minus-line", "hot"):
         assert contrast(own[mark], shared["paper"]) >= 3.0
     assert contrast(own["hot"], own["cold"]) >= 3.0
 

@@ -1,52 +1,17 @@
-"""What an entry of the table is, and how it is tried."""
+"""How a sabotage is tried, and what became of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.sabotage.harness import Attempt, Patch, attempt
+from tests.sabotage.harness import Attempt, attempt
 from tests.sabotage.oracle import difference
 from tests.sabotage.subjects import Subject
-
-
-class Expect(Enum):
-    """How a sabotage must end."""
-
-    BLOCK = "fails, and names the block"
-    MODEL = "fails"
-    REFUSED = "fails, or the file is refused"
-    HARMLESS = "the outputs are within the certificate"
-    UNSEEN = "passes: it is wrong for so few sizes or values that no sample of them helps"
-
-
-@dataclass(frozen=True)
-class Sabotage:
-    """One way to be wrong.
-
-    Attributes:
-        name: what is wrong, in words; unique.
-        patch: the wrong parts.
-        subjects: what it is tried on.
-        expect: how each trial must end.
-        block: the block that a message must name, counted in the order of the report.
-        words: texts that the messages must hold, one of them at least in each group.
-        below: for a harmless one, the largest difference of outputs over the largest output that it may make.
-        honest: nothing is wrong with the rewriter, the model itself must fail the proof: no run without sabotage.
-    """
-
-    name: str
-    patch: Patch
-    subjects: tuple[Subject, ...]
-    expect: Expect = Expect.BLOCK
-    block: int = 0
-    words: tuple[str, ...] = ()
-    below: float = 0.0
-    honest: bool = False
+from tests.sabotage.table import TABLE, Expect, Sabotage
 
 
 @dataclass(frozen=True)
@@ -109,6 +74,12 @@ def measured(sabotage: Sabotage, subject: Subject) -> tuple[Attempt, float | Non
         outcome = attempt(path, subject.options, sabotage.patch)
         figure = None if outcome.saved is None else difference(path, outcome.saved, folder)
     return outcome, figure
+
+
+def measured_at(place: tuple[int, int]) -> tuple[Attempt, float | None]:
+    """One trial, by the numbers of its sabotage and subject: those themselves cannot be sent to another process."""
+    sabotage = TABLE[place[0]]
+    return measured(sabotage, sabotage.subjects[place[1]])
 
 
 def controls(sabotages: Sequence[Sabotage]) -> tuple[Subject, ...]:

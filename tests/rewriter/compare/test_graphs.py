@@ -1,0 +1,617 @@
+"""What differs between two files: wiring, replaced nodes, weights bit for bit, what models say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.compare.graphs import GraphDifference, TensorChange, Weight, _tensor_changes, difference
+from rewriter.errors import ModelError
+from rewriter.files.load import LoadedModel, load_model
+from tests.changes import (
+    Change,
+    body,
+    graphs,
+    latest_first,
+    reads,
+    swap,
+    swap_branches,
+    swap_names,
+    weight,
+)
+from tests.counting import steps
+from tests.textmodels import SILU, mlp, text_model
+
+Make = Callable[[], onnx.ModelProto]
+
+
+SHAPE = "float[batch, tokens, 4]"
+WEIGHTS = {"W": np.asarray([1, 2, 3, 4.0]), "V": np.asarray([4, 3, 2, 1.0])}
+
+
+def named(*given: Any, **options: Any) -> onnx.ModelProto:
+    """A text model in which every node has a name, by which it is known again whatever its outputs are called."""
+    model = text_model(*given, **options)
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            node.name = f"n_{node.output[0]}"
+    return model
+
+
+def two_outputs() -> onnx.ModelProto:
+    return named(
+        "out = Add(x, W) other = Sub(x, z) kept = Sub(x, V)",
+        inputs=f"{SHAPE} x, {SHAPE} z",
+        outputs=f"{SHAPE} out, {SHAPE} other, {SHAPE} kept",
+        constants=WEIGHTS,
+    )
+
+
+def branches() -> onnx.ModelProto:
+    return named(
+        "p = Abs(x) q = Neg(x) out, other = If (flag) "
+        f"<then_branch = g1 () => ({SHAPE} b, {SHAPE} c) {{ b = Add(p, W) c = Mul(q, V) }}, "
+        f"else_branch = g2 () => ({SHAPE} b, {SHAPE} c) {{ b = Sub(q, W) c = Div(p, V) }}>",
+        inputs=f"bool flag, {SHAPE} x",
+        outputs=f"{SHAPE} out, {SHAPE} other",
+        constants=WEIGHTS,
+    )
+
+
+def loop() -> onnx.ModelProto:
+    body = (
+        "body = g1 (int64 step, bool going, float[4] one, float[4] two) => (bool on, float[4] three, float[4] four) "
+        "{ on = Identity(going) three = Sub(one, two) four = Abs(two) }"
+    )
+    return named(
+        f"p, q = Loop (trips, , W, V) <{body}> out = Sub(p, q)",
+        inputs="int64 trips",
+        outputs="float[4] out",
+        constants=WEIGHTS,
+    )
+
+
+def calls() -> onnx.ModelProto:
+    function = (
+        '<opset_import: ["": 17], domain: "d"> f <slope: float = 0.5> (a) => (b) { b = LeakyRelu<alpha = @slope>(a) }'
+    )
+    model = named("out = d.f(x)", domains={"d": 1}, functions=function)
+    model.functions[0].node[0].attribute[0].type = onnx.AttributeProto.FLOAT  # the parser leaves it open
+    return model
+
+
+def give_default(model: onnx.ModelProto) -> None:
+    """The input gets a default, which equals a weight of both models."""
+    tensor = onnx.TensorProto()
+    tensor.CopyFrom(model.graph.initializer[0])
+    tensor.name = "z"
+    model.graph.initializer.append(tensor)
+
+
+def other_overload(model: onnx.ModelProto) -> None:
+    function = onnx.FunctionProto.FromString(model.functions[0].SerializeToString())
+    function.overload = "second"
+    function.node[0].op_type = "Elu"
+    model.functions.append(function)
+    model.graph.node[0].overload = "second"
+
+
+def default_of_attribute(model: onnx.ModelProto) -> None:
+    model.functions[0].attribute_proto[0].f = 0.25
+
+
+def capture_other(model: onnx.ModelProto) -> None:
+    """The tensors that the bodies capture are made by each other's nodes, and are still called the same."""
+    swap_names(model, "p", "q")
+
+
+def attribute_type(model: onnx.ModelProto) -> None:
+    """An attribute of the same bytes that a custom operator would read as something else."""
+    model.graph.node[0].attribute[0].CopyFrom(helper.make_attribute("mode", b"1"))
+
+
+def custom() -> onnx.ModelProto:
+    model = named("out = x.Custom(x)", domains={"x": 1})
+    model.graph.node[0].attribute.append(helper.make_attribute("mode", 1))
+    return model
+
+
+def lose_body(model: onnx.ModelProto) -> None:
+    attribute = model.graph.node[0].attribute[0]
+    del attribute.graphs[1]
+
+
+def many_bodies() -> onnx.ModelProto:
+    model = named("out = x.Switch(x)", domains={"x": 1})
+    inner = [text_model(f"b = {name}(x)", outputs=f"{SHAPE} b").graph for name in ("Abs", "Neg")]
+    for graph in inner:
+        del graph.input[:]
+    model.graph.node[0].attribute.append(helper.make_attribute("bodies", inner))
+    return model
+
+
+CHANGES: tuple[tuple[str, Make, Change, tuple[str, ...]], ...] = (
+    ("graph outputs made by each other's nodes", two_outputs, lambda m: swap_names(m, "out", "other"),
+     ("source of output out: Add n_out, Sub n_other", "source of output other: Sub n_other, Add n_out")),
+    ("order of graph outputs", two_outputs, lambda m: swap(m.graph.output, 0, 1),
+     ("order outputs: out, other, kept, other, out, kept",)),
+    ("order of graph inputs", two_outputs, lambda m: swap(m.graph.input, 0, 1), ("order inputs: x, z, z, x",)),
+    ("an input that is read instead of another", two_outputs, lambda m: reads(m, "out", 0, "z"),
+     ("Add n_out: input 0 changed",)),
+    ("a weight that is read instead of another", two_outputs, lambda m: reads(m, "out", 1, "V"),
+     ("Add n_out: input 1 changed",)),
+    ("an input that gets a default", two_outputs, give_default,
+     ("Sub n_other: input 1 changed",
+      "input z: float32[batch, tokens, 4], float32[batch, tokens, 4] with a default")),
+    ("outputs of a body", branches, lambda m: swap(body(m, "then_branch").output, 0, 1),
+     ("If n_out: attribute then_branch changed",)),
+    ("an output that a body lacks", branches, lambda m: body(m, "then_branch").output.pop(),
+     ("If n_out: attribute then_branch changed",)),
+    ("branches", branches, swap_branches,
+     ("If n_out: attribute else_branch, attribute then_branch changed",)),
+    ("tensors that a body captures, by name", branches, lambda m: reads(m, "c", 0, "p"),
+     ("If n_out: attribute then_branch changed",)),
+    ("tensors that a body captures, by what they are", branches, capture_other,
+     ("If n_out: attribute else_branch, attribute then_branch changed",)),
+    ("weights that a body captures", branches, lambda m: reads(m, "b", 1, "V"),
+     ("If n_out: attribute then_branch changed",)),
+    ("inputs of a body", loop, lambda m: swap(body(m, "body").input, 2, 3),
+     ("Loop n_p: attribute body changed",)),
+    ("outputs of a loop's body", loop, lambda m: swap(body(m, "body").output, 1, 2),
+     ("Loop n_p: attribute body changed",)),
+    ("outputs of a node", loop, lambda m: swap_names(m, "p", "q"), ("Sub n_out: input 0, input 1 changed",)),
+    ("an operator's overload", calls, other_overload,
+     ("d::f n_out became d::f:second n_out", "function d::f:second: None, 1 nodes")),
+    ("the default of a function's attribute", calls, default_of_attribute, ("function d::f: 1 nodes, 1 nodes",)),
+    ("the type of an attribute", custom, attribute_type, ("x::Custom n_out: attribute mode changed",)),
+    ("a body of several", many_bodies, lose_body, ("x::Switch n_out: attribute bodies[1] changed",)),
+)  # fmt: skip
+
+
+def of(a: onnx.ModelProto, b: onnx.ModelProto) -> GraphDifference:
+    return difference(load_model(a), load_model(b))
+
+
+def texts(found: GraphDifference) -> set[str]:
+    nodes = {region.text for region in found.regions}
+    return nodes | {f"{change.what} {change.name}: {change.a}, {change.b}" for change in found.fields}
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "expected"), [case[1:] for case in CHANGES], ids=[case[0] for case in CHANGES]
+)
+def test_what_changed_is_named(make: Make, change: Change, expected: tuple[str, ...]) -> None:
+    theirs = make()
+    assert of(make(), theirs).same
+    change(theirs)
+    found = of(make(), theirs)
+    assert not found.same
+    assert texts(found) == set(expected)
+
+
+def test_another_value_of_a_weight_changes_no_node() -> None:
+    ours, theirs = (named("y = MatMul(x, W1) h = Relu(y) out = MatMul(h, W2)") for _ in "ab")
+    weight(theirs, "W1").CopyFrom(numpy_helper.from_array(np.ones((4, 8), np.float32), "W1"))
+    found = of(ours, theirs)
+    assert texts(found) == set()
+    assert [change.name for change in found.tensors] == ["W1"]
+
+
+def test_an_empty_input_is_not_what_an_unnamed_output_became() -> None:
+    """Each model uses another one of a node's outputs, and B reads its own where A reads nothing."""
+    ours = named("a, b = TopK(x, k) out = Clip(x, , top)", constants=CLIPS)
+    theirs = named("a, b = TopK(x, k) out = Clip(x, b, top)", constants=CLIPS)
+    ours.graph.node[0].output[1] = theirs.graph.node[0].output[0] = ""
+    assert len(of(ours, theirs).regions) == 2
+
+
+def test_a_weight_that_is_an_input_now() -> None:
+    ours, theirs = (named("out = Add(x, W)", constants=WEIGHTS) for _ in "ab")
+    theirs.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT, [4]))
+    del theirs.graph.initializer[:]
+    assert "Add n_out: input 1 changed" in texts(of(ours, theirs))
+
+
+@pytest.mark.parametrize("inside", [1.0, 2.0])
+def test_a_weight_of_a_body_under_the_name_of_one_outside(inside: float) -> None:
+    """Weights of one name are one only where both are defined equally far out."""
+    ours, theirs = branches(), branches()
+    moved = weight(theirs, "W")
+    values = numpy_helper.to_array(moved) * np.float32(inside)
+    for name in ("then_branch", "else_branch"):
+        body(theirs, name).initializer.append(numpy_helper.from_array(values, "W"))
+    theirs.graph.initializer.remove(moved)
+    found = of(ours, theirs)
+    changed = "If n_out: attribute else_branch, attribute then_branch changed"
+    assert texts(found) == (set() if inside == 1.0 else {changed})
+    assert {change.status for change in found.tensors} == (set() if inside == 1.0 else {"only in A", "only in B"})
+
+
+def test_nodes_of_a_body_are_told_apart_by_what_they_capture() -> None:
+    """Without names, and with nothing that reads their outputs."""
+
+    def make(p: str, q: str, *reads: str) -> onnx.ModelProto:
+        inner = " ".join(f"{name} = Abs({read})" for name, read in zip((f"c_{p}", f"d_{p}"), reads, strict=True))
+        return text_model(
+            f"{p} = Exp(x) {q} = Neg(x) out = If (flag) "
+            f"<then_branch = g1 () => ({SHAPE} b) {{ {inner} b = Add({p}, W) }}, "
+            f"else_branch = g2 () => ({SHAPE} b) {{ b = Sub({q}, V) }}>",
+            inputs=f"bool flag, {SHAPE} x",
+            outputs=f"{SHAPE} out",
+            constants=WEIGHTS,
+        )
+
+    assert texts(of(make("p", "q", "p", "q"), make("s", "t", "t", "s"))) == set()
+
+
+def test_an_input_of_a_body_hides_the_weight_of_its_name() -> None:
+    ours, theirs = loop(), loop()
+    reads(ours, "three", 1, "W")
+    reads(theirs, "three", 1, "W")
+    body(theirs, "body").input[3].name = "W"
+    reads(theirs, "four", 0, "W")
+    assert texts(of(ours, theirs)) == {"Loop n_p: attribute body changed"}
+
+
+CLIPS = {"k": numpy_helper.from_array(np.asarray([1]), "k"), "top": np.asarray(6.0)}
+
+
+def test_names_of_bodies_and_of_what_they_read_are_free() -> None:
+    """The places of inputs and outputs tell them apart in a body, and captured tensors go by what makes them."""
+    for make in (branches, loop):
+        theirs = make()
+        kept = {value.name for value in (*theirs.graph.input, *theirs.graph.output)}
+
+        def other(name: str, kept: set[str] = kept) -> str:
+            return name if name in kept or not name else f"t_{name}"
+
+        for graph in graphs(theirs.graph):
+            for value in (*graph.input, *graph.output, *graph.initializer):
+                value.name = other(value.name)
+            for node in graph.node:
+                node.input[:], node.output[:] = ([other(name) for name in names] for names in (node.input, node.output))
+        found = of(make(), theirs)
+        assert texts(found) == set()
+        assert found.same
+
+
+@pytest.mark.parametrize("make", [two_outputs, branches])
+def test_the_order_of_nodes_is_free(make: Make) -> None:
+    theirs = make()
+    latest_first(theirs)
+    assert theirs != make()
+    assert of(make(), theirs).same
+
+
+def test_default_domain_under_its_other_name() -> None:
+    """A default is one of the operator's version: until opset 13 Softmax had axis 1, and now it has -1."""
+    ours, theirs = (named(f"out = Softmax{axis}(x)") for axis in ("", "<axis = 1>"))
+    for model in (ours, theirs):
+        model.graph.node[0].domain = "ai.onnx"
+    assert texts(of(ours, theirs)) == {"Softmax n_out: attribute axis changed"}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "values", "changes"),
+    [
+        ("value", ("float {1}", "float {2}"), set()),  # a weight: it is the tensor that differs
+        ("value_float", ("1.0", "2.0"), {"Constant n_k: attribute value_float changed"}),
+        ("value_floats", ("[1.0]", "[2.0]"), {"Constant n_k: attribute value_floats changed"}),
+        ("value_float", ("1.0", "1.0"), set()),
+    ],
+)
+def test_constant_nodes(attribute: str, values: tuple[str, str], changes: set[str]) -> None:
+    """A tensor counts as a weight, a number as an attribute."""
+    ours, theirs = (named(f"k = Constant<{attribute} = {value}>() out = Add(x, k)") for value in values)
+    found = of(ours, theirs)
+    assert texts(found) == changes
+    assert [change.name for change in found.tensors] == (["k"] if attribute == "value" else [])
+    assert found.same is (values[0] == values[1])
+    assert found.operators["Constant"] == (1, 1)
+
+
+def sparse(name: str, values: list[float], indices: list[int], size: int) -> onnx.SparseTensorProto:
+    return helper.make_sparse_tensor(
+        numpy_helper.from_array(np.asarray(values, np.float32), name),
+        numpy_helper.from_array(np.asarray(indices)),
+        [size],
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [sparse("S", [1.0], [2], 4), sparse("S", [2.0], [1], 4), sparse("S", [1.0], [1], 8)],
+    ids=["indices", "values", "dims"],
+)
+def test_sparse_weights(other: onnx.SparseTensorProto) -> None:
+    models = [named("out = Identity(S)", inputs="float[4] x", outputs="float[4] out") for _ in range(2)]
+    for model, tensor in zip(models, (sparse("S", [1.0], [1], 4), other), strict=True):
+        model.graph.sparse_initializer.append(tensor)
+    assert of(models[0], models[0]).same
+    found = of(*models)
+    assert not found.same
+    assert texts(found) == {"Identity n_out: input 0 changed"}
+
+
+@pytest.mark.parametrize("where", ["attribute", "function"])
+def test_attributes_with_their_values_in_another_file(where: str, tmp_path: Path) -> None:
+    paths = []
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "data").write_bytes(np.asarray([value], np.float32).tobytes())
+        tensor = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="data")
+        node = helper.make_node("ConstantOfShape", ["x"], ["out"], "n_out", value=tensor)
+        given = helper.make_tensor_value_info("x", TensorProto.INT64, [1])
+        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+        opset = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+        functions = [helper.make_function("d", "f", ["x"], ["out"], [node], opset[:1])] if where == "function" else []
+        nodes = [helper.make_node("f", ["x"], ["out"], "n_out", domain="d")] if functions else [node]
+        graph = helper.make_graph(nodes, "g", [given], [out])
+        paths.append(folder / "model.onnx")
+        onnx.save(helper.make_model(graph, opset_imports=opset, functions=functions, ir_version=8), paths[-1])
+    models = [load_model(path) for path in paths]
+    assert difference(models[0], models[1]).same
+    assert texts(difference(models[0], models[2])) == {
+        "ConstantOfShape n_out: attribute value changed" if where == "attribute" else "function d::f: 1 nodes, 1 nodes"
+    }
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Every node and every tensor inside gets another name."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    kept = {value.name for value in (*model.graph.input, *model.graph.output)}
+    for number, node in enumerate(result.graph.node):
+        node.name = f"n{number}"
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                names[place] = name if name in kept or not name else f"t_{name}"
+    for tensor in result.graph.initializer:
+        tensor.name = f"t_{tensor.name}"
+    return result
+
+
+def test_a_model_and_itself() -> None:
+    model = mlp(SILU)
+    found = of(model, model)
+    assert found.same
+    assert (found.same_nodes, found.renamed, found.same_tensors) == (6, 0, 4)
+    assert found.operators == {"Add": (2, 2), "MatMul": (2, 2), "Mul": (1, 1), "Sigmoid": (1, 1)}
+
+
+def test_renaming_is_no_difference() -> None:
+    model = mlp(SILU)
+    found = of(model, renamed(model))
+    assert found.same
+    assert (found.same_nodes, found.renamed, found.same_tensors) == (6, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("y = Relu(x) out = Neg(y)", "y = Abs(x) out = Neg(y)", {"Relu n_y became Abs n_y"}),
+        # Between tensors of the same names, many nodes may take the place of one.
+        ("y = Relu(x) out = Neg(y)", "a = Abs(x) b = Add(a, x) y = Mul(b, W) out = Neg(y)",
+         {"Relu n_y became 3 nodes, Abs n_a to Mul n_y"}),
+        ("p = Relu(x) q = Abs(p) r = Neg(q) out = Exp(r)", "p = Sin(x) q = Abs(p) r = Cos(q) out = Exp(r)",
+         {"Relu n_p became Sin n_p", "Neg n_r became Cos n_r"}),
+        ("y = Relu(x) out = Add(y, x)", "y = Relu(x) z = Abs(x) w = Neg(z) out = Add(y, w)",
+         {"Add n_out became 3 nodes, Abs n_z to Add n_out"}),
+        ("y = Relu(x) z = Abs(x) out = Neg(y)", "y = Relu(x) out = Neg(y)", {"Abs n_z is only in A"}),
+        # Twins become one.
+        ("y = Relu(x) z = Relu(x) out = Add(y, z)", "y = Relu(x) out = Add(y, y)", set()),
+        # Without names nothing behind a change is known again.
+        ("y = Relu(x) z = Neg(y) out = Exp(z)", "p = Abs(x) q = Neg(p) out = Exp(q)",
+         {"3 nodes, Relu n_y to Exp n_out became 3 nodes, Abs n_p to Exp n_out"}),
+    ],
+)  # fmt: skip
+def test_regions(a: str, b: str, expected: set[str]) -> None:
+    found = of(named(a, constants=WEIGHTS), named(b, constants=WEIGHTS))
+    assert texts(found) == expected
+    assert found.same is not bool(expected)
+
+
+def test_a_changed_attribute_and_a_stated_default() -> None:
+    body = "y = Softmax<axis={axis}>(x) out = Gather{gather}(y, index)"
+    constants = {"index": numpy_helper.from_array(np.asarray([0, 1]), "index")}
+    plain = named(body.format(axis=1, gather=""), constants=constants)
+    assert of(plain, named(body.format(axis=1, gather="<axis=0>"), constants=constants)).same
+    other = named(body.format(axis=2, gather=""), constants=constants)
+    assert texts(of(plain, other)) == {"Softmax n_y: attribute axis changed"}
+
+
+def test_time_is_linear_in_the_nodes() -> None:
+    """Counted, after a first time that fills caches: 600 more nodes take six times the steps of 100 more."""
+
+    def chain(length: int, prefix: str) -> LoadedModel:
+        names = ["x", *(f"{prefix}{index}" for index in range(1, length)), "out"]
+        nodes = [
+            helper.make_node(
+                "Add" if index % 3 else "Mul", [names[index], "c"], [names[index + 1]], f"{prefix}n{index}"
+            )
+            for index in range(length)
+        ]
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "out")]
+        graph = helper.make_graph(nodes, "g", values[:1], values[1:], [helper.make_tensor("c", 1, [1], [1.0])])
+        return LoadedModel(helper.make_model(graph), None, None, (), 0)
+
+    made = []
+    for length in (100, 100, 200, 800):
+        ours, theirs = chain(length, "a"), chain(length, "b")
+        theirs.proto.graph.node[length // 2].op_type = "Sub"
+        made.append(steps(partial(difference, ours, theirs)))
+        assert difference(ours, theirs).same_nodes == length // 2
+    _, small, middle, large = made
+    assert large - middle <= 6.1 * (middle - small), "quadratic work would be 30 times as much"
+    assert middle - small >= 100
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_weight_says_how_and_where() -> None:
+    model, other = mlp(SILU), mlp(SILU)
+    tensor = next(tensor for tensor in other.graph.initializer if tensor.name == "W1")
+    values = numpy_helper.to_array(tensor).copy()
+    values[2, 5] += np.float32(0.25)
+    values[3, 1] -= np.float32(0.5)
+    tensor.CopyFrom(numpy_helper.from_array(values, "W1"))
+    (change,) = of(model, other).tensors
+    assert (change.name, change.status, change.elements, change.index) == ("W1", "changed", 2, (3, 1))
+    assert change.max_difference == pytest.approx(0.5, abs=1e-6)
+    assert change.kind == ("float32[4, 8]", "float32[4, 8]")
+
+
+def test_merged_and_constant_weights_are_the_same_weights() -> None:
+    """What optimisers do: equal weights become one, Constant nodes become initializers."""
+    ours = text_model("a = Add(x, b2) out = Add(a, twin)", constants={"twin": np.asarray([1, 2, 3, 4.0])})
+    theirs = text_model("a = Add(x, b2) out = Add(a, twin)", constants={"twin": np.asarray([1, 2, 3, 4.0])})
+    tensor = theirs.graph.initializer.pop(0)
+    node = helper.make_node("Constant", [], [tensor.name], "made", value=tensor)
+    theirs.graph.node.insert(0, node)
+    found = of(ours, theirs)
+    assert found.same
+    assert found.operators["Constant"] == (0, 1)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def loaded(tensor: onnx.TensorProto, base: Path | None = None) -> Weight:
+    return Weight(LoadedModel(onnx.ModelProto(), None, base, (), 0), tensor)
+
+
+def change_of(a: Any, b: Any, dtype: Any = np.float32) -> TensorChange | None:
+    given = (loaded(numpy_helper.from_array(np.asarray(each, dtype), "w")) for each in (a, b))
+    return changed(*given)
+
+
+def changed(a: Weight, b: Weight) -> TensorChange | None:
+    return next(iter(_tensor_changes({"w": a}, {"w": b})), None)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "elements", "difference", "index"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, 2.5, 3.0], 1, 0.5, (1,)),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.5, 2.0], [3.0, 2.0]], 2, 2.0, (1, 1)),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [7.0, 6.0]], 2, 4.0, (1, 0)),
+        ([1.0, 0.0], [1.0, -0.0], 1, 0.0, (1,)),  # bits differ, values do not
+        ([1.0, 2.0, 3.0], [9.0, NAN, 3.0], 2, INF, (1,)),  # a NaN in one of them
+        ([1.0, INF], [1.0, -INF], 1, INF, (1,)),
+        ([1.0, 2.0], [1.0, INF], 1, INF, (1,)),
+        ([1.0, NAN], [1.0, NAN], None, None, None),  # the same NaN
+        (3.0, 4.0, 1, 1.0, ()),
+    ],
+)
+def test_how_they_differ(a: Any, b: Any, elements: int | None, difference: float, index: tuple[int, ...]) -> None:
+    change = change_of(a, b)
+    if elements is None:
+        assert change is None
+        return
+    kind = f"float32[{', '.join(map(str, np.shape(a)))}]"
+    assert change == TensorChange("w", "changed", (kind, kind), elements, difference, index)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "difference"),
+    [
+        (np.int8, [-128], [127], 255.0),
+        (np.uint8, [0, 200], [255, 200], 255.0),
+        (np.int64, [5], [2**40], 2.0**40 - 5),
+        (np.bool_, [True], [False], 1.0),
+        (np.float16, [1.0], [1.5], 0.5),
+    ],
+)
+def test_differences_are_those_of_numbers(dtype: Any, a: Any, b: Any, difference: float) -> None:
+    """Neither wrapped around nor rounded to the element type."""
+    change = change_of(a, b, dtype)
+    assert change is not None
+    assert change.max_difference == difference
+    assert change.index == (0,)
+
+
+def test_complex_numbers_and_packed_ones_are_not_measured() -> None:
+    assert change_of([1.0], [2.0], np.complex64) == TensorChange("w", "changed", ("complex64[1]",) * 2)
+    packed = [helper.make_tensor("w", TensorProto.INT4, [3], values) for values in ([1, 2, 3], [1, 2, 4])]
+    change = changed(loaded(packed[0]), loaded(packed[1]))
+    assert change == TensorChange("w", "changed", ("int4[3]",) * 2)
+
+
+def test_strings_of_other_lengths() -> None:
+    words = [numpy_helper.from_array(np.asarray(pair, object), "w") for pair in (("a", "b"), ("a", "bcd"))]
+    change = changed(loaded(words[0]), loaded(words[1]))
+    assert change == TensorChange("w", "changed", ("string[2]",) * 2)
+    assert change is not None
+    assert change.elements is None
+
+
+def test_another_kind_is_not_measured() -> None:
+    ours = numpy_helper.from_array(np.zeros((2, 3), np.float32), "w")
+    theirs = numpy_helper.from_array(np.zeros((3, 2)), "w")
+    change = changed(loaded(ours), loaded(theirs))
+    assert change == TensorChange("w", "changed", ("float32[2, 3]", "double[3, 2]"))
+
+
+def external(path: Path, values: Any, offset: int = 0) -> Weight:
+    """A weight in a file of its own."""
+    array = np.asarray(values, np.float32)
+    path.write_bytes(b"\x07" * offset + array.tobytes())
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", path.name), ("offset", str(offset)), ("length", str(array.nbytes))):
+        tensor.external_data.add(key=key, value=value)
+    return loaded(tensor, path.parent)
+
+
+def test_data_may_lie_elsewhere(tmp_path: Path) -> None:
+    values = np.arange(10.0)
+    moved = values + np.array([0, 0.5, 0, 0, 0, -3, 0, 0, 0, 1.0])
+    one, same, other = external(tmp_path / "a", values, 8), external(tmp_path / "b", values), loaded(inline(moved))
+    assert changed(one, same) is None
+    assert changed(one, other) == TensorChange("w", "changed", ("float32[10]",) * 2, 3, 3.0, (5,))
+    (tmp_path / "b").write_bytes(b"short")
+    with pytest.raises(ModelError, match="the data file is incomplete"):
+        changed(one, external_again(same))
+
+
+def inline(values: Any) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values, np.float32), "w")
+
+
+def external_again(weight: Weight) -> Weight:
+    """Without what was read before."""
+    return Weight(weight.model, weight.tensor)
+
+
+def test_what_follows_a_weight_does_not_count(tmp_path: Path) -> None:
+    ours, theirs = external(tmp_path / "a", [1.0, 2.0, 3.0]), external(tmp_path / "b", [1.0, 2.0, 9.0])
+    for each in (ours, theirs):
+        each.tensor.dims[0] = 2
+        each.tensor.external_data[2].value = "8"
+    assert changed(ours, theirs) is None
+    assert ours.digest == theirs.digest
+
+
+def test_raw_and_typed_fields_hold_the_same() -> None:
+    typed = loaded(helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.5, -2.0]))
+    assert changed(loaded(inline([[1.5, -2.0]])), typed) is None
+
+
+def test_digests_cover_type_dims_and_all_data() -> None:
+    arrays = [np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), np.zeros((2, 3), np.int32)]
+    arrays += [np.asarray([[0, 0, 0], [0, 1, 0]], np.float32), np.asarray([[-0.0, 0, 0], [0, 0, 0]], np.float32)]
+    assert len({loaded(numpy_helper.from_array(each, "w")).digest for each in arrays}) == len(arrays)
+    words = [numpy_helper.from_array(np.asarray(pair, object), "w") for pair in (("a", "bc"), ("ab", "c"))]
+    assert len({loaded(each).digest for each in words}) == 2
