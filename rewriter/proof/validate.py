@@ -184,7 +184,9 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
             each.path,
             each.block_inputs if each.heads else each.inputs,
             (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            entrywise=each.entrywise,
+            each.inputs,
+            each.output,
+            each.entrywise,
         )
         for each in claims
     )

@@ -352,7 +352,7 @@ def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expre
         whole = [sizes(shape)] == [[0, 0, heads] for heads in rows.heads] and rows.front(found) is not None
     else:
         measured = whole_shape(shape)
-        whole = measured is not None and leaf(_before_casts(measured)) in used
+        whole = measured is not None and leaf(before_casts(measured)) in used
     return Keys(expression, tuple(rows.inside), len(used) > 1) if whole else None
 
 
@@ -368,7 +368,7 @@ def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Ex
     return ends[0], ends[1]
 
 
-def _before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
+def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
     """The tensor that casts between floating-point types make this one of; these are added to `passed`."""
     while tensor.node is not None and key_of(tensor.node) == ("", "Cast") and tensor.elem_type in FLOATS:
         source = tensor.scope.find(tensor.node.input[0])
@@ -442,7 +442,7 @@ class _Rows:
             return self._heads(source, shape)
         if rank(shape) != 3:
             return None
-        source = _before_casts(source, self.inside)
+        source = before_casts(source, self.inside)
         self.laid_out.add(self._leaf(source))
         return Numbers(_array([self._leaf(source)]).reshape(()), True, frozenset((tensor,)))
 
