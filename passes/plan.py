@@ -83,19 +83,12 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor, to check what
     the plan of an earlier run says of the file.
     """
-    network = options.form == WHOLE
     recognised = recognise(model, read)
-    lowered = lower(model, network=network, whole=recognised.functions)
+    lowered = lower(model, whole=recognised.functions)
     plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
-    unused = lowered.fused - _used(plan) - (lowered.between if plan.whole is not None else frozenset())
-    if unused:
-        left = plan.left
-        lowered = lower(model, keep=unused, network=network, whole=recognised.functions)
-        plan = _plan(lowered, options, recognised)
-        if network and not plan.conversions:
-            plan = replace(plan, left=left)  # why the route ends, not that a fused operator stands on it
-    return plan
+    unused = lowered.fused - _used(plan)
+    return _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
 
 
 def apply(plan: Plan) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""The values of constants, computed when they are asked for.
+"""The values of constants, computed by onnx's reference implementation when they are asked for.
 
 They are weights that nodes transpose or dequantise, and numbers computed from shapes. Unlike `rewriter.graph.constants`
 this reads weights of any size.
@@ -42,7 +42,7 @@ class LostError(Exception):
 
 
 class Values:
-    """Computes constants of one view in numpy; nothing is kept."""
+    """Computes constants of one view; nothing is kept."""
 
     def __init__(self, view: GraphView, read: Read, sizes: Sizes) -> None:
         self._view = view
@@ -66,13 +66,30 @@ class Values:
             raise LostError("it is computed by an unknown operator", label(node))
         if node.op_type == "Shape":
             return self._shape(node)
-        compute = _OPERATORS.get(node.op_type)
-        if compute is None:
+        if node.op_type not in _OPERATORS:
             raise LostError("it is not constant", label(node))
         given = attributes(node)
         if node.op_type == "Constant" and "value" in given:
             return self._read(given["value"])
-        return np.asarray(compute([self.of(name, depth + 1) for name in node.input if name], given))
+        operands = {name: self.of(name, depth + 1) for name in node.input if name}
+        first = next(iter(operands.values()), np.empty(0))
+        if node.op_type == "ConstantOfShape":
+            value = onnx.numpy_helper.to_array(given["value"]) if "value" in given else np.zeros(1, np.float32)
+            return np.broadcast_to(value.reshape(()), [int(size) for size in first.reshape(-1)])
+        if node.op_type == "Cast" and np.isnan(first).any():
+            return first  # a size that is not known, which no integer stands for
+        return self._run(node, operands)
+
+    def _run(self, node: onnx.NodeProto, operands: Mapping[str, Array]) -> Array:
+        from onnx.reference import ReferenceEvaluator  # slow to import
+
+        types = {name: onnx.helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in operands.items()}
+        given = [onnx.helper.make_tensor_value_info(name, each, None) for name, each in types.items()]
+        graph = onnx.helper.make_graph([node], "node", given, [onnx.ValueInfoProto(name=node.output[0])])
+        imports = [onnx.helper.make_opsetid("", self._view.opsets.get("", 1))]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        with np.errstate(all="ignore"):
+            return np.asarray(ReferenceEvaluator(model).run(None, dict(operands))[0])
 
     def numbers(self, tensor: str) -> list[int]:
         """The elements of a constant as integers.
@@ -96,44 +113,6 @@ class Values:
         return known if np.isnan(known).any() else known.astype(np.int64)
 
 
-def _constant(_: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    value = next(given[name] for name in ("value_float", "value_int", "value_floats", "value_ints") if name in given)
-    return np.asarray(value, dtype=np.float32 if "float" in next(iter(given)) else np.int64)
-
-
-def _cast(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(given["to"]))
-    return inputs[0] if dtype.kind in "iu" and np.isnan(inputs[0]).any() else inputs[0].astype(dtype)
-
-
-def _axes(inputs: Sequence[Array], given: Mapping[str, Any]) -> list[int] | None:
-    """The axes of Squeeze and Unsqueeze: an attribute before opset 13, an input since."""
-    if len(inputs) > 1:
-        return [int(axis) for axis in inputs[1].reshape(-1)]
-    return list(given["axes"]) if "axes" in given else None
-
-
-def _unsqueeze(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    return np.expand_dims(inputs[0], tuple(_axes(inputs, given) or ()))
-
-
-def _squeeze(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    axes = _axes(inputs, given)
-    return np.squeeze(inputs[0], None if axes is None else tuple(axes))
-
-
-def _reshape(inputs: Sequence[Array], _: Mapping[str, Any]) -> Array:
-    data, shape = inputs[0], [int(size) for size in inputs[1].reshape(-1)]
-    return data.reshape([data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)])
-
-
-def _slice(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    bounds: list[list[int]] = [[int(number) for number in each.reshape(-1)] for each in inputs[1:]]
-    if not bounds:
-        bounds = [list(given[name]) for name in ("starts", "ends", "axes") if name in given]
-    return sliced(inputs[0], bounds)
-
-
 def sliced(data: Array, bounds: Sequence[Sequence[int]]) -> Array:
     """What ONNX Slice computes, for `bounds` of starts, ends, and perhaps axes and steps."""
     starts, ends, *rest = bounds
@@ -146,58 +125,11 @@ def sliced(data: Array, bounds: Sequence[Sequence[int]]) -> Array:
     return data[tuple(where)]
 
 
-def _gather(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    return np.take(inputs[0], inputs[1].astype(np.int64), axis=given.get("axis", 0))
-
-
-def _filled(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    value = onnx.numpy_helper.to_array(given["value"]) if "value" in given else np.zeros(1, np.float32)
-    return np.broadcast_to(value.reshape(()), [int(size) for size in inputs[0].reshape(-1)])
-
-
-def _divide(inputs: Sequence[Array], _: Mapping[str, Any]) -> Array:
-    a, b = inputs
-    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
-        return np.asarray(np.trunc(a / b).astype(a.dtype))
-    return np.asarray(a / b)
-
-
-def _dequantize(inputs: Sequence[Array], given: Mapping[str, Any]) -> Array:
-    data, scale = inputs[0].astype(np.float32), inputs[1]
-    zero = inputs[2].astype(np.float32) if len(inputs) > 2 else np.zeros((), np.float32)
-    axis, block = given.get("axis", 1), given.get("block_size", 0)
-
-    def spread(each: Array) -> Array:
-        if each.ndim == 0 or each.size == 1:
-            return each.reshape(())
-        if block:
-            return np.repeat(each, block, axis=axis)[tuple(slice(0, size) for size in data.shape)]
-        return each.reshape([-1 if place == axis % data.ndim else 1 for place in range(data.ndim)])
-
-    return np.asarray((data - spread(zero)) * spread(scale))
-
-
-_OPERATORS: dict[str, Callable[[Sequence[Array], Mapping[str, Any]], Array]] = {
-    "Constant": _constant,
-    "Identity": lambda inputs, _: inputs[0],
-    "Cast": _cast,
-    "Transpose": lambda inputs, given: np.transpose(inputs[0], given.get("perm")),
-    "Reshape": _reshape,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Slice": _slice,
-    "Gather": _gather,
-    "Concat": lambda inputs, given: np.concatenate([*inputs], axis=given["axis"]),
-    "DequantizeLinear": _dequantize,
-    "ConstantOfShape": _filled,
-    "Equal": lambda inputs, _: inputs[0] == inputs[1],
-    "Where": lambda inputs, _: np.where(*inputs),
-    "Add": lambda inputs, _: inputs[0] + inputs[1],
-    "Sub": lambda inputs, _: inputs[0] - inputs[1],
-    "Mul": lambda inputs, _: inputs[0] * inputs[1],
-    "Div": _divide,
-    "Neg": lambda inputs, _: -inputs[0],
-    "Sqrt": lambda inputs, _: np.sqrt(inputs[0]),
-    "Reciprocal": lambda inputs, _: 1.0 / inputs[0],
-    "Pow": lambda inputs, _: inputs[0] ** inputs[1],
-}
+_OPERATORS = frozenset(
+    [
+        *("Constant", "Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Slice", "Gather", "Concat"),
+        *("DequantizeLinear", "ConstantOfShape", "Equal", "Where", "Add", "Sub", "Mul", "Div", "Neg", "Sqrt"),
+        *("Reciprocal", "Pow"),
+    ]
+)
+"""Operators whose output is not larger than their operands, but for ConstantOfShape."""

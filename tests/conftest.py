@@ -1,18 +1,13 @@
-"""Makes the checkout importable, skips slow tests, shares cores among workers and exported models among all tests."""
+"""Skips slow tests, shares cores among workers and exported models among all tests."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-ROOT = str(Path(__file__).resolve().parents[1])
-if ROOT not in sys.path:
-    sys.path.append(ROOT)
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 """Whether other workers of pytest-xdist use the cores too. Threads that wait for each other spin: one each then."""
@@ -23,7 +18,7 @@ if WORKER:  # before numpy is imported, which reads them
 if TYPE_CHECKING:
     from models.entry import Dtype, Exporter
 
-from tests.slow import listed  # noqa: E402 - needs the path
+from tests.slow import listed  # noqa: E402 - after the environment is set
 
 slow = pytest.mark.slow
 """Part of the extended suite: takes long, is rarely wrong, and something quicker tests the same by default."""
@@ -34,9 +29,15 @@ Export = Callable[..., Path]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of `tests/slow.txt` are slow. Without ATTNONLY_SLOW, slow tests are skipped."""
+    """Tests of `tests/slow.txt` are slow. Without ATTNONLY_SLOW, slow tests are skipped.
+
+    Those in `tests/exports` are marked `exports`, and what PyTorch warns of is its own affair.
+    """
     names = listed()
     for item in items:
+        if item.path.parent.name == "exports":
+            item.add_marker("exports")
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
         if item.nodeid in names:
             item.add_marker(slow)
     if not os.environ.get("ATTNONLY_SLOW"):

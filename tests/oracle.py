@@ -1,9 +1,10 @@
-"""An oracle: what an ONNX model computes, in float64, by nothing that this project or onnx could have wrong.
+"""An oracle: what an ONNX model computes, in float64, by nothing that this project could have wrong.
 
 `evaluate` takes a model and what it is fed with, and gives its outputs, `tensors` all tensors of its main graph: every
 float in float64, casts among float types included. Model-local functions are called, If and Loop are carried out; the
-operators are those of `tests.oracle_operators`. A test can plant values: functions of the tensors made so far that take
-the place of one, such as the numbers of a head program that take an activation's.
+operators are those of `tests.oracle_operators`, and onnx's where numbers are only moved, compared or summed. A test can
+plant values: functions of the tensors made so far that take the place of one, such as the numbers of a head program
+that take an activation's.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests.oracle_operators import OPERATORS
-from tests.oracle_shapes import Array, Call, Outputs, widened
+from tests.oracle_operators import OPERATORS, Array, Call, Outputs, widened
 
 Values = dict[str, Array]
 Planted = Mapping[str, Callable[[Mapping[str, Array]], Array]]
@@ -77,8 +77,35 @@ def _node(node: onnx.NodeProto, values: Values, scope: _Scope) -> Outputs:
         return _function(scope.functions[key], inputs, attributes, scope)
     if key in _CONTROL:
         return _CONTROL[key](attributes, inputs, values, scope)
-    call = Call({name: _value(entry) for name, entry in attributes.items()}, scope.opsets[key[0]], len(node.output))
+    if key not in OPERATORS:
+        return _by_onnx(node, inputs, attributes, scope)
+    call = Call({name: _value(entry) for name, entry in attributes.items()}, scope.opsets[key[0]])
     return OPERATORS[key](call, *inputs)
+
+
+def _by_onnx(
+    node: onnx.NodeProto,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, onnx.AttributeProto],
+    scope: _Scope,
+) -> Outputs:
+    """What only moves, compares or sums numbers, by onnx's reference evaluator."""
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {f"i{place}": value for place, value in enumerate(inputs) if value is not None}
+    names = [f"i{place}" if value is not None else "" for place, value in enumerate(inputs)]
+    outputs = [f"o{place}" for place in range(len(node.output))]
+    alone = onnx.helper.make_node(node.op_type, names, outputs)
+    for name, stated in attributes.items():
+        entry = alone.attribute.add()
+        entry.CopyFrom(stated)
+        entry.name, entry.ref_attr_name = name, ""
+    graph = onnx.helper.make_graph(
+        [alone], "g", [onnx.ValueInfoProto(name=name) for name in feeds], [onnx.ValueInfoProto(name=o) for o in outputs]
+    )
+    opsets = [onnx.helper.make_opsetid("", scope.opsets[""])]
+    made = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
+    return tuple(widened(np.asarray(value)) for value in made)
 
 
 def _function(

@@ -17,7 +17,7 @@ from benchmarks.performance.readme import made
 from rewriter.cli import COMMANDS
 from rewriter.cli.convert import convert
 from tests.conftest import slow
-from tests.pages import ROOT, commands, difference, examples, examples_in, run_python, run_shell, workplace
+from tests.pages import ROOT, commands, difference, examples, run_python, run_shell, workplace
 
 PAGES = (
     "README.md",
@@ -121,10 +121,3 @@ def test_the_table_of_times_is_that_of_the_measurement() -> None:
 )
 def test_what_counts_as_the_same_output(printed: str, wanted: str, *, alike: bool) -> None:
     assert (difference(printed, wanted) is None) is alike
-
-
-def test_what_an_example_is() -> None:
-    text = "```sh\na\n```\n\n```\nout\n```\n```text\ndrawing\n```\n```python\nb\n```\n"
-    first, second = examples_in(text)
-    assert (first.language, first.code, first.wanted) == ("sh", "a\n", "out\n")
-    assert (second.language, second.wanted) == ("python", None)

@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "gelu-vision": "vit",
     "gated-decoder": "llama",
 }
-"""Committed models to their architectures. GPT-NeoX, the sixth, is in tests/exports/test_matrix_exports.py."""
+"""Committed models to their architectures. GPT-NeoX, the sixth, is in tests/exports/test_forms_exports.py."""
 
 OMEGA = 1e6
 """Scores of at most a few hundred, and exp(-1e6) is 0."""

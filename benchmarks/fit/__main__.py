@@ -23,11 +23,10 @@ from importlib import import_module
 import click
 import numpy as np
 
-from benchmarks.fit import lines, powers, table
+from benchmarks.fit import float32, lines, powers, table
 from benchmarks.fit.minimax import from_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
-from passes.fit import float32
 from passes.fit.model import Layout, to_program
 from passes.fit.runtime import fit_function
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs

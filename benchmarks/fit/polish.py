@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.fit import float32
+from benchmarks.fit import float32
 from passes.fit.model import Layout, Mask, evaluate, gauss_newton, to_program
 from passes.programs.head import Array
 from passes.programs.program import Program

@@ -1,7 +1,7 @@
 """Entries of `programs.json`: computed from programs, with errors proved and measured, and written.
 
 Everything that an entry states is measured here, for the coefficients as stored and rounded up: `max_error` in float64
-on a dense grid, `float32_error` by `passes.fit.float32`. The slow tests prove `max_error`.
+on a dense grid, `float32_error` by `benchmarks.fit.float32`. The slow tests prove `max_error`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from passes.fit import float32
+from benchmarks.fit import float32
 from passes.programs import fitted
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.head import Array, Head

@@ -15,9 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from passes.fit import float32
 from passes.fit.model import Layout, Smooth, Spacing, gauss_newton, linear_fit, to_program
-from passes.programs.head import Array, BiasToken, Head
+from passes.programs.head import FACTORED, Array, BiasToken, Head
 from passes.programs.program import Program
 
 Function = Callable[[Array], Array]
@@ -161,19 +160,23 @@ def _continued(f: Function, start: float, end: float, left: Array | None, right:
 def _best(piece: _Piece, tolerance: float) -> Program:
     """The smallest program whose error is within the tolerance, else the most accurate one."""
     task = _task(piece, tolerance)
-    single = float32.points(*piece.domain, 4001)
+    single = _points(*piece.domain, 4001)
     expected = piece.f(single.astype(np.float64))
+
+    def off(program: Program) -> float:
+        return float(np.max(np.abs(_in_single(program, single) - expected)))
+
     best: tuple[float, Program] | None = None
     for spacings in _ladder(task):
         for layout, x in _candidates(task, spacings):
             program = to_program(layout, x, "smooth")
-            # In float32 the shift of the logits decides about the rounding, so the error is measured after choosing it.
+            error = float(np.max(np.abs(program.evaluate(task.y) - task.target)))
             if tolerance >= _SINGLE:
-                program = float32.shifted(program, single, expected)
-                error = float(np.max(np.abs(float32.evaluate(program, single) - expected)))
-            else:
-                error = 0.0
-            error = max(error, float(np.max(np.abs(program.evaluate(task.y) - task.target))))
+                # In float32 the shift of the logits decides about the rounding.
+                (head,) = program.heads
+                shifts = (replace(program, heads=(head.shifted(-slope, 0.0),)) for slope, _ in head.logits)
+                program = min(shifts, key=off)
+                error = max(error, off(program))
             if best is None or error < best[0]:
                 best = (error, program)
         # Sizes ascend, so the first that is good enough is the smallest. The margin is for points between the samples.
@@ -295,15 +298,13 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
     y = np.linspace(low, high, 200_001)
     expected = _values(f, y)
     in_single = tolerance * size >= _SINGLE
-    if in_single:
-        program = float32.on_grid(program)
     signed = program.evaluate(y) - expected
     # Between two points the error can exceed both by an eighth of its second difference.
     between = np.max(np.abs(np.diff(signed, 2))) / 8.0
     error = float(np.max(np.abs(signed)) + between)
-    single = float32.points(low, high)
+    single = _points(low, high, 100_001)
     exact = program.evaluate(single.astype(np.float64))
-    added = np.abs(float32.evaluate(program, single) - exact) / np.maximum(1.0, np.abs(exact))
+    added = np.abs(_in_single(program, single) - exact) / np.maximum(1.0, np.abs(exact))
     rounding = max(float(np.max(added)), Program.rounding)
     if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
         return (
@@ -313,6 +314,32 @@ def _state(f: Function, program: Program, ends: tuple[float, float], tolerance: 
     total = error + (float(np.max(added * np.maximum(1.0, np.abs(exact)))) if in_single else 0.0)
     stated = replace(program, max_error=error, rounding=rounding, domain=max(abs(low), abs(high)), measured=True)
     return Fitted(stated, low, high, total <= tolerance * size)
+
+
+def _points(low: float, high: float, count: int) -> Array:
+    """Float32 numbers, evenly spaced with random jitter: those of a regular grid would round too well."""
+    random = np.random.default_rng(20)
+    points = np.linspace(low, high, count)
+    points[1:-1] += random.uniform(-0.5, 0.5, count - 2) * (high - low) / (count - 1)
+    return points.astype(np.float32).astype(np.float64)
+
+
+def _in_single(program: Program, y: Array) -> Array:
+    """The program in float32 as form `local` computes it: offsets are factors of the exponentials, if not steep."""
+    single = np.float32
+    x = y.astype(single)
+    total = single(program.linear) * x + single(program.constant)
+    with np.errstate(over="ignore", under="ignore"):
+        for head in program.heads:
+            slopes, offsets = (column[:, None] for column in np.array(head.shifted(0.0, -head.gamma).logits).T)
+            steep = bool(np.max(np.abs(offsets)) > FACTORED)
+            logits = slopes.astype(single) * x + (offsets if steep else 0.0 * offsets).astype(single)
+            shares = np.exp(logits - np.max(logits, axis=0))
+            factors = np.ones_like(offsets) if steep else np.exp(offsets)
+            values = np.array([[0.0], *([token.value] for token in head.bias_tokens)]) * factors
+            parts = np.sum(shares * values.astype(single), axis=0) + shares[0] * (single(head.c) * x + single(head.d))
+            total = total + parts / np.sum(shares * factors.astype(single), axis=0)
+    return np.asarray(total, dtype=np.float64)
 
 
 # -- kinks: points at which the slope or the curvature jumps ----------------------------------------------------------

@@ -7,17 +7,14 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from rewriter.graph.edit import all_nodes, inlined
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, all_graphs, attributes, key_of, view_model
+from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -37,46 +34,36 @@ class Lowered:
         model: the lowered model; the original object where there was nothing to lower.
         fused: names of the outputs of decomposed operators.
         inlined: names of the local functions that were inlined.
-        between: those of `fused` that stand between blocks.
     """
 
     model: onnx.ModelProto
     fused: frozenset[str]
     inlined: tuple[str, ...]
-    between: frozenset[str] = frozenset()
 
 
 Lower = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 
 
 def lower(
-    model: onnx.ModelProto,
-    keep: frozenset[str] = frozenset(),
-    *,
-    network: bool = False,
-    whole: frozenset[tuple[str, str]] = frozenset(),
+    model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
 ) -> Lowered:
     """Lower `model`.
 
     Args:
         model: the model.
         keep: outputs of fused operators that stay.
-        network: take operators apart, too, that stand between blocks (`passes.match.lower`).
         whole: local functions that stay, (domain, name): those of heads that an earlier run made.
     """
     model, functions = _inlined(model, _relevant_functions(model, whole))
     found = [node.output[0] for graph in all_graphs(model.graph) for node in graph.node if _lowered(node) is not None]
-    between = network_parts(model) if network else {}
-    wanted = frozenset((*found, *between)) - keep
+    wanted = frozenset(found) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
             original, model = model, onnx.ModelProto()
             model.CopyFrom(original)
         for graph in all_graphs(model.graph):
-            _take_apart(graph, wanted, between)
-    return Lowered(
-        model, wanted, tuple(f"{domain}::{name}" for domain, name in functions), wanted.intersection(between)
-    )
+            _take_apart(graph, wanted)
+    return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
 
 
 def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
@@ -116,14 +103,12 @@ def _is_part(node: onnx.NodeProto) -> bool:
     return node.op_type in _PARTS_OF_BLOCKS and node.domain in (*ONNX_DOMAINS, MICROSOFT)
 
 
-def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str], between: Mapping[str, list[onnx.NodeProto]]) -> None:
+def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
     if not any(node.output and node.output[0] in wanted for node in graph.node):
         return
     result: list[onnx.NodeProto] = []
     for node in graph.node:
-        parts = None
-        if node.output and node.output[0] in wanted:
-            parts = between.get(node.output[0]) or _lowered(node)
+        parts = _lowered(node) if node.output and node.output[0] in wanted else None
         for part in parts or ():
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
         result.extend(parts or [_copied(node)])
@@ -232,85 +217,3 @@ LOWERINGS: dict[tuple[str, str], Lower] = {
     (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
     ("", "SwiGLU"): _swiglu,
 }
-
-
-# -- between blocks: bias tokens pass these on their way through a network ------------------------------------------
-
-Parts = list[onnx.NodeProto]
-_LAYER_NORM_OPSET = 17
-_MEAN, _DEVIATION, _SUM = 1, 2, 3
-"""Further outputs of SkipLayerNormalization."""
-
-
-def network_parts(model: onnx.ModelProto) -> Mapping[str, Parts]:
-    """First output of a fused operator of the main graph to the nodes that compute the same."""
-    if not any(node.domain == MICROSOFT for node in model.graph.node):
-        return {}
-    view = view_model(model)
-    found: dict[str, Parts] = {}
-    for node in view.nodes:
-        entry = _LOWERINGS.get(node.op_type) if node.domain == MICROSOFT else None
-        parts = None if entry is None else entry(view, node)
-        if parts:
-            found[node.output[0]] = parts
-    return found
-
-
-def _node(
-    node: onnx.NodeProto, operator: str, inputs: list[str], part: str, output: str = "", **given: Any
-) -> onnx.NodeProto:
-    made = output or f"{node.output[0]}/{part}"
-    return helper.make_node(operator, inputs, [made], f"{node.name or node.output[0]}/{part}", **given)
-
-
-def _product(view: GraphView, node: onnx.NodeProto) -> Parts | None:
-    """FusedMatMul of two tensors that are data: their transpositions, product and scale."""
-    given = attributes(node)
-    constant = any(name in view.initializers for name in node.input)
-    kinds = {view.type_of(name).elem_type for name in (*node.input, *node.output)} - {0}
-    if constant or given.get("transBatchA") or given.get("transBatchB") or len(kinds) != 1:
-        return None
-    parts, inputs = Parts(), list(node.input)
-    for place, side in enumerate("AB"):
-        if given.get(f"trans{side}"):
-            rank = view.type_of(inputs[place]).rank
-            if rank is None or rank < 2:
-                return None
-            order = [*range(rank - 2), rank - 1, rank - 2]
-            parts.append(_node(node, "Transpose", [inputs[place]], f"turned_{side}", perm=order))
-            inputs[place] = str(parts[-1].output[0])
-    scale = float(given.get("alpha", 1.0))
-    if scale == 1.0:
-        return [*parts, _node(node, "MatMul", inputs, "product", str(node.output[0]))]
-    product = _node(node, "MatMul", inputs, "product")
-    value = np.asarray(scale, helper.tensor_dtype_to_np_dtype(kinds.pop()))
-    alpha = helper.make_node(
-        "Constant", [], [f"{node.output[0]}/alpha"], f"{node.name}/alpha", value=numpy_helper.from_array(value)
-    )
-    scaled = _node(node, "Mul", [str(product.output[0]), str(alpha.output[0])], "scaled", str(node.output[0]))
-    return [*parts, product, alpha, scaled]
-
-
-def _skip(view: GraphView, node: onnx.NodeProto) -> Parts | None:
-    """SkipLayerNormalization: the bias, the residual addition and the normalisation."""
-    named = [*node.input, *[""] * (5 - len(node.input))]
-    outputs = [*node.output, *[""] * (4 - len(node.output))]
-    if view.opsets.get("", 1) < _LAYER_NORM_OPSET or outputs[_MEAN] or outputs[_DEVIATION] or not all(named[:3]):
-        return None
-    x, skip, gain, shift, bias = named
-    parts = Parts()
-    if bias:
-        parts.append(_node(node, "Add", [x, bias], "biased"))
-        x = str(parts[-1].output[0])
-    total = _node(node, "Add", [x, skip], "sum", outputs[_SUM])
-    epsilon = attributes(node).get("epsilon", 1e-12)
-    inputs = [str(total.output[0]), gain, *([shift] if shift else [])]
-    normed = _node(node, "LayerNormalization", inputs, "normalised", str(node.output[0]), epsilon=epsilon, axis=-1)
-    return [*parts, total, normed]
-
-
-_LOWERINGS: dict[str, Callable[[GraphView, onnx.NodeProto], Parts | None]] = {
-    "FusedMatMul": _product,
-    "SkipLayerNormalization": _skip,
-}
-"""Operator of onnxruntime's domain to its parts."""

@@ -1,4 +1,4 @@
-"""The rewriting as a pass of onnx-ir: `onnx_ir.passes.Sequential(AttentionOnly(), ...)`; needs the extra `ir`."""
+"""The rewriting as a pass of onnx-ir: `onnx_ir.passes.Sequential(AttentionOnlyPass(), ...)`; needs the extra `ir`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ except ImportError as error:
     raise UsageError("the pass for onnx-ir needs the package onnx-ir: pip install 'attnonly[ir]'") from error
 
 
-class AttentionOnly(FunctionalPass):
+class AttentionOnlyPass(FunctionalPass):
     """Replace the MLP blocks of a model by attention heads, and prove it.
 
     The model that comes in is not changed. `ensures` is the proof: a pass whose result is not proved raises

@@ -45,11 +45,10 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.inputs.search import other_cases
 from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings
 from rewriter.proof.statistics import uncompared
-from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
+from rewriter.proof.validate import Progress, Validation, cases_of, noise_points, other_cases
 from rewriter.proof.validate import validate as prove
 from rewriter.report.comparison import Comparison, Verdict
 from rewriter.text import quoted
@@ -408,7 +407,7 @@ class Pair:
         """The inputs that were run."""
         a, settings = self.models[0], self.pairing.settings
         cases = tuple(case for case in cases_of(a, settings, 0) if case.name in proof.cases)
-        return cases or other_cases(a, settings)
+        return cases or other_cases(a, settings) or ()
 
     def _generated(self, result: Comparison, proof: Validation) -> Comparison:
         provider = self.pairing.settings.providers[0]

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from rewriter.errors import RewriteError
 from rewriter.files.load import load_model
-from rewriter.ort.providers import PROVIDERS, load_onnxruntime, require_provider
+from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
 from rewriter.report.environment import environment
 from rewriter.text import one_line, size
 
 SCHEMA_VERSION = 1
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-_NOT_BUILT = 3
-_TRIAL = "import sys; from rewriter.api.diagnosing import try_provider; sys.exit(try_provider(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Diagnosis:
 
 
 def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
-    """Look at packages, execution providers, memory and disk; every provider is started in a process of its own.
+    """Look at packages, execution providers, memory and disk; every provider is started.
 
     Args:
         model: a model whose size is compared with memory and disk. Its external data is not read.
@@ -67,9 +63,10 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     """
     source = None if model is None else load_model(model, mapped=True)
     folder = Path.cwd() if model is None else Path(model).absolute().parent
-    states = {each.name: _state(each.name) for each in PROVIDERS}
+    states = {each.name: _state(each) for each in PROVIDERS}
     memory, disk = _memory(), shutil.disk_usage(folder).free
-    problems = [reason for name, (built, reason) in states.items() if reason and built and not _ASKED[name]]
+    wanted = {each.name for each in PROVIDERS if each.float64}
+    problems = [reason for name, (built, reason) in states.items() if reason and built and name in wanted]
     runtimes = sorted({each.name for each in distributions() if each.name.split("-")[0] == "onnxruntime"} - _ADD_ONS)
     if len(runtimes) > 1:
         advice = f"pip uninstall -y {' '.join(runtimes)}, then install the one you need"
@@ -85,37 +82,19 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
 
 
-_ASKED = {each.name: each.asked for each in PROVIDERS}
 _ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
 """Packages of that name that install a folder of their own."""
 
 
-def _state(name: str, seconds: float = 120.0) -> tuple[bool, str]:
+def _state(provider: Provider) -> tuple[bool, str]:
     """(whether onnxruntime was built with a provider, why it does not start; empty if it does)."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", _TRIAL, name]
+    built = True
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environ, check=False)  # noqa: S603 - this interpreter
-    except subprocess.TimeoutExpired:
-        return True, f"execution provider '{name}' did not start within {seconds:g} s; leave it out with --provider"
-    if done.returncode < 0:
-        how = signal.Signals(-done.returncode).name
-        return True, f"starting execution provider '{name}' crashes ({how}); pip install --force-reinstall onnxruntime"
-    said = done.stderr.strip().splitlines() or ["it said nothing"]
-    return done.returncode != _NOT_BUILT, "" if done.returncode == 0 else one_line(said[-1], 300)
-
-
-def try_provider(name: str) -> int | str:
-    """In the child: 0 if a session starts on the provider, or what `sys.exit` is to be given."""
-    provider = next(each for each in PROVIDERS if each.name == name)
-    try:
-        if provider.kernel_set not in load_onnxruntime().get_available_providers():
-            sys.stderr.write(f"not in this onnxruntime; it is in the package {provider.package}")
-            return _NOT_BUILT
-        require_provider(name)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
-        return one_line(error, 300)
-    return 0
+        built = provider.kernel_set in load_onnxruntime().get_available_providers()
+        require_provider(provider.name)
+    except (RewriteError, MemoryError) as error:
+        return built, one_line(error, 300)
+    return built, ""
 
 
 def _memory() -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -25,11 +25,10 @@ from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.ort.providers import require_float64
-from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
-from rewriter.proof.calibrate import largest_magnitudes
+from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Progress, Validation
+from rewriter.proof.validate import Progress, largest_magnitudes
 from rewriter.proof.validate import validate as prove
 from rewriter.report.report import Report
 
@@ -89,38 +88,38 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    _check_pipeline(arrange(pipeline(choices)))
+    if MlpToAttention.name not in [each.name for each in arrange(pipeline(choices))]:
+        raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
     start = Unit(source.proto, partial(read_tensor, source))
-    choices, sequence, unit, timings = _planned(run, source, start, arrange, choices, settings)
+    choices, sequence, unit = _planned(run, source, start, arrange, choices, settings)
     if validate and not dry_run and source.size <= LARGE:
         unit = _noted(unit, domain_notes(unit.fact(Plan)))
     plan = unit.fact(Plan)
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:
-        return run.finish(replace(report, passes=timings))
-    _check_arithmetic(plan, settings.providers if validate else ())
+        return run.finish(report)
+    widened = [each.block.name for each in plan.conversions if each.widened]
+    require_float64(settings.providers if validate else (), widened)
     with run.step("apply", "replacing them by attention heads"):
-        unit, further = run_passes(split(sequence)[1], unit)
+        unit = run_passes(split(sequence)[1], unit)
         rewritten, alone = made(unit), _alone(unit)
     if not keeps_signature(source.proto, rewritten, unit.fact(AddedOutputs).names):
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
-    report = replace(report, passes=(*timings, *further))
     claims = claims_of(plan, choices.accuracy.error)
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)
-    wanted = settings if validate else None
     variants = Variants(
         lowered=replace(source, proto=plan.model, path=None),
         alone=None if alone is None else replace(source, proto=alone, path=None),
     )
-    models = _Models(source, rewritten, variants)
-    if out is None:
-        report = run.finish(_in_memory(run, report, models, claims, wanted))
-        return report if report.rewritten is None else replace(report, rewritten=like(model, made(unit)))
-    return run.finish(_to_file(run, report, models, claims, wanted, out, force=force))
+    wanted = settings if validate else None
+    report = _finished(run, report, (source, rewritten, variants), claims, wanted, out, force=force)
+    if report.rewritten is not None:
+        report = replace(report, rewritten=like(model, made(unit)))
+    return run.finish(report)
 
 
 describe(rewrite, Options, Settings)
@@ -133,26 +132,21 @@ def made(unit: Unit) -> onnx.ModelProto:
 
 def _planned(
     run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings
-) -> tuple[Options, tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+) -> tuple[Options, tuple[Pass, ...], Unit]:
     """The options, the passes, and their outcome; planned again where pre-activations had to be measured first."""
 
-    def planned() -> tuple[tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+    def planned() -> tuple[tuple[Pass, ...], Unit]:
         sequence = tuple(arrange(pipeline(choices)))
-        return sequence, *run_passes(split(sequence)[0], start)
+        return sequence, run_passes(split(sequence)[0], start)
 
     with run.step("plan", "finding the MLP blocks"):
-        sequence, unit, timings = planned()
+        sequence, unit = planned()
     notes: tuple[str, ...] = ()
     if unit.fact(Plan).undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            sequence, unit, timings = planned()
-    return choices, sequence, _noted(unit, notes), timings
-
-
-def _check_arithmetic(plan: Plan, providers: Sequence[str]) -> None:
-    """Refuse providers that lack the float64 of some heads. Raises ProviderError."""
-    require_float64(providers, [each.block.name for each in plan.conversions if each.widened])
+            sequence, unit = planned()
+    return choices, sequence, _noted(unit, notes)
 
 
 def _alone(unit: Unit) -> onnx.ModelProto | None:
@@ -170,12 +164,6 @@ def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
     return unit.having(replace(plan, notes=(*plan.notes, *notes)))
 
 
-def _check_pipeline(passes: Sequence[Pass]) -> None:
-    """Raise UsageError for a pipeline that converts nothing."""
-    if MlpToAttention.name not in [each.name for each in passes]:
-        raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
-
-
 def _calibrated(
     run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
 ) -> tuple[Options, tuple[str, ...]]:
@@ -191,63 +179,34 @@ def _calibrated(
     return replace(options, accuracy=replace(options.accuracy, reached=reached)), ()
 
 
-@dataclass(frozen=True)
-class _Models:
-    """The original model, the rewritten one, and other forms of both that the proof needs."""
-
-    source: LoadedModel
-    rewritten: onnx.ModelProto
-    variants: Variants
-
-
-def _in_memory(
+def _finished(
     run: Run,
     report: Report,
-    models: _Models,
+    models: tuple[LoadedModel, onnx.ModelProto, Variants],
     claims: tuple[Claim, ...],
     settings: Settings | None,
-) -> Report:
-    rewritten = models.rewritten
-    result = replace(models.source, proto=rewritten, path=None)
-    report = replace(report, after=shape_of(rewritten, 0))
-    if settings is not None:
-        with run.step("validate", "proving"):
-            report = _proved(report, _validated(run, models, result, claims, settings))
-    return replace(report, rewritten=rewritten if report.exit_status is ExitStatus.CONVERTED else None)
-
-
-def _to_file(
-    run: Run,
-    report: Report,
-    models: _Models,
-    claims: tuple[Claim, ...],
-    settings: Settings | None,
-    out: Path,
+    out: Path | None,
     *,
     force: bool,
 ) -> Report:
-    """Save beside `out`, prove the saved file, and only then rename it to `out`."""
+    """Prove the rewritten model; with `out` the file that is saved beside it, and only then renamed to it."""
+    source, rewritten, variants = models
     with ExitStack() as stack:
-        with run.step("save", "saving"):
-            output = staged_output(models.rewritten, out, source=models.source, force=force)
-            staged = stack.enter_context(output)
-        report = replace(report, after=shape_of(models.rewritten, staged.size))
+        staged = None
+        if out is not None:
+            with run.step("save", "saving"):
+                staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
+        report = replace(report, after=shape_of(rewritten, staged.size if staged is not None else 0))
         if settings is not None:
             with run.step("validate", "proving"):
-                saved = load_model(staged.path, mapped=True)
-                report = _proved(report, _validated(run, models, saved, claims, settings))
-        if report.exit_status is ExitStatus.CONVERTED:
-            staged.commit()
-            report = replace(report, output=str(out), files=tuple(str(out.with_name(each)) for each in staged.files))
-    return report
-
-
-def _validated(
-    run: Run, models: _Models, result: LoadedModel, claims: tuple[Claim, ...], settings: Settings
-) -> Validation:
-    return prove(models.source, result, claims, settings, run.progress, models.variants)
-
-
-def _proved(report: Report, validation: Validation) -> Report:
-    status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
-    return replace(report, validation=validation, exit_status=status)
+                in_memory = replace(source, proto=rewritten, path=None)
+                result = in_memory if staged is None else load_model(staged.path, mapped=True)
+                validation = prove(source, result, claims, settings, run.progress, variants)
+            status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
+            report = replace(report, validation=validation, exit_status=status)
+        if report.exit_status is not ExitStatus.CONVERTED:
+            return report
+        if staged is None or out is None:
+            return replace(report, rewritten=rewritten)
+        staged.commit()
+        return replace(report, output=str(out), files=tuple(str(out.with_name(each)) for each in staged.files))

@@ -1,8 +1,8 @@
 """The command line: `rewrite MODEL -o OUT`, and the subcommands.
 
-One file per command, and one for all commands about heads; `COMMANDS` is the table. The plain command has no name: it
-gets every command line that does not start with the name of a subcommand. A model file with the name of a subcommand
-must be given as ./NAME.
+The commands about two models are in `pairs.py`, those about heads in `interpret.py`; `COMMANDS` is the table. The plain
+command has no name: it gets every command line that does not start with the name of a subcommand. A model file with the
+name of a subcommand must be given as ./NAME.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import difflib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from rewriter.cli.bench import bench
-from rewriter.cli.certify import certify
 from rewriter.cli.convert import convert
-from rewriter.cli.diff import diff
 from rewriter.cli.doctor import doctor
 from rewriter.cli.inspect import inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
 from rewriter.cli.options import with_json_files
+from rewriter.cli.pairs import bench, certify, diff, validate
 from rewriter.cli.streams import forgiving
-from rewriter.cli.validate import validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.text import quoted
 
@@ -89,9 +88,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("rewrite: out of memory; try --no-validate, or fewer and shorter inputs with --dim", err=True)
         return 1
     except Exception as error:  # noqa: BLE001 - a traceback helps nobody who runs a command
-        from rewriter.cli.crash import crash_line
-
-        click.echo(f"rewrite: {crash_line(error, given)}", err=True)
+        calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])
+        # Neither paths nor values: people can share it without reading it first.
+        places = ", called by ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+        told = f"internal error ({type(error).__name__} in {places}); this is a bug, please report it"
+        click.echo(f"rewrite: {told} with 'rewrite --version'", err=True)
         return int(ExitStatus.INTERNAL_ERROR)
     return int(result) if result is not None else 0
 

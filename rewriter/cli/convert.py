@@ -19,7 +19,7 @@ from rewriter.cli.options import (
     file_option,
     links_option,
     rare_options,
-    report_options,
+    report_option,
     write_report,
 )
 from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
@@ -82,7 +82,8 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @file_option("--html", metavar="FILE.html", help="Write the report as a page.")
 @file_option("--certificate", metavar="FILE.json", help="Write the certificate; `rewrite certify --check` checks it.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@report_options("the report")
+@report_option("the report")
+@click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print versions.")
 def convert(

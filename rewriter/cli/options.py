@@ -107,12 +107,6 @@ def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
     )
 
 
-def report_options(what: str, *flags: str) -> Callable[[Command], Command]:
-    """Where the JSON goes, and how much is printed."""
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
-    return with_options((report_option(what, *flags), quiet))
-
-
 def with_json_files(arguments: Sequence[str]) -> list[str]:
     """The arguments with a file for each `--json` that has none: `-`, standard output."""
     return [
@@ -261,12 +255,8 @@ def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
         attributes["callback"] = _CALLBACKS[each.name]
     elif each.choices:
         attributes["type"] = click.Choice(each.choices)
-    elif each.kind is int:
-        attributes["type"] = click.IntRange(
-            None if each.least is None else int(each.least), None if each.below is None else int(each.below) - 1
-        )
-    elif each.kind is float:
-        attributes["type"] = click.FloatRange(each.above, each.below, min_open=True, max_open=True)
+    elif each.kind in (int, float):  # its range is checked where all are: by `rewriter.options.build`
+        attributes["type"] = each.kind
     elif each.kind is object:
         attributes["type"] = click.Path(path_type=Path)
     return click.option(flag, each.name, **{**attributes, **instead})

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.tensors import ELEMENT_TYPES, element_type
 from rewriter.files.walk import is_external, iter_nodes, iter_tensors
-from rewriter.graph.types import elem_name
 from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
 from rewriter.text import counted, decoded, quoted
 
@@ -501,56 +500,44 @@ def _type_text(value: onnx.ValueInfoProto) -> str:
     if held != "tensor_type":
         return (held or "of unknown type").removesuffix("_type")
     name = kind_of(onnx.TensorProto(data_type=value.type.tensor_type.elem_type)).partition("[")[0]
-    dims = _dims(value)
-    return name if dims is None else f"{name}[{', '.join(map(decoded, dims))}]"
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return name
+    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
+    return f"{name}[{', '.join(map(decoded, dims))}]"
 
 
 def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:
-    """Why two models cannot be run on the same inputs and compared, such as `output 'y': float in A, double in B`.
+    """Why two models cannot be run on the same inputs and compared, such as `output 'y': float32[2] in A, int64 in B`.
 
     Names and element types must agree, and so must sizes that both declare; names of symbolic dimensions do not matter.
     """
     found: list[str] = []
     for what in ("input", "output"):
-        ours, theirs = (dict(_free(model.graph, what)) for model in (a, b))
+        ours, theirs = (_free(model.graph, what) for model in (a, b))
         for name in [*ours, *(name for name in theirs if name not in ours)]:
             if name not in ours or name not in theirs:
                 found.append(f"{what} {quoted(name)} is only in {'A' if name in ours else 'B'}")
-                continue
-            kinds = [_element(side[name]) for side in (ours, theirs)]
-            dims = [_dims(side[name]) for side in (ours, theirs)]
-            if kinds[0] != kinds[1] and "undefined" not in kinds:
+            elif not _agree(ours[name].type, theirs[name].type):
+                kinds = [_type_text(side[name]) for side in (ours, theirs)]
                 found.append(f"{what} {quoted(name)}: {kinds[0]} in A, {kinds[1]} in B")
-            elif not _agree(*dims):
-                found.append(
-                    f"{what} {quoted(name)}: [{', '.join(dims[0] or ())}] in A, [{', '.join(dims[1] or ())}] in B"
-                )
     return tuple(found)
 
 
-def _free(graph: onnx.GraphProto, what: str) -> Iterator[tuple[str, onnx.ValueInfoProto]]:
+def _free(graph: onnx.GraphProto, what: str) -> dict[str, onnx.ValueInfoProto]:
     defaults = {tensor.name for tensor in graph.initializer}
     values = graph.output if what == "output" else [each for each in graph.input if each.name not in defaults]
-    return ((value.name, value) for value in values)
+    return {value.name: value for value in values}
 
 
-def _element(value: onnx.ValueInfoProto) -> str:
-    held = value.type.WhichOneof("value")
-    return (
-        elem_name(value.type.tensor_type.elem_type)
-        if held == "tensor_type"
-        else (held or "undefined").removesuffix("_type")
-    )
-
-
-def _dims(value: onnx.ValueInfoProto) -> list[str] | None:
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return None
-    return [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
-
-
-def _agree(a: Sequence[str] | None, b: Sequence[str] | None) -> bool:
-    if a is None or b is None:
-        return True
-    return len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True) if x.isdecimal() and y.isdecimal())
+def _agree(a: onnx.TypeProto, b: onnx.TypeProto) -> bool:
+    kinds, tensors = [each.WhichOneof("value") for each in (a, b)], [each.tensor_type for each in (a, b)]
+    if None in kinds or kinds[0] != kinds[1]:
+        return None in kinds
+    elements = {each.elem_type for each in tensors} - {0}
+    if len(elements) > 1 or not all(each.HasField("shape") for each in tensors):
+        return len(elements) < 2
+    dims = [each.shape.dim for each in tensors]
+    sizes = zip(*dims, strict=False)
+    fixed = (x.dim_value == y.dim_value for x, y in sizes if x.HasField("dim_value") and y.HasField("dim_value"))
+    return len(dims[0]) == len(dims[1]) and all(fixed)

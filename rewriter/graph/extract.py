@@ -5,7 +5,8 @@ A block of a large model can then be run, and proved, in the memory of one block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -156,15 +157,71 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
         limit: bound on the weights of a part, in bytes.
     """
     ends = [name for name in dict.fromkeys((*view.outputs, *wanted)) if name not in view.inputs]
-    constants = _Roots(view)
-    needed = sorted(ancestors(view, frozenset(), ends))
-    groups = _groups(
-        [index for index in needed if not constants.is_constant(view.nodes[index])], view, constants, limit
-    )
+
+    def makers(names: Iterable[str]) -> list[int]:
+        """The nodes that compute those of the names that are constants, in graph order."""
+        return sorted(ancestors(view, frozenset(), [name for name in names if name in view.constants]))
+
+    @functools.cache  # since one weight chain (Transpose, DequantizeLinear) may have many consumers
+    def behind(name: str) -> frozenset[str]:
+        """The initializers that a constant is computed from."""
+        read = {entry for index in makers([name]) for entry in reads(view.nodes[index])}
+        return frozenset(entry for entry in (name, *read) if entry in view.initializers)
+
+    def size(names: Iterable[str]) -> int:
+        return sum(bytes_of(view.initializers[name]) for name in names)
+
+    # Greedy in graph order: every prefix of a topological order is closed under "depends on", so a part never needs
+    # the output of a later one. A weight shared within a part counts once, across parts once in each.
+    groups: list[list[int]] = []
+    held: set[str] = set()
+    used = 0
+    for index in sorted(ancestors(view, frozenset(), ends)):
+        node = view.nodes[index]
+        if all(name in view.constants for name in node.output if name):
+            continue
+        weights = {root for name in reads(node) if name in view.constants for root in behind(name)}
+        if not groups or used + size(weights - held) > limit:
+            groups.append([])
+            held, used = set(), 0
+        groups[-1].append(index)
+        used += size(weights - held)
+        held |= weights
     # A graph may have constants as its only outputs; and a wanted constant must be computed by some part, so the first.
     groups = groups or [[]]
-    groups[0][:0] = constants.makers(name for name in ends if name in constants)
-    return _cuts(view, groups, ends, constants)
+    groups[0][:0] = makers(ends)
+    return _cuts(view, [sorted({*group, *makers(_read(view, group))}) for group in groups], groups, ends)
+
+
+def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
+    return [name for index in nodes for name in reads(view.nodes[index])]
+
+
+def _cuts(
+    view: GraphView, insides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], ends: Sequence[str]
+) -> tuple[Cut, ...]:
+    """The parts: `groups` are their nodes, `insides` the same with the makers of the constants that they read."""
+    made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
+    last = {name: number for number, group in enumerate(groups) for name in _read(view, group)}
+    # A part outputs what a later part reads or the caller wants; everything else never leaves onnxruntime.
+    crossing: list[list[str]] = [[] for _ in groups]
+    for name, number in made.items():
+        if name and (name in ends or last.get(name, number) > number):
+            crossing[number].append(name)
+    # An initializer that is also an output has no producer.
+    crossing[0] += [name for name in ends if name not in made]
+    cuts = []
+    for inside, outputs in zip(insides, crossing, strict=True):
+        produced = {name for index in inside for name in view.nodes[index].output}
+        # The last condition drops names that are local to a control-flow body.
+        inputs = dict.fromkeys(
+            name
+            for name in _read(view, inside)
+            if name not in produced and name not in view.initializers and (name in made or name in view.inputs)
+        )
+        cuts.append(Cut(tuple(inputs), tuple(outputs), tuple(inside)))
+    # A part without outputs computes nothing that anyone reads.
+    return tuple(cut for cut in cuts if cut.outputs)
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
@@ -174,91 +231,3 @@ def bytes_of(tensor: onnx.TensorProto) -> int:
     except KeyError:
         itemsize = 1
     return int(prod(tensor.dims)) * itemsize
-
-
-class _Roots:
-    """The nodes that compute the constants of a view, and the initializers that they are computed from."""
-
-    def __init__(self, view: GraphView) -> None:
-        self._view = view
-        self._roots: dict[str, frozenset[str]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._view.constants
-
-    def is_constant(self, node: onnx.NodeProto) -> bool:
-        return all(name in self._view.constants for name in node.output if name)
-
-    def makers(self, names: Iterable[str]) -> list[int]:
-        """The nodes that compute these constants, in graph order."""
-        return sorted(ancestors(self._view, frozenset(), [name for name in names if name in self._view.constants]))
-
-    def roots(self, node: onnx.NodeProto) -> frozenset[str]:
-        """The initializers that a node reads, directly or through constants."""
-        found: set[str] = set()
-        for name in reads(node):
-            if name in self._view.constants:
-                found |= self._behind(name)
-        return frozenset(found)
-
-    def _behind(self, name: str) -> frozenset[str]:
-        # Cached, since one weight chain (Transpose, DequantizeLinear) may have many consumers.
-        if name not in self._roots:
-            read = {entry for index in self.makers([name]) for entry in reads(self._view.nodes[index])}
-            self._roots[name] = frozenset(entry for entry in (name, *read) if entry in self._view.initializers)
-        return self._roots[name]
-
-
-def _groups(indices: Sequence[int], view: GraphView, constants: _Roots, limit: int) -> list[list[int]]:
-    # Greedy in graph order: every prefix of a topological order is closed under "depends on", so a part never needs
-    # the output of a later one. A weight shared within a part counts once, across parts once in each.
-    groups: list[list[int]] = []
-    held: set[str] = set()
-    used = 0
-    for index in indices:
-        new = constants.roots(view.nodes[index]) - held
-        more = sum(bytes_of(view.initializers[name]) for name in new)
-        if not groups or used + more > limit:
-            groups.append([])
-            held, used = set(), 0
-            new = constants.roots(view.nodes[index])
-            more = sum(bytes_of(view.initializers[name]) for name in new)
-        groups[-1].append(index)
-        held |= new
-        used += more
-    return groups
-
-
-def _cuts(view: GraphView, groups: Sequence[Sequence[int]], ends: Sequence[str], constants: _Roots) -> tuple[Cut, ...]:
-    made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
-    last, final = _last_readers(view, groups), set(ends)
-    # A part outputs what a later part reads or the caller wants; everything else never leaves onnxruntime.
-    crossing: list[list[str]] = [[] for _ in groups]
-    for name, number in made.items():
-        if name and (name in final or last.get(name, number) > number):
-            crossing[number].append(name)
-    # An initializer that is also an output has no producer.
-    crossing[0] += [name for name in ends if name not in made]
-    cuts = []
-    for number, group in enumerate(groups):
-        read = [name for index in group for name in reads(view.nodes[index])]
-        inside = sorted({*group, *constants.makers(read)})
-        produced = {name for index in inside for name in view.nodes[index].output}
-        # The last condition drops names that are local to a control-flow body.
-        inputs = dict.fromkeys(
-            name
-            for index in inside
-            for name in reads(view.nodes[index])
-            if name not in produced and name not in view.initializers and (name in made or name in view.inputs)
-        )
-        cuts.append(Cut(tuple(inputs), tuple(crossing[number]), tuple(inside)))
-    # A part without outputs computes nothing that anyone reads.
-    return tuple(cut for cut in cuts if cut.outputs)
-
-
-def _last_readers(view: GraphView, groups: Sequence[Sequence[int]]) -> Mapping[str, int]:
-    last: dict[str, int] = {}
-    for number, group in enumerate(groups):
-        for index in group:
-            last.update(dict.fromkeys(reads(view.nodes[index]), number))
-    return last

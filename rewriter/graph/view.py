@@ -156,30 +156,26 @@ def view_graph(
     initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     declared = tuple(value.name for value in graph.input)
     own = {tensor.name for tensor in graph.initializer}
-    return _index(
-        where,
-        tuple(graph.node),
+    producer: dict[str, int] = {}
+    consumers: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(graph.node):
+        producer.update((name, index) for name in node.output if name)
+        # A capture counts as a consumer: a node whose output only a body reads is not dead.
+        for name in (*node.input, *captured_names(node)):
+            if name:
+                consumers[name].append(index)
+    return GraphView(
+        where=where,
+        nodes=tuple(graph.node),
+        producer=producer,
+        consumers={name: tuple(readers) for name, readers in consumers.items()},
         initializers=initializers,
         overridable=frozenset() if own <= set(declared) else frozenset(own.intersection(declared)),
-        inputs=declared,
+        inputs=tuple(name for name in declared if name not in initializers),
         outputs=tuple(value.name for value in graph.output),
         types=types or {},
-        opset_versions=opset_versions,
+        opsets=opset_versions,
         path=path,
-    )
-
-
-def view_function(function: onnx.FunctionProto) -> GraphView:
-    """Index the body of a model-local function; its tensors have no known types."""
-    return _index(
-        f"function {function.domain}::{function.name}",
-        tuple(function.node),
-        initializers={},
-        overridable=frozenset(),
-        inputs=tuple(function.input),
-        outputs=tuple(function.output),
-        types={},
-        opset_versions=opsets(function.opset_import),
     )
 
 
@@ -279,45 +275,6 @@ def _free(graph: onnx.GraphProto) -> set[str]:
         names |= captured_names(node)
         made.update(node.output)
     return names - made
-
-
-def _index(
-    where: str,
-    nodes: tuple[onnx.NodeProto, ...],
-    *,
-    initializers: Mapping[str, onnx.TensorProto],
-    overridable: frozenset[str],
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    types: Mapping[str, TensorType],
-    opset_versions: Mapping[str, int],
-    path: Path = (),
-) -> GraphView:
-    producer: dict[str, int] = {}
-    consumers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(nodes):
-        for name in node.output:
-            if name:
-                producer[name] = index
-        for name in node.input:
-            if name:
-                consumers[name].append(index)
-        # A capture counts as a consumer: a node whose output only a body reads is not dead.
-        for name in captured_names(node):
-            consumers[name].append(index)
-    return GraphView(
-        where=where,
-        nodes=nodes,
-        producer=producer,
-        consumers={name: tuple(readers) for name, readers in consumers.items()},
-        initializers=initializers,
-        overridable=overridable,
-        inputs=tuple(name for name in inputs if name not in initializers),
-        outputs=outputs,
-        types=types,
-        opsets=opset_versions,
-        path=path,
-    )
 
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))

@@ -23,12 +23,11 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
 from rewriter.interpret.sublayers import Named
-from rewriter.interpret.tensors import AffineMap
 from rewriter.proof.inputs.given import InputsOrText
 
 _RANK = 3
@@ -195,12 +194,14 @@ class NeuronStep:
         pattern: [T, heads, 1 + m].
         z: [T, heads, 1].
         tensors: W_V, b_V, bias_V, W_O and b_O.
+        factors: [groups], what W_O of each group of heads, one per neuron, is multiplied with.
     """
 
     norm: FrozenNorm
     pattern: Array
     z: Array
     tensors: Mapping[str, Array]
+    factors: Array
 
     def written(self, gradient: Array) -> Array:
         """[T, heads]: what each head's output contributes, along `gradient` [T, D]."""
@@ -225,6 +226,37 @@ class NeuronStep:
 
     def _at_z(self, gradient: Array) -> Array:
         return np.asarray(gradient @ self.tensors["W_O"][:, 0].T)
+
+    # The heads of each neuron added up, as one number: its activation.
+
+    @property
+    def activations(self) -> Array:
+        """[T, neurons]."""
+        return self._summed(self.z[..., 0])
+
+    @property
+    def directions(self) -> Array:
+        """[neurons, D], what they write per activation."""
+        rows = self.tensors["W_O"][:, 0]
+        return np.asarray(rows[: len(rows) // len(self.factors)] / self.factors[0])
+
+    def read(self, token: int) -> Array:
+        """[neurons, D], what they read of their data at the token per activation."""
+        own = self.pattern[token, :, 0]
+        return self._summed((own[:, None] * self.tensors["W_V"][..., 0]).T).T
+
+    def added(self, token: int) -> dict[str, Array]:
+        """What the bias tokens and b_V add to the activations, [neurons] each."""
+        pattern = self.pattern[token]
+        return {
+            "bias_tokens": self._summed((pattern[:, 1:] * self.tensors["bias_V"][..., 0]).sum(axis=-1)),
+            "b_V": self._summed(pattern[:, 0] * self.tensors["b_V"][:, 0]),
+        }
+
+    def _summed(self, heads: Array) -> Array:
+        """[..., neurons] of [..., heads]."""
+        by_group = heads.reshape(*heads.shape[:-1], len(self.factors), -1)
+        return np.asarray(np.einsum("...gn,g->...n", by_group, self.factors))
 
 
 Step = AttentionStep | NeuronStep
@@ -374,7 +406,8 @@ class FrozenRun:
         if isinstance(named.sublayer, Attention):
             within = None if named.sublayer.cross else frozen
             return AttentionStep(within, pattern, self._hooked(f"{named.name}.hook_v"), z, tensors)
-        return NeuronStep(frozen, pattern, z, tensors)
+        factors = np.array([group.factor for group in named.sublayer.groups], dtype=np.float64)
+        return NeuronStep(frozen, pattern, z, tensors, factors)
 
     def _freeze(self, norm: Norm, before: str, where: str) -> FrozenNorm:
         stream = self._stream(before)

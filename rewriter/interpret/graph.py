@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Step
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.stream import FrozenNorm
 from rewriter.interpret.sublayers import NeuronHeads
@@ -290,7 +290,7 @@ def attribution_graph(
     linear, entries = run.linear(logit, minus, position), run.entries(position)
     length, entry = len(linear.start), logit % len(entries)
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
-    members = _members_of(run.index, linear, nodes, max_nodes)
+    members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
     last = len(nodes) - 1
     edges = _adjacency(linear, members, nodes, last)
@@ -330,83 +330,36 @@ def token_ids(index: HeadIndex, feeds: Mapping[str, Array], sequence: int, lengt
 
 
 @dataclass(frozen=True, eq=False)
-class Neurons:
-    """The neurons of a sublayer, the heads of each added up.
-
-    Attributes:
-        step: their heads.
-        factors: [groups], what W_O of each group of heads is multiplied with.
-    """
-
-    step: NeuronStep
-    factors: Array
-
-    @property
-    def activations(self) -> Array:
-        """[T, neurons]."""
-        return self._summed(self.step.z[..., 0])
-
-    @property
-    def directions(self) -> Array:
-        """[neurons, D], what they write per activation."""
-        rows = self.step.tensors["W_O"][:, 0]
-        return np.asarray(rows[: len(rows) // len(self.factors)] / self.factors[0])
-
-    def read(self, token: int) -> Array:
-        """[neurons, D], what they read of their data at the token per activation."""
-        own = self.step.pattern[token, :, 0]
-        return self._summed((own[:, None] * self.step.tensors["W_V"][..., 0]).T).T
-
-    def constants(self, token: int) -> dict[str, Array]:
-        """What the bias tokens and b_V add to the activations, [neurons] each."""
-        tensors, pattern = self.step.tensors, self.step.pattern[token]
-        return {
-            "bias_tokens": self._summed((pattern[:, 1:] * tensors["bias_V"][..., 0]).sum(axis=-1)),
-            "b_V": self._summed(pattern[:, 0] * tensors["b_V"][:, 0]),
-        }
-
-    def _summed(self, heads: Array) -> Array:
-        """[..., neurons] of [..., heads]."""
-        by_group = heads.reshape(*heads.shape[:-1], len(self.factors), -1)
-        return np.asarray(np.einsum("...gn,g->...n", by_group, self.factors))
-
-
-@dataclass(frozen=True, eq=False)
 class Members:
     """The heads or neurons of a sublayer, each at every token.
 
     Attributes:
-        step: the original heads, or the neurons.
+        step: the heads.
         effects: [T, members], what each contributes to the logit along all paths.
         at: [T, members], the place of the node that each belongs to, in the list of all nodes.
         weights: [T, members], what each counts in its node: 1, or the logit's gradient.
         gradient: [T, D], the logit's at the stream with what they write, along all paths.
     """
 
-    step: AttentionStep | Neurons
+    step: Step
     effects: Array
     at: Array
     weights: Array
     gradient: Array
 
 
-def _members_of(index: HeadIndex, linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
+def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; of all of them the `most` with the largest effects get nodes of their own."""
     found: dict[str, Members] = {}
-    own = {named.name: named.sublayer for named in index.sublayers}
     for link in linear.links:
-        for name, heads in link.steps.items():
-            sublayer, step = own[name], heads
-            if isinstance(heads, NeuronStep) and isinstance(sublayer, NeuronHeads):
-                neurons = Neurons(heads, np.array([group.factor for group in sublayer.groups], dtype=np.float64))
-                weights = link.after @ neurons.directions.T
-                at = np.zeros(weights.shape, np.int64)
-                made = Members(neurons, weights * neurons.activations, at, weights, link.after)
-            elif isinstance(step, AttentionStep):
+        for name, step in link.steps.items():
+            if isinstance(step, NeuronStep):
+                weights = link.after @ step.directions.T
+                effects = weights * step.activations
+            else:
                 effects = step.written(link.after)
-                at, weights = np.zeros(effects.shape, np.int64), np.ones(effects.shape)
-                made = Members(step, effects, at, weights, link.after)
-            found[name] = made
+                weights = np.ones(effects.shape)
+            found[name] = Members(step, effects, np.zeros(effects.shape, np.int64), weights, link.after)
     sizes = np.concatenate([np.abs(each.effects).reshape(-1) for each in found.values()])
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
@@ -418,7 +371,7 @@ def _members_of(index: HeadIndex, linear: Linear, nodes: list[GraphNode], most: 
 
 def _add(nodes: list[GraphNode], name: str, members: Members, chosen: Array) -> None:
     """Nodes of a sublayer: `at` and `weights` of the members are filled in."""
-    neurons = members.step if isinstance(members.step, Neurons) else None
+    neurons = members.step if isinstance(members.step, NeuronStep) else None
     activations = members.effects if neurons is None else neurons.activations
     for token, row in enumerate(chosen):
         if not row.all():
@@ -437,19 +390,9 @@ def _add(nodes: list[GraphNode], name: str, members: Members, chosen: Array) -> 
 # -- edges ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class NodesRead:
-    """What nodes read at one token.
-
-    Attributes:
-        targets: [K], their places.
-        rows: [K, D], the gradients of their activations at the stream.
-        constants: constant to what it adds to each of them, [K].
-    """
-
-    targets: Places
-    rows: Array
-    constants: Mapping[str, Array]
+Read = tuple[Places, Array, Mapping[str, Array]]
+"""What nodes read at one token: their places [K], the gradients of their activations at the stream [K, D], and what
+each constant adds to them [K]."""
 
 
 class _Edges:
@@ -461,31 +404,31 @@ class _Edges:
         # Targets [K], sources [S] and weights [K, S], to be added up.
         self._blocks: list[tuple[Places, Places, Array]] = []
 
-    def trace(self, stage: int, token: int, read: NodesRead, prefix: str = "") -> None:
+    def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of nodes of a stage by way of what they read at one token."""
-        for name, added in read.constants.items():
-            self._constant(read, f"{prefix}{name}", token, added)
-        rows, links = read.rows, self._linear.links
+        (targets, rows, constants), links = read, self._linear.links
+        for name, added in constants.items():
+            self._constant(targets, f"{prefix}{name}", token, added)
         if not rows.any():
             return
         for place in range(stage, 0, -1):
             between = links[place].between if place < len(links) else None
             link = links[place - 1]
             if between is not None:
-                self._constant(read, f"{next(iter(link.steps))}.after.ln.b", token, rows @ between.bias)
+                self._constant(targets, f"{next(iter(link.steps))}.after.ln.b", token, rows @ between.bias)
                 rows = _at(between, token, len(rows)).back(rows)
             for name, step in link.steps.items():
                 places, written = _written(self._members[name], token)
-                self._blocks.append((read.targets, places, rows @ written.T))
-                self._constant(read, f"{name}.b_O", token, rows @ step.tensors["b_O"])
-        self._blocks.append((read.targets, np.array([token]), (rows @ self._linear.start[token])[:, None]))
+                self._blocks.append((targets, places, rows @ written.T))
+                self._constant(targets, f"{name}.b_O", token, rows @ step.tensors["b_O"])
+        self._blocks.append((targets, np.array([token]), (rows @ self._linear.start[token])[:, None]))
 
-    def _constant(self, read: NodesRead, name: str, token: int, added: Array) -> None:
+    def _constant(self, targets: Places, name: str, token: int, added: Array) -> None:
         if added.any():
             if (name, token) not in self._known:
                 self._known[name, token] = len(self._nodes)
                 self._nodes.append(GraphNode("bias", name, 0, token))
-            self._blocks.append((read.targets, np.array([self._known[name, token]]), added[:, None]))
+            self._blocks.append((targets, np.array([self._known[name, token]]), added[:, None]))
 
     def matrix(self) -> Array:
         """[N, N]: rows are targets. Raises UsageError: there are too many nodes."""
@@ -513,7 +456,7 @@ def _adjacency(linear: Linear, members: Mapping[str, Members], nodes: list[Graph
     for token, row in enumerate(linear.end.back(linear.read)):
         constants = linear.constants if token == linear.position else {}
         added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
-        edges.trace(len(linear.links), token, NodesRead(np.array([logit]), row[None], added))
+        edges.trace(len(linear.links), token, (np.array([logit]), row[None], added))
     return edges.matrix()
 
 
@@ -527,20 +470,18 @@ def _written(members: Members, token: int) -> tuple[Places, Array]:
     return places, _gathered(written, back, len(places))
 
 
-def _neurons(members: Members, neurons: Neurons) -> Iterator[NodesRead]:
+def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
     """What neurons read, token by token: each at its own."""
     for token in range(len(members.at)):
         places, back = np.unique(members.at[token], return_inverse=True)
-        weights, norm = members.weights[token], neurons.step.norm
+        weights, norm = members.weights[token], neurons.norm
         rows = _gathered(weights[:, None] * neurons.read(token), back, len(places))
-        parts = {
-            name: _gathered(weights * added, back, len(places)) for name, added in neurons.constants(token).items()
-        }
+        parts = {name: _gathered(weights * added, back, len(places)) for name, added in neurons.added(token).items()}
         parts["ln.b"] = rows @ norm.bias
-        yield NodesRead(places, _at(norm, token, len(rows)).back(rows), parts)
+        yield places, _at(norm, token, len(rows)).back(rows), parts
 
 
-def _attention(members: Members, step: AttentionStep) -> Iterator[NodesRead]:
+def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
     """What original heads of all tokens read at one token after the other."""
     places, back = np.unique(members.at.reshape(-1), return_inverse=True)
     # [T, heads, d_head]: what the logit reads of each head's z.
@@ -550,7 +491,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[NodesRead]:
         for token in range(len(members.at)):
             own, among = np.unique(members.at[token], return_inverse=True)
             empty = np.zeros((len(own), step.tensors["W_O"].shape[-1]))
-            yield NodesRead(own, empty, {"other_sequence": _gathered(values[token], among, len(own))})
+            yield own, empty, {"other_sequence": _gathered(values[token], among, len(own))}
         return
     for token in range(step.pattern.shape[-1]):
         at_values = step.pattern[:, :, token].T[..., None] * at_z
@@ -558,7 +499,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[NodesRead]:
         rows = _gathered(rows.reshape(-1, rows.shape[-1]), back, len(places))
         biased = np.einsum("thk,hk->th", at_values, step.tensors["b_V"])
         parts = {"b_V": _gathered(biased.reshape(-1), back, len(places)), "ln.b": rows @ step.norm.bias}
-        yield NodesRead(places, _at(step.norm, token, len(rows)).back(rows), parts)
+        yield places, _at(step.norm, token, len(rows)).back(rows), parts
 
 
 def _gathered(rows: Array, places: Array, size: int) -> Array:

@@ -11,62 +11,208 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from passes.match.linear import Miss
-from passes.match.projections import matrix_of
+from passes.match.linear import LinearOperator, Miss
+from passes.match.projections import Projection, Vector, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
+from passes.programs.groups import Group
 from passes.values import UNFIT, LostError, Values
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
+from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 from rewriter.interpret.arrays import write_arrays
-from rewriter.interpret.original import Attention, find_attention
+from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.tensors import AffineMap, HeadTensor, ValueOf, attention_tensors, bias_after, neuron_tensors
 from rewriter.interpret.trace import Tracer, concrete_shapes
-
-_FACTORED = {"W_QK": ("W_Q", "W_K"), "W_OV": ("W_V", "W_O")}
 
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
+# -- tensors of a sublayer -----------------------------------------------------------------------------------------
+#
+# Shapes are those of TransformerLens: W_Q, W_K, W_V [n_heads, d_model, d_head], W_O [n_heads, d_head, d_model], b_Q,
+# b_K, b_V [n_heads, d_head], b_O [d_model]. Heads of neurons also attend to bias tokens, whose keys and values are
+# bias_K [n_heads, m, d_head] and bias_V [n_heads, m, 1]; a head with fewer of them has keys (0, -inf), of weight 0.
+
+ValueOf = Callable[[str], Array]
+"""The value of a constant tensor of the graph."""
+
+
 @dataclass(frozen=True, eq=False)
-class Factored:
-    """A product of two factors per head, [n_heads, d_model, d_model], which is not multiplied out.
+class HeadTensor:
+    """One tensor.
 
     Attributes:
-        A: [n_heads, d_model, d_head].
-        B: [n_heads, d_head, d_model].
+        shape: its shape.
+        dtype: its element type.
+        make: computes it from the model's weights.
     """
 
-    A: Array
-    B: Array
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], Array]
 
-    @property
-    def AB(self) -> Array:  # noqa: N802 - the name in TransformerLens
-        """The product, [n_heads, d_model, d_model]."""
-        return np.asarray(self.A @ self.B)
 
-    @cached_property
-    def svd(self) -> tuple[Array, Array, Array]:
-        """(U, S, Vh) per head, of rank d_head.
+@dataclass(frozen=True, eq=False)
+class AffineMap:
+    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one.
 
-        Shapes are [n_heads, d_model, d_head], [n_heads, d_head] and [n_heads, d_head, d_model]. By QR of both factors,
-        so that no d_model by d_model matrix is made.
-        """
-        q_left, r_left = np.linalg.qr(self.A)
-        q_right, r_right = np.linalg.qr(np.swapaxes(self.B, -1, -2))
-        u, s, vh = np.linalg.svd(r_left @ np.swapaxes(r_right, -1, -2))
-        return q_left @ u, s, vh @ np.swapaxes(q_right, -1, -2)
+    Attributes:
+        projection: the operator.
+        value_of: reads constants.
+        norm: the normalisation.
+    """
+
+    projection: Projection
+    value_of: ValueOf
+    norm: Norm | None = None
+
+    def weight(self) -> Array:
+        """W, [in, out]."""
+        plain = self._plain()
+        if self.norm is None or not self.norm.scale:
+            return plain
+        return np.asarray(self.value_of(self.norm.scale).reshape(-1, 1) * plain)
+
+    def bias(self) -> Array:
+        """b, [out]."""
+        total = np.zeros(self.projection.out_features, self._plain().dtype)
+        for vector in self.projection.biases:
+            held = self.value_of(vector.name).reshape(-1)
+            total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
+        if self.norm is not None and self.norm.bias:
+            total = total + self.value_of(self.norm.bias).reshape(-1) @ self._plain()
+        return total
+
+    def _plain(self) -> Array:
+        held = self.value_of(self.projection.weight)
+        held = held.reshape(held.shape[-2:])
+        return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
+
+
+def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
+    """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
+
+    The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
+    """
+    factor = heads.factor if values else 1.0
+    total = plain[..., heads.columns] * plain.dtype.type(factor)
+    for added in heads.added:
+        held = value_of(added.name).reshape(-1)[added.positions]
+        total = total + held * plain.dtype.type(added.factor * factor / heads.factor)
+    return np.asarray(total)
+
+
+def attention_tensors(
+    own: Attention,
+    maps: Mapping[str, AffineMap],
+    after: tuple[Vector, ...],
+    dtype: np.dtype[Any],
+) -> Iterator[tuple[str, HeadTensor]]:
+    """Name to tensor of an attention sublayer.
+
+    Args:
+        own: the sublayer.
+        maps: its linear operators, as `Q`, `K`, `V` and `O`.
+        after: biases in an Add of their own after the output projection.
+        dtype: the element type.
+    """
+    sides = {"Q": own.query, "K": own.key, "V": own.value}
+    value_of = maps["O"].value_of
+
+    def weight(side: str) -> Array:
+        factor = sides[side].factor if side == "V" else 1.0
+        return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
+
+    def bias(side: str) -> Array:
+        return with_biases(sides[side], maps[side].bias(), value_of, values=side == "V")
+
+    def output_bias() -> Array:
+        return np.asarray(sum((value_of(vector.name).reshape(-1) for vector in after), maps["O"].bias()))
+
+    out = maps["O"].projection.out_features
+    for side, heads in sides.items():
+        count, width = heads.columns.shape
+        shape = (count, maps[side].projection.in_features, width)
+        yield f"W_{side}", HeadTensor(shape, dtype, partial(weight, side))
+    yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
+    for side, heads in sides.items():
+        yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
+    yield "b_O", HeadTensor((out,), dtype, output_bias)
+
+
+def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[Vector, ...]:
+    """The bias in an Add of its own after a linear operator."""
+    tensor = operator.output
+    for _ in range(len(view.nodes)):
+        readers = [view.nodes[index] for index in view.consumers.get(tensor, ())]
+        readers = [node for node in readers if node.op_type != "Shape"]
+        if len(readers) != 1 or readers[0].op_type not in ("Add", "Reshape", "Identity", "Cast"):
+            break
+        if readers[0].op_type == "Add":
+            held = [name for name in readers[0].input if name in constants]
+            return tuple(Vector(name, operator.out_features or 0) for name in held)
+        tensor = readers[0].output[0]
+    return ()
+
+
+def neuron_tensors(
+    own: NeuronHeads, norm: Norm | None, value_of: ValueOf, dtype: np.dtype[Any]
+) -> Iterator[tuple[str, HeadTensor]]:
+    """Name to tensor of a block's neuron heads, with a normalisation before it folded in if there is one."""
+    query, value = AffineMap(own.query, value_of, norm), AffineMap(own.value, value_of, norm)
+    output = AffineMap(own.output, value_of)
+    groups, m, width = own.groups, own.bias_tokens, own.dimension
+
+    def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
+        """One group's heads after the other, [heads, ...] from [neurons, ...]."""
+        return np.concatenate([of_group(group, base) for group in groups])
+
+    def pair(first: Array, second: float) -> Array:
+        """`first` [neurons, ...] and a number, as the last axis; without the number where d_head is 1."""
+        return np.stack([first, np.full_like(first, second)][:width], axis=-1)
+
+    def key(group: Group, bias: Array) -> Array:
+        return pair(np.full_like(bias, group.head.beta), group.head.gamma)
+
+    def bias_key(group: Group, of_all: Array) -> Array:
+        keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
+        keys += [(0.0, -np.inf)] * (m - len(keys))
+        return np.asarray(of_all + np.array(keys).reshape(-1, 2)[:, :width])
+
+    def bias_value(group: Group, of_all: Array) -> Array:
+        values = [token.value for token in group.head.bias_tokens]
+        return np.asarray(of_all + np.array(values + [0.0] * (m - len(values))).reshape(-1, 1))
+
+    of_all = np.zeros((own.neurons, 1, 1))
+    count, rows, out = own.heads, own.query.in_features, own.output.out_features
+    made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
+        ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
+        ("W_K", (count, rows, width), lambda: np.zeros((count, rows, width), dtype)),
+        ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
+        ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
+        ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
+        ("b_K", (count, width), lambda: by_group(key, query.bias())),
+        ("b_V", (count, 1), lambda: by_group(lambda g, b: b[..., None] * g.head.c + g.head.d, value.bias())),
+        ("b_O", (out,), output.bias),
+        ("bias_K", (count, m, width), lambda: by_group(bias_key, of_all)),
+        ("bias_V", (count, m, 1), lambda: by_group(bias_value, of_all)),
+    )
+    for name, shape, make in made:
+        yield name, HeadTensor(shape, dtype, make)
+
+
+# -- the index ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,20 +272,6 @@ class HeadIndex(Mapping[str, Array]):
         """Layer to its sublayers, in order."""
         names = dict.fromkeys(each.layer for each in self.sublayers)
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
-
-    def factored(self, name: str) -> Factored:
-        """`W_QK` or `W_OV` of a sublayer as two factors, as in `factored("blocks.3.attn.W_OV")`.
-
-        A score is x W_QK x^T times the sublayer's scale, for rotary heads without the rotation; biases are apart.
-
-        Raises:
-            KeyError: there is no such sublayer.
-        """
-        sublayer, _, product = name.rpartition(".")
-        if product not in _FACTORED or f"{sublayer}.W_O" not in self.tensors:
-            raise KeyError(name)
-        first, second = (self[f"{sublayer}.{each}"] for each in _FACTORED[product])
-        return Factored(first, np.swapaxes(second, -1, -2) if product == "W_QK" else second)
 
     def require_tokens_only(self, what: str) -> None:
         """Refuse a file of form `whole`, whose stream has rows and columns that `what` would have to leave alone.

@@ -23,11 +23,10 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-from rewriter.interpret.index import HeadIndex, Names, chosen_heads, count_of, indexed
+from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, known_output, parts_of, unflattened
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.tensors import AffineMap
 from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import Role, input_specs
 
@@ -278,7 +277,7 @@ class Compositions:
         return {"fold_ln": self.folded, "baseline": self.baseline, "kinds": kinds}
 
 
-def compositions(model: Source | HeadIndex, *, top: int = 10, fold_ln: bool = False) -> Compositions:
+def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     """How much of what each head reads is what earlier heads write, original heads and neurons alike.
 
     Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, for a head B that
@@ -293,10 +292,9 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, fold_ln: bool = Fa
     heads are compared without the rotation, and means that a LayerNormalization subtracts stay in.
 
     Args:
-        model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`, whose precision
-            and normalisations then count.
+        model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`, such as with
+            `fold_ln` to compare with the scales of the normalisations before heads.
         top: how many per head and kind.
-        fold_ln: compare the weights with the scales of the normalisations before them.
 
     Raises:
         UsageError: `top` is out of range, or that many do not fit into memory.
@@ -304,7 +302,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, fold_ln: bool = Fa
     """
     if top < 1:
         raise UsageError(f"the strongest {top} compositions cannot be listed; take 1 or more")
-    index = indexed(model, fold_ln=fold_ln)
+    index = indexed(model)
     names: list[str] = []
     starts: dict[str, int] = {}
     for each in index.sublayers:
@@ -433,7 +431,6 @@ def head_tokens(
     *,
     names: Names = "*",
     top: int = 10,
-    fold_ln: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
@@ -448,7 +445,6 @@ def head_tokens(
         model: as for `compositions`.
         names: heads, as for `ablate`.
         top: tokens at either end.
-        fold_ln: with the scales of the normalisations before heads and before the unembedding.
         tokenizer: a `tokenizer.json` that gives tokens as text (extra `text`); default: ids.
 
     Raises:
@@ -458,7 +454,7 @@ def head_tokens(
     if top < 1:
         raise UsageError(f"{top} tokens cannot be listed; take 1 or more")
     told = tokens_as_text(tokenizer)
-    index = indexed(model, fold_ln=fold_ln)
+    index = indexed(model)
     missing: dict[str, str] = {}
     embeddings = cache(lambda table: _wide(index.value_of(table)))
     outputs: Array | None = None

@@ -26,11 +26,10 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import with_outputs
-from rewriter.interpret.index import HeadIndex, indexed
+from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.tensors import AffineMap, with_biases
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given

@@ -33,95 +33,73 @@ class Provider:
     Attributes:
         name: the name that users write.
         kernel_set: onnxruntime's name for it.
-        settings: its options.
         package: the package that provides it.
-        text: name and options as the user wrote them.
         needs: what must be there for it to start.
-        asked: whether it is used only if the user names it.
-        float64: whether it computes in float64; the others leave such nodes to the CPU or round to float32.
+        float64: whether it computes in float64; the others leave such nodes to the CPU or round to float32, and are
+            used only if the user names them.
         finds_data: whether it finds the external data of a model that is not loaded from a file.
+        defaults: values of options where this tool differs from onnxruntime.
+        options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
+        given: the options that the user gave.
     """
 
     name: str
     kernel_set: str
-    settings: tuple[tuple[str, str], ...] = ()
     package: str = "onnxruntime"
-    text: str = ""
     needs: str = ""
-    asked: bool = False
     float64: bool = True
     finds_data: bool = True
+    defaults: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    given: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Name and options as the user wrote them."""
+        return self.name + ":" * bool(self.given) + ",".join(f"{key}={value}" for key, value in self.given)
 
     @property
     def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
         """The `providers` argument of an InferenceSession."""
-        return [(self.kernel_set, dict(self.settings))]
+        return [(self.kernel_set, dict((*self.defaults, *self.given)))]
 
+
+_CUDA_OPTIONS = (
+    "device_id use_tf32 gpu_mem_limit arena_extend_strategy cudnn_conv_algo_search cudnn_conv_use_max_workspace "
+    "cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream enable_skip_layer_norm_strict_mode fuse_conv_bias prefer_nhwc "
+    "sdpa_kernel"
+)
+_OPENVINO_OPTIONS = ("device_type", "precision", "num_of_threads", "num_streams", "disable_dynamic_shapes")
+_CUDA, _GPU = "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'", "onnxruntime-gpu"
+_TENSORRT, _DML = "an NVIDIA driver, CUDA and TensorRT: 'pip install tensorrt'", "onnxruntime-directml"
 
 PROVIDERS = (
-    Provider("cpu", "CPUExecutionProvider", text="cpu"),
+    Provider("cpu", "CPUExecutionProvider"),
     # TF32 keeps 10 bits of mantissa in matrix products, which is too coarse to prove anything.
     Provider(
-        "cuda",
-        "CUDAExecutionProvider",
-        (("use_tf32", "0"),),
-        "onnxruntime-gpu",
-        "cuda",
-        "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'",
+        *("cuda", "CUDAExecutionProvider", _GPU, _CUDA),
+        defaults=(("use_tf32", "0"),),
+        options=tuple(_CUDA_OPTIONS.split()),
     ),
     # On some processors OpenVINO computes in bfloat16 unless told otherwise.
     Provider(
-        "openvino",
-        "OpenVINOExecutionProvider",
-        (("device_type", "CPU"), ("precision", "ACCURACY")),
-        "onnxruntime-openvino",
-        "openvino",
-        "a device that OpenVINO supports",
-        asked=True,
+        *("openvino", "OpenVINOExecutionProvider", "onnxruntime-openvino", "a device that OpenVINO supports"),
         float64=False,
         finds_data=False,
+        defaults=(("device_type", "CPU"), ("precision", "ACCURACY")),
+        options=_OPENVINO_OPTIONS,
     ),
     Provider(
-        "tensorrt",
-        "TensorrtExecutionProvider",
-        package="onnxruntime-gpu",
-        text="tensorrt",
-        needs="an NVIDIA driver, CUDA and TensorRT: 'pip install tensorrt'",
-        asked=True,
+        *("tensorrt", "TensorrtExecutionProvider", _GPU, _TENSORRT),
         float64=False,
+        options=("device_id", "trt_max_workspace_size"),
     ),
     Provider(
-        "directml",
-        "DmlExecutionProvider",
-        package="onnxruntime-directml",
-        text="directml",
-        needs="Windows with DirectX 12",
-        asked=True,
-        float64=False,
+        "directml", "DmlExecutionProvider", _DML, "Windows with DirectX 12", float64=False, options=("device_id",)
     ),
-    Provider("coreml", "CoreMLExecutionProvider", text="coreml", needs="macOS", asked=True, float64=False),
-    Provider(
-        "webgpu",
-        "WebGpuExecutionProvider",
-        package="onnxruntime-webgpu",
-        text="webgpu",
-        needs="a GPU with a WebGPU driver",
-        asked=True,
-        float64=False,
-    ),
+    Provider("coreml", "CoreMLExecutionProvider", needs="macOS", float64=False),
+    Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", "a GPU with a WebGPU driver", float64=False),
 )
-
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "cuda": (
-        *("device_id", "use_tf32", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search"),
-        *("cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "do_copy_in_default_stream"),
-        *("enable_skip_layer_norm_strict_mode", "fuse_conv_bias", "prefer_nhwc", "sdpa_kernel"),
-    ),
-    "openvino": ("device_type", "precision", "num_of_threads", "num_streams", "disable_dynamic_shapes"),
-    "tensorrt": ("device_id", "trt_max_workspace_size"),
-    "directml": ("device_id",),
-}
-"""Maps a provider to its options; onnxruntime judges their values. Options that take more than a word are left out."""
 
 
 def parse_provider(text: str) -> Provider:
@@ -143,16 +121,13 @@ def parse_provider(text: str) -> Provider:
             raise UsageError(f"'{one_line(pair)}' in provider '{one_line(text)}' is not KEY=VALUE")
         if key in given:
             raise UsageError(f"provider '{one_line(text)}' has the option {one_line(key)} twice")
-        options = _OPTIONS.get(known.name, ())
-        if key not in options:
-            listed = f"it has {', '.join(sorted(options))}" if options else "it has none"
+        if key not in known.options:
+            listed = f"it has {', '.join(sorted(known.options)) or 'none'}"
             raise UsageError(f"execution provider {known.name} does not have the option '{one_line(key)}'; {listed}")
         if not re.fullmatch(r"\w+", value, re.ASCII):
             raise UsageError(f"option {key} of {known.name} must be a word or a number, not '{one_line(value)}'")
         given[key] = value
-    spelled = ",".join(f"{key}={value}" for key, value in given.items())
-    settings = {**dict(known.settings), **given}
-    return replace(known, settings=tuple(settings.items()), text=f"{known.name}:{spelled}" if given else known.name)
+    return replace(known, given=tuple(given.items()))
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
@@ -167,8 +142,8 @@ def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def available_providers() -> tuple[str, ...]:
-    """Names of the providers that start, without those that must be asked for; `cpu` is always among them."""
-    return tuple(provider.name for provider in PROVIDERS if not provider.asked and _obstacle(provider) is None)
+    """Names of the providers with float64 that start; `cpu` is always among them."""
+    return tuple(provider.name for provider in PROVIDERS if provider.float64 and _obstacle(provider) is None)
 
 
 def require_provider(text: str) -> Provider:
@@ -179,9 +154,9 @@ def require_provider(text: str) -> Provider:
         UsageError: an option is wrong.
     """
     provider = parse_provider(text)
-    obstacle = _obstacle(provider)
-    if obstacle is not None:
-        raise ProviderError(f"execution provider '{provider.text}' is not available: {obstacle}")
+    reason = _obstacle(provider)
+    if reason is not None:
+        raise ProviderError(f"execution provider '{provider.text}' is not available: {reason}")
     return provider
 
 
@@ -247,22 +222,16 @@ def _start(ort: Any, provider: Provider) -> str | None:
         ort.preload_dlls()  # finds the CUDA libraries of pip packages
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    x = np.ones((2, 2), np.float32)
     try:
-        session = ort.InferenceSession(
-            product_model(onnx.TensorProto.FLOAT), options, providers=provider.onnxruntime, enable_fallback=0
-        )
+        product = onnx.helper.make_node("MatMul", ["x", "x"], ["y"])
+        model = model_of(product, ("x", onnx.TensorProto.FLOAT), ("y", onnx.TensorProto.FLOAT), [2, 2])
+        session = ort.InferenceSession(model, options, providers=provider.onnxruntime, enable_fallback=0)
         if provider.kernel_set not in session.get_providers():
             return "onnxruntime fell back to the CPU"
-        session.run(None, {"x": x})
+        session.run(None, {"x": np.ones((2, 2), np.float32)})
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
         return one_line(error, 160)
     return None
-
-
-def product_model(elem_type: int) -> bytes:
-    """A model of one node: y = x x, [2, 2]."""
-    return model_of(onnx.helper.make_node("MatMul", ["x", "x"], ["y"]), ("x", elem_type), ("y", elem_type), [2, 2])
 
 
 def model_of(node: onnx.NodeProto, given: tuple[str, int], made: tuple[str, int], shape: list[int] | None) -> bytes:

@@ -60,18 +60,6 @@ class Session:
             ValidationError: onnxruntime rejected the inputs or failed.
             MemoryError: onnxruntime ran out of memory.
         """
-        return {name: np.asarray(result) for name, result in self.run_any(feeds, outputs).items()}
-
-    def run_any(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
-        """Run the model once, with sequences as lists of arrays.
-
-        Returns:
-            Maps outputs to values.
-
-        Raises:
-            ValidationError: onnxruntime rejected the inputs or failed.
-            MemoryError: onnxruntime ran out of memory.
-        """
         wanted = list(self.outputs if outputs is None else outputs)
         try:
             if self._bfloat16.intersection([*feeds, *wanted]):
@@ -81,7 +69,7 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
-        return dict(zip(wanted, results, strict=True))
+        return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
 
 
 def open_session(

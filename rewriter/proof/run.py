@@ -1,13 +1,13 @@
-"""Run a model on all cases and in every way: loaded as a whole, or segment by segment.
+"""Run a model on all cases and in every way, segment by segment; a model that is loaded as a whole is one segment.
 
-In segments it is never loaded as a whole. For each segment in turn, every way of running it loads that segment alone
-and continues with the values that it computed itself, so the weights of a segment are read from disk once. onnxruntime
-fuses nodes within segments only, and nothing is evaluated in float64.
+For each segment in turn, every way of running it loads that segment alone and continues with the values that it
+computed itself, so the weights of a segment are read from disk once. onnxruntime fuses nodes within segments only, and
+only a whole model is evaluated in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -79,7 +79,7 @@ class Ran:
         cpu_nodes: as in `Session`.
     """
 
-    results: Results
+    results: Results = ()
     load_seconds: float = 0.0
     cpu_nodes: tuple[str, ...] | None = ()
 
@@ -118,72 +118,104 @@ def run_model(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
 
     Raises:
         ValidationError: onnxruntime cannot load it, or refuses a case although `wanted.may_refuse` is not set.
-        UsageError: with `by_blocks`, a case feeds an input that has a default.
+        UsageError: with `by_blocks`, a case feeds an input that has a default; the segments contain the default.
     """
-    return (run_in_segments if by_blocks else run_whole)(side, cases, wanted, progress)
+    given = {name for case in cases for name in case.feeds} - set(side.main.inputs)
+    if given and by_blocks:
+        raise UsageError(
+            f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
+            "prove with --option proof=whole"
+        )
+    inside = (*wanted.taps, *wanted.watched)
+    cuts: Sequence[Cut | None] = split(side.main, inside, SEGMENT) if by_blocks else (None,)
+    # Of each way, the values of the tensors that later segments read, case by case.
+    flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in wanted.ways]
+    ways = {way: Ran() for way in wanted.ways}
+    kept, skipped = list(cases), list[str]()
+    reached: dict[str, float] = {}
+    for number, part in enumerate(cuts):
+        later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*side.main.outputs}
+        for place, (way, flow) in enumerate(zip(wanted.ways, flows, strict=True)):
+            progress(f"running {wanted.what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
+            # Only the first way records tensors inside the model, since additional outputs keep onnxruntime from fusing
+            # nodes, and only it may refuse a case: one that another way refuses is an error, not an invalid input.
+            here = () if place else inside
+            refused = _run_part(side, part, way, ways[way], flow, here, may_refuse=wanted.may_refuse and not place)
+            skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
+            for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
+                del kept[index]
+                for other in flows:
+                    del other[index]
+            for index, values in enumerate(flow):
+                for name in () if place else values.keys() & {*wanted.watched}:
+                    reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
+                for name in values.keys() - later.union(() if place or index >= TAPPED else wanted.taps):
+                    del values[name]
+    for ran, flow in zip(ways.values(), flows, strict=True):
+        ran.results = [{name: values[name] for name in side.main.outputs} for values in flow]
+    # A case that moves up because another is refused later lacks some of the taps.
+    complete = [values for values in (flows[0] if flows else ()) if all(name in values for name in wanted.taps)]
+    taps = [{name: values[name] for name in wanted.taps} for values in complete[:TAPPED]]
+    truth = _in_float64(side.model, kept, progress) if wanted.wide and not by_blocks else None
+    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, segments=len(cuts), reached=reached)
+
+
+def _run_part(
+    side: Side,
+    part: Cut | None,
+    way: Way,
+    ran: Ran,
+    flow: Sequence[dict[str, Array]],
+    taps: Sequence[str],
+    *,
+    may_refuse: bool,
+) -> dict[int, str]:
+    """Run one segment in one way, and add what it computes to the values of each case.
+
+    Returns the cases that it refused, with reasons.
+    """
+    refused: dict[int, str] = {}
+    if not flow:
+        return refused
+    read: Sequence[str] | None = None
+    if part is None:
+        session = open_tapped(side, taps, way.provider, optimise=way.optimise)
+    else:
+        model = side.extracted(side.main, part)
+        for value in model.proto.graph.input:  # inference knows no types behind custom operators
+            value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
+        session = open_part(model, way.provider, optimise=way.optimise, prepack=False)
+        read = [value.name for value in model.proto.graph.input if value.name in part.inputs]
+    ran.loaded(session)
+    for index, values in enumerate(flow):
+        try:
+            values.update(session.run(values if read is None else {name: values[name] for name in read}))
+        except ValidationError as error:
+            if not may_refuse:
+                raise
+            refused[index] = str(error)
+    return refused
+
+
+def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -> Results | None:
+    with suppress(NoReference):
+        reference, exact = open_reference(model.proto, model.base_dir), list[Mapping[str, Array]]()
+        for place, case in enumerate(cases):
+            progress(f"evaluating in float64: {case.name}", place, len(cases))
+            exact.append(reference.run(case.feeds))
+        return exact
+    return None
+
+
+def _elem_type(array: Array) -> int:
+    if array.dtype.kind in "OUS":
+        return int(onnx.TensorProto.STRING)
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)))
 
 
 def open_part(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool) -> Session:
     """Open a session on a part of a model; external weights are memory-mapped."""
     return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
-
-
-def _note(reached: dict[str, float], values: Mapping[str, Array], names: Iterable[str]) -> None:
-    """Update the largest finite |entry| of the tensors `names`, in place."""
-    for name in names:
-        if name in values:
-            reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
-
-
-# -- as a whole ------------------------------------------------------------------------------------------------------
-
-
-def run_whole(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress) -> ModelRuns:
-    """Load the model once for each way, and once in float64.
-
-    Raises:
-        ValidationError: onnxruntime cannot load it, or refuses a case although `wanted.may_refuse` is not set.
-    """
-    kept, skipped = list(cases), list[str]()
-    taps: list[Mapping[str, Array]] = []
-    reached: dict[str, float] = {}
-    ways: dict[Way, Ran] = {}
-    turns = (len(wanted.ways) + wanted.wide) * len(cases)
-    # Only the first way records tensors inside the model: additional outputs would keep onnxruntime from fusing nodes
-    # in the others.
-    for number, way in enumerate(wanted.ways):
-        taps_here = () if number else (*wanted.taps, *wanted.watched)
-        session = open_tapped(side, taps_here, way.provider, optimise=way.optimise)
-        results: list[Mapping[str, Array]] = []
-        for place, case in enumerate(tuple(kept)):
-            progress(f"running {wanted.what}: {case.name}", number * len(cases) + place, turns)
-            try:
-                values = session.run(case.feeds)
-            except ValidationError as error:
-                if number or not wanted.may_refuse:
-                    raise
-                skipped.append(f"{case.name}: {error}")
-                kept.remove(case)
-                continue
-            results.append({name: values[name] for name in side.main.outputs})
-            if not number:
-                known = {**case.feeds, **values}
-                _note(reached, known, wanted.watched)
-                if len(taps) < TAPPED:
-                    taps.append({name: known[name] for name in wanted.taps})
-        ways[way] = Ran(results)
-        ways[way].loaded(session)
-        del session  # before the next one is loaded: each may hold a copy of the weights
-    truth: list[Mapping[str, Array]] | None = None
-    if wanted.wide:
-        with suppress(NoReference):
-            reference, exact = open_reference(side.model.proto, side.model.base_dir), list[Mapping[str, Array]]()
-            for place, case in enumerate(kept):
-                done = len(wanted.ways) * len(cases) + place
-                progress(f"evaluating {wanted.what} in float64: {case.name}", done, turns)
-                exact.append(reference.run(case.feeds))
-            truth = exact
-    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, reached=reached)
 
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
@@ -200,85 +232,3 @@ def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bo
         return open_model(side.model, provider, optimise=optimise)
     proto = with_outputs(side.model.proto, side.main, inside)
     return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
-
-
-# -- in segments -----------------------------------------------------------------------------------------------------
-
-_Values = dict[str, Array]
-
-
-def run_in_segments(
-    side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress, limit: int = SEGMENT
-) -> ModelRuns:
-    """Run the model segment by segment.
-
-    Raises:
-        ValidationError: onnxruntime cannot load a segment, or refuses a case although `wanted.may_refuse` is not set.
-        UsageError: a case feeds an input that has a default; the segments contain the default.
-    """
-    given = {name for case in cases for name in case.feeds} - set(side.main.inputs)
-    if given:
-        raise UsageError(
-            f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
-            "prove with --option proof=whole"
-        )
-    cuts = split(side.main, (*wanted.taps, *wanted.watched), limit)
-    # Of each way, the values of the tensors that later segments read, case by case.
-    flows: list[list[_Values]] = [[dict(case.feeds) for case in cases] for _ in wanted.ways]
-    ways = {way: Ran(()) for way in wanted.ways}
-    kept, skipped = list(cases), list[str]()
-    reached: dict[str, float] = {}
-    for number, part in enumerate(cuts):
-        progress(f"running {wanted.what}, segment {number + 1} of {len(cuts)}", number, len(cuts))
-        model = side.extracted(side.main, part)
-        for way, flow in zip(wanted.ways, flows, strict=True):
-            # Only the first way may refuse a case. It is then dropped everywhere, in all ways alike: a case that one
-            # way accepts and another refuses is an error, not an invalid input.
-            refused = _run_part(flow, way, ways[way], model, part, may_refuse=wanted.may_refuse and flow is flows[0])
-            for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
-                skipped.append(f"{kept.pop(index).name}: {refused[index]}")
-                for other in flows:
-                    del other[index]
-        later = {name for cut in cuts[number + 1 :] for name in cut.inputs}.union(side.main.outputs)
-        for values in flows[0] if flows else ():
-            _note(reached, values, set(wanted.watched).intersection((*part.inputs, *part.outputs)))
-        for way_number, flow in enumerate(flows):
-            for place, values in enumerate(flow):
-                tapped = wanted.taps if place < TAPPED and not way_number else ()
-                for name in values.keys() - later.union(tapped):
-                    del values[name]
-    for ran, flow in zip(ways.values(), flows, strict=True):
-        ran.results = [{name: values[name] for name in side.main.outputs} for values in flow]
-    # Taps are kept for the first cases only. A case that moves up because another is refused later lacks some of them.
-    complete = [values for values in (flows[0] if flows else ()) if all(name in values for name in wanted.taps)]
-    taps = [{name: values[name] for name in wanted.taps} for values in complete[:TAPPED]]
-    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, None, segments=len(cuts), reached=reached)
-
-
-def _run_part(
-    flow: Sequence[_Values], way: Way, ran: Ran, model: LoadedModel, part: Cut, *, may_refuse: bool
-) -> dict[int, str]:
-    """Run one segment in one way. Returns the cases that it refused, with reasons."""
-    refused: dict[int, str] = {}
-    if not flow:
-        return refused
-    # Inference knows no types behind custom operators.
-    for value in model.proto.graph.input:
-        value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
-    session = open_part(model, way.provider, optimise=way.optimise, prepack=False)
-    ran.loaded(session)
-    read = {value.name for value in model.proto.graph.input}.intersection(part.inputs)
-    for index, values in enumerate(flow):
-        try:
-            values.update(session.run({name: values[name] for name in read}))
-        except ValidationError as error:
-            if not may_refuse:
-                raise
-            refused[index] = str(error)
-    return refused
-
-
-def _elem_type(array: Array) -> int:
-    if array.dtype.kind in "OUS":
-        return int(onnx.TensorProto.STRING)
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)))

@@ -13,22 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import magnitude
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
-from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, run_model
-from rewriter.proof.settings import Settings
+from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, open_model, run_model
+from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 
@@ -210,21 +210,37 @@ def _judged(
     # The certificate is about the original's outputs; what else a block shows is tested.
     tested = tuple(claim for claim in claims if claim.exposed or claim.name in certificate.left)
     ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
+    both = (
+        tuple(dict.fromkeys((*ways, CPU))) if any(parse_provider(n).name != "cpu" for n in settings.providers) else ways
+    )
     wide = original.size <= CHEAP
     longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)
-    run = _Runner(settings, by_blocks, progress)
     taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
     watched = dict(_domains(claims, certificate))
+    read = tuple(dict.fromkeys(name for names in taps.values() for name in names))
+    inside = (read, tuple(watched))
     # What is certified needs few inputs; blocks to be tested, and pre-activations that must stay in a domain, need all.
-    few = certificate.certified and not watched
-    before = run.original(old, named, ways, taps, tuple(watched), longest, wide=wide, few=few)
-    progress("running the rewritten model", 2, 4)
-    wanted = Wanted(ways, wide=wide, what="the rewritten model")
+    cases = cases_of(original, settings, longest, few=certificate.certified and not watched)
     try:
+        own = inside if named is old else ((), ())
+        wanted = Wanted(both, *own, wide=wide, may_refuse=True, what="the original")
+        before = run_accepted(old, cases, wanted, settings, progress, by_blocks=by_blocks)
+        if named is not old:
+            # Only the lowered form, which computes the same, has the tensors under these names.
+            wanted = Wanted(both[:1], *inside, what="the original")
+            found = run_model(named, before.cases, wanted, progress, by_blocks=by_blocks)
+            before = replace(before, taps=found.taps, reached=found.reached)
+    except NoCases:
+        raise
+    except ValidationError as error:
+        raise ValidationError(_refused(original, error)) from error
+    try:
+        wanted = Wanted(ways, wide=wide, what="the rewritten model")
         after = run_model(new, before.cases, wanted, progress, by_blocks=by_blocks)
     except ValidationError as error:
         raise ValidationError(f"the rewritten model does not run: {error}") from error
-    noisy = _moved(original, before, certificate, tested, noise, settings.providers, progress, by_blocks=by_blocks)
+    points = noise_points(certificate, tested, noise)
+    noisy = _with_noise(original, before.cases, points, settings.providers, progress, by_blocks=by_blocks)
     apart = new if variants.alone is None else Side.of(variants.alone)
     blocks = []
     for number, claim in enumerate(tested):
@@ -238,7 +254,6 @@ def _judged(
         *_beyond(watched, before),
         *(failure for each in runs.values() for failure in each.failures),
     ]
-    notes = tuple(_notes(runs, certified=certificate.certified))
     return Validation(
         passed=not failures,
         certificate=certificate,
@@ -249,7 +264,7 @@ def _judged(
         failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
-        notes=notes,
+        notes=tuple(_notes(runs, certified=certificate.certified)),
     )
 
 
@@ -283,65 +298,72 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
     cases = make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
-    return few_of(cases) if few else cases
-
-
-def few_of(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """The first of the generated inputs, and the two smallest of the others: all that a certified model needs."""
+    if not few:
+        return cases
+    # The first, and the two smallest of the others, are all that a certified model needs.
     others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
     return (*cases[:1], *others[:2])
 
 
-@dataclass(frozen=True)
-class _Runner:
-    settings: Settings
-    by_blocks: bool
-    progress: Progress
+class NoCases(ValidationError):  # noqa: N818 - says what is missing
+    """The original accepts none of the inputs."""
 
-    def original(
-        self,
-        original: Side,
-        named: Side,
-        ways: tuple[Way, ...],
-        taps: Mapping[str, tuple[str, ...]],
-        watched: tuple[str, ...],
-        longest: int,
-        *,
-        wide: bool,
-        few: bool,
-    ) -> ModelRuns:
-        """The runs of the original on the cases that it accepts, with the tensors that the tests of blocks read.
 
-        If it accepts none of the generated ones, other sizes are searched.
-        """
-        if any(parse_provider(way.provider).name != "cpu" for way in ways):
-            ways = tuple(dict.fromkeys((*ways, CPU)))
-        read = tuple(dict.fromkeys(name for names in taps.values() for name in names))
-        here = named is original
-        own = (read, watched) if here else ((), ())
-        wanted = Wanted(ways, *own, wide=wide, may_refuse=True, what="the original")
-        cases = cases_of(original.model, self.settings, longest, few=few)
-        try:
-            runs = self._run(original, cases, wanted)
-            if not runs.cases and (others := other_cases(original.model, self.settings)):
-                runs = replace(self._run(original, others, wanted), skipped=runs.skipped)
-            if not here and runs.cases:
-                # Only the lowered form, which computes the same, has the tensors under these names.
-                found = self._run(named, runs.cases, Wanted(ways[:1], read, watched, what="the original"))
-                runs = replace(runs, taps=found.taps, reached=found.reached)
-        except ValidationError as error:
-            raise ValidationError(_refused(original, error)) from error
-        if not runs.cases:
-            more = tried_sizes(original.model, self.settings)
-            raise ValidationError(
-                f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or "
-                f"sizes with --dim ({runs.skipped[0]})"
-            )
+def run_accepted(
+    side: Side, cases: Sequence[Case], wanted: Wanted, settings: Settings, progress: Progress, *, by_blocks: bool
+) -> ModelRuns:
+    """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
+
+    Raises:
+        ValidationError: the original cannot be loaded, or accepts nothing.
+    """
+    runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
+    if runs.cases:
         return runs
+    others = other_cases(side.model, settings)
+    if others:
+        return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
+    tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
+    more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
+    raise NoCases(
+        f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
+        f"with --dim ({runs.skipped[0]})"
+    )
 
-    def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
-        self.progress(f"running {wanted.what}", 1, 4)
-        return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
+
+def other_cases(model: LoadedModel, settings: Settings) -> tuple[Case, ...] | None:
+    """Cases of sizes that the model accepts; None for models above `LARGE` bytes, and instead of given inputs."""
+    if settings.inputs is not None or model.size > LARGE:
+        return None
+    session = open_model(model, "cpu", optimise=False)
+
+    def accepts(case: Case) -> bool:
+        try:
+            session.run(case.feeds)
+        except ValidationError:
+            return False
+        return True
+
+    return Maker(model.proto, seed=settings.seed, dims=settings.dims).searched(accepts)
+
+
+def largest_magnitudes(
+    model: LoadedModel, tensors: Sequence[str], settings: Settings, progress: Progress
+) -> dict[str, float]:
+    """The largest finite |entry| of each tensor over all inputs that the model accepts.
+
+    A fitted head program holds on a bounded domain, which is chosen from the largest pre-activations.
+
+    Raises:
+        ValidationError: the model runs on none of them.
+    """
+    side = Side.of(model)
+    taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
+    if not taps:
+        return {}
+    wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
+    cases, by_blocks = cases_of(model, settings, 0), settings.by_blocks(model.size)
+    return dict(run_accepted(side, cases, wanted, settings, progress, by_blocks=by_blocks).reached)
 
 
 def noise_points(
@@ -362,32 +384,28 @@ def noise_points(
     return tuple(unique.values())
 
 
-def _moved(
+def _with_noise(
     original: LoadedModel,
-    before: ModelRuns,
-    certificate: Certificate,
-    tested: Sequence[Claim],
-    noise: Sequence[Point],
+    cases: Sequence[Case],
+    points: Sequence[Point],
     providers: Sequence[str],
     progress: Progress,
     *,
     by_blocks: bool,
 ) -> dict[str, list[Results]]:
     """By provider, the original's results with noise at the outputs of the blocks, draw by draw."""
-    proto, prefix = nudged(original.proto, noise_points(certificate, tested, noise))
+    proto, prefix = nudged(original.proto, points)
     if not prefix:
         return {}
     side = Side.of(replace(original, proto=proto, path=None))
-    cases = [Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)}) for draw in DRAWS for case in before.cases]
+    drawn = [Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)}) for draw in DRAWS for case in cases]
     ways = tuple(Way(name, optimise=False) for name in providers)
     try:
-        runs = run_model(side, cases, Wanted(ways, what="the original with noise"), progress, by_blocks=by_blocks)
+        runs = run_model(side, drawn, Wanted(ways, what="the original with noise"), progress, by_blocks=by_blocks)
     except ValidationError:
         return {}  # then what optimisation changes in the original is all that is known of its rounding
-    count = len(before.cases)
-    return {
-        way.provider: [runs.ways[way].results[count * k : count * (k + 1)] for k in range(len(DRAWS))] for way in ways
-    }
+    starts = range(0, len(drawn), len(cases))
+    return {way.provider: [runs.ways[way].results[k : k + len(cases)] for k in starts] for way in ways}
 
 
 def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results], rule: Rule) -> ProviderRun:
@@ -422,37 +440,24 @@ def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Re
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
-    if before.truth is None:
-        return None
     ratios = []
-    for output, values in before.truth[0].items():
-        if values.dtype.kind != "f":
-            continue
-        truth = [case[output].astype(np.float64) for case in before.truth]
+    truth = before.truth or ()
+    for output in (name for name, values in (truth[0] if truth else {}).items() if values.dtype.kind == "f"):
+        largest = max(magnitude(case[output]) for case in truth)
         for optimise in (False, True):
             way = Way(name, optimise)
-            old, new = (_apart([case[output] for case in runs.ways[way].results], truth) for runs in (before, after))
-            kind = before.ways[way].results[0][output].dtype
-            floor = _eps(kind) * max((float(np.max(np.abs(each), initial=0.0)) for each in truth), default=0.0)
-            if np.isfinite(old) and np.isfinite(new) and max(old, floor) > 0:
-                ratios.append(max(new, floor) / max(old, floor))
+            eps = 0.5 * float(ml_dtypes.finfo(before.ways[way].results[0][output].dtype).eps)
+            old, new = (_gap(runs.ways[way].results, truth, output) for runs in (before, after))
+            if max(old, eps * largest) > 0:
+                ratios.append(max(new, eps * largest) / max(old, eps * largest))
     return max(ratios, default=None)
 
 
-def _apart(values: Sequence[Array], truth: Sequence[Array]) -> float:
-    far = 0.0
-    for value, right in zip(values, truth, strict=True):
-        if value.shape == right.shape:
-            with np.errstate(all="ignore"):
-                gap = np.abs(value.astype(np.float64) - right)
-            far = max(far, float(np.max(gap, initial=0.0, where=np.isfinite(gap))))
-    return far
-
-
-def _eps(kind: np.dtype[np.generic]) -> float:
-    import ml_dtypes
-
-    return 0.5 * float(ml_dtypes.finfo(kind).eps) if kind.kind in "fV" else 0.0
+def _gap(results: Results, truth: Results, output: str) -> float:
+    """The largest finite difference from the truth."""
+    pairs = [(case[output], right[output]) for case, right in zip(results, truth, strict=True)]
+    with np.errstate(all="ignore"):
+        return max(magnitude(a.astype(np.float64) - b) if a.shape == b.shape else 0.0 for a, b in pairs)
 
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
@@ -475,9 +480,9 @@ def _notes(runs: Mapping[str, ProviderRun], *, certified: bool) -> Iterator[str]
         yield f"the run proves nothing about {', '.join(names)}: rounding alone moves it as far as it is large; {rest}"
 
 
-def _refused(original: Side, error: ValidationError) -> str:
+def _refused(original: LoadedModel, error: ValidationError) -> str:
     """The message that says why nothing can be proved, and what to do."""
-    types = {tensor.data_type for tensor in original.model.proto.graph.initializer}
+    types = {tensor.data_type for tensor in original.proto.graph.initializer}
     if onnx.TensorProto.BFLOAT16 in types and "NOT_IMPLEMENTED" in str(error):
         return (
             "nothing can be proved here: onnxruntime lacks bfloat16 kernels on this provider; prove a float32 "

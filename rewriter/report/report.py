@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus, NothingToConvertError, ValidationError
-from rewriter.pipeline import Timing
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
@@ -158,7 +157,6 @@ class Report(Result):
         notes: remarks on the model as a whole.
         exit_status: the exit status of the command line.
         options: the options of the rewriting, as keywords of `rewriter.rewrite`.
-        passes: the passes that ran, with their times.
         environment: versions, processor, operating system and execution providers, without host names and paths.
         rewritten: the rewritten model, if no output path was given: an onnx.ModelProto, or the kind of model that
             `rewrite` got.
@@ -176,7 +174,6 @@ class Report(Result):
     exit_status: ExitStatus
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    passes: tuple[Timing, ...] = ()
     files: tuple[str, ...] = ()
     rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 

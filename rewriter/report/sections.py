@@ -147,7 +147,7 @@ def _pairs(title: str, label: str, value: str, pairs: Mapping[str, str]) -> Tabl
 def summary(report: Report, width: int) -> list[str]:
     """The lines, wrapped between words."""
     lines: list[str] = []
-    for label, text in _entries(report):
+    for label, text in summary_lines(report):
         indent = " " * _LABEL
         lines += textwrap.wrap(
             clean(text),
@@ -160,7 +160,8 @@ def summary(report: Report, width: int) -> list[str]:
     return lines
 
 
-def _entries(report: Report) -> Iterator[tuple[str, str]]:
+def summary_lines(report: Report) -> Iterator[tuple[str, str]]:
+    """The label and the text of each line; a line without label goes on with what the one before it began."""
     for number, text in enumerate(_converted(report.converted)):
         yield ("" if number else "blocks"), text
     if report.converted:

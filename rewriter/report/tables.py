@@ -43,11 +43,10 @@ Row = tuple[Cell | str | float | None, ...]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, how its values are written, and the heading on the page where there is more room."""
+    """One column: its heading, and how its values are written."""
 
     name: str
     kind: Kind = "text"
-    page: str = ""
 
     @property
     def numeric(self) -> bool:
@@ -207,9 +206,9 @@ def output_table(title: str, outputs: Iterable[tuple[str, OutputStats]]) -> Tabl
     """One model against another, output by output: (provider, differences)."""
     heads = (
         *(Column("output", "name"), Column("provider"), Column("elements", "count")),
-        *(Column("max abs", "error", "largest difference"), Column("mean abs", "error", "mean")),
-        *(Column("abs at", "count"), Column("max rel", "error", "largest relative")),
-        *(Column("1 - cosine", "error", "1 − cosine"), Column("top-1", "agreement")),
+        *(Column("max abs", "error"), Column("mean abs", "error")),
+        *(Column("abs at", "count"), Column("max rel", "error")),
+        *(Column("1 - cosine", "error"), Column("top-1", "agreement")),
         *columns("error", "KL", "passes at atol = rtol"),
     )
     return Table(title, heads, tuple(_output(*each) for each in outputs))

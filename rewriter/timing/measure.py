@@ -93,11 +93,7 @@ class Process:
     peak_bytes: int | None = None
 
     def turn(self, turn: Turn) -> list[float]:
-        """Run the model for a while: the seconds of each run.
-
-        Raises:
-            ValidationError: the model does not run, or ended its process.
-        """
+        """Run the model for a while: the seconds of each run. Raises ValidationError where it does not run."""
         answer = self.ask(turn)
         self.peak_bytes = answer["peak_bytes"]
         return [float(each) for each in answer["seconds"]]
@@ -111,19 +107,14 @@ class Process:
         try:
             answer: dict[str, Any] = json.loads(stdout.readline())
         except ValueError:
-            raise ValidationError(f"{self.name}: its process was ended {self._end()}") from None
+            status = self.child.wait()
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            said = f"{self.name}: its process was ended {how}: the model crashes onnxruntime, or memory ran out"
+            raise ValidationError(said) from None
         if "error" in answer:
             message = answer["message"] or "out of memory"
             raise _ERRORS.get(answer["error"], ValidationError)(f"{self.name}: {message}")
         return answer
-
-    def _end(self) -> str:
-        status = self.child.wait()
-        how = f"with status {status}"
-        if status < 0:
-            with suppress(ValueError):
-                how = f"by {signal.Signals(-status).name}"
-        return f"{how}: the model crashes onnxruntime, or memory ran out"
 
 
 @contextmanager
@@ -183,13 +174,7 @@ class Field:
         self._stack.close()
 
     def measure(
-        self,
-        feeds: Feeds,
-        repeat: int,
-        told: Callable[[int], None] = lambda _done: None,
-        *,
-        seconds: float = TURN,
-        warm: float = WARM,
+        self, feeds: Feeds, repeat: int, told: Callable[[int], None] = lambda _done: None, *, seconds: float = TURN
     ) -> dict[str, list[float]]:
         """The median seconds of a run in each turn: one per model and round.
 
@@ -198,13 +183,12 @@ class Field:
             repeat: number of rounds.
             told: called with the number of rounds done.
             seconds: length of a turn.
-            warm: seconds at its start that do not count.
         """
         for process in self.processes.values():
             process.turn(Turn(feeds, 0.0, runs=2))
         found: dict[str, list[float]] = {name: [] for name in self.processes}
         for done, order in enumerate(rounds(tuple(self.processes), repeat), start=1):
             for name in order:
-                found[name].append(float(np.median(self.processes[name].turn(Turn(None, seconds, warm)))))
+                found[name].append(float(np.median(self.processes[name].turn(Turn(None, seconds, WARM)))))
             told(done)
         return found

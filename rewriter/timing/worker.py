@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -27,7 +27,6 @@ _STATUS = Path("/proc/self/status")
 _QUIET, _PATIENCE = 0.03, 1.0
 """Seconds without work after which the threads of a process count as asleep, and the longest wait for them."""
 
-Tell = Callable[[Mapping[str, Any]], None]
 Feeds = Mapping[str, NDArray[Any]]
 
 
@@ -63,16 +62,16 @@ class Turn:
     runs: int = 1
 
 
-class Runs(Protocol):
-    """What can be run."""
-
-    def run(self, feeds: Feeds, /) -> object:
-        """Run once."""
-
-
 def main() -> None:
     """Load the model and run it as told."""
-    tell = _teller()
+    # Native code may print to standard output: answers go to a copy of it.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+    def tell(message: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
     try:
         start: Start = _received()
         before = resident_peak()
@@ -88,24 +87,12 @@ def main() -> None:
         tell({"error": type(error).__name__, "message": message})
 
 
-def _teller() -> Tell:
-    """Take over standard output, to which native code may print; returns what writes a line of JSON to it."""
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-    def tell(message: Mapping[str, Any]) -> None:
-        lines.write(json.dumps(message) + "\n")
-        lines.flush()
-
-    return tell
-
-
 def _received() -> Any:
     """The next request. Raises EOFError if the parent is gone."""
     return pickle.load(sys.stdin.buffer)  # noqa: S301 - only our parent writes to this pipe
 
 
-def _serve(session: Session, before: int | None, tell: Tell) -> None:
+def _serve(session: Session, before: int | None, tell: Callable[[Mapping[str, Any]], None]) -> None:
     feeds: Feeds = {}
     while True:
         turn: Turn = _received()
@@ -116,8 +103,8 @@ def _serve(session: Session, before: int | None, tell: Tell) -> None:
         tell({"seconds": seconds, "peak_bytes": None if peak is None or before is None else peak - before})
 
 
-def take(session: Runs, feeds: Feeds, turn: Turn, clock: Any = time.perf_counter) -> list[float]:
-    """Seconds of every run of a turn that counts."""
+def take(session: Any, feeds: Feeds, turn: Turn, clock: Any = time.perf_counter) -> list[float]:
+    """Seconds of every run of a turn that counts; `session` is a Session, or anything with its method `run`."""
     runs: list[tuple[float, float]] = []
     first = clock()
     while True:

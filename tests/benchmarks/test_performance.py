@@ -32,7 +32,7 @@ FEW = (
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SUBJECTS", FEW)
     monkeypatch.setattr("benchmarks.performance.page.SUBJECTS", FEW)
-    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0, "warm": 0.0})
+    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0})
 
 
 def invoke(*arguments: str) -> Result:

@@ -19,10 +19,6 @@ from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 LIMIT = {"gelu": 3.0, "gelu_new": 3.0, "gelu_pytorch_tanh": 3.0}
 """Largest ratio of errors against float64 by activation; 1.5 where the program is exact."""
 
@@ -41,11 +37,6 @@ def cases(wanted: str) -> tuple[Any, ...]:
         for entry in entries
         for exporter in entry.exporters
     )
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def every_input(path: Path) -> list[dict[str, NDArray[Any]]]:

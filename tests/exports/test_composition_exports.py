@@ -13,10 +13,6 @@ from rewriter import compositions, heads
 from rewriter.interpret.rank import pairs
 from tests.conftest import Export
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 Array = NDArray[Any]
 
 PARALLEL = [pytest.param("pythia", exporter) for exporter in get("pythia").exporters]

@@ -17,10 +17,6 @@ from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from tests.conftest import Export
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 Array = NDArray[Any]
 State = Mapping[str, Array]
 

@@ -14,9 +14,6 @@ from rewriter.proof.inputs.cases import make_cases
 from rewriter.proof.reference.float64 import open_reference
 from tests.conftest import Export
 
-pytestmark = pytest.mark.exports
-pytest.importorskip("torch")
-
 INPUTS = {
     "gpt2-cache": {"input_ids", "past_key_values.0.key", "past_key_values.1.value"},
     "bert": {"input_ids", "attention_mask"},

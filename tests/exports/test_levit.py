@@ -12,10 +12,6 @@ from models.entry import Exporter
 from rewriter import ExitStatus, rewrite
 from rewriter.ort.sessions import open_session
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 
 def levit() -> Any:
     """A small one, whose normalisations are not the identity and whose pre-activations reach the kinks."""

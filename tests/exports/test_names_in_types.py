@@ -13,9 +13,6 @@ from passes.options import Options
 from passes.plan import make_plan
 from tests.conftest import Export
 
-pytestmark = pytest.mark.exports
-pytest.importorskip("torch")
-
 CONVERSIONS = {
     "float16": runtime_float16(),
     "dynamic": dynamic_int8(per_channel=False),

@@ -15,8 +15,6 @@ NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
 LIMIT = 120_000
 
 pytestmark = [
-    pytest.mark.exports,
-    pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("nbclient", "ipykernel", "matplotlib", "tokenizers")),
         reason="needs the extra notebooks",

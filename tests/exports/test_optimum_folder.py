@@ -10,11 +10,9 @@ import onnx
 import pytest
 
 pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx, which wants an environment of its own")
-torch = pytest.importorskip("torch")
+import torch
 
-from rewriter import ExitStatus, rewrite_folder, validate  # noqa: E402
-
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+from rewriter import ExitStatus, rewrite_folder, validate
 
 
 @pytest.fixture(scope="module")

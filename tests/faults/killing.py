@@ -1,4 +1,4 @@
-"""Kill -9 before and after every call that changes the disk, in processes of one interpreter.
+"""Kill a process before and after every call that changes the disk, in forks of one interpreter.
 
 A child process imports once and forks once per directory. Fork n is killed at the n-th event of its work, an event
 being the moment before or after a call; the first fork that ends by itself tells that all events were reached.
@@ -20,18 +20,21 @@ from typing import Any
 _CALLS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
-def killed_everywhere(work: Callable[[Path], object], directories: Sequence[Path], *, every: int = 1) -> list[int]:
+def killed_everywhere(
+    work: Callable[[Path], object], directories: Sequence[Path], *, every: int = 1, by: int = signal.SIGKILL
+) -> list[int]:
     """Do `work` in each directory, killed at event 1, 1 + `every`, ...
 
     Args:
         work: a function at the top level of a module.
         directories: one for each kill, and one for the run that ends by itself; further ones are not used.
         every: the distance of the events.
+        by: the signal.
 
     Returns:
-        The exit code of each fork: -9, and 0 for the last, if there were enough directories.
+        The exit code of each fork, negative for a signal, and 0 for the last, if there were enough directories.
     """
-    given = json.dumps([inspect.getfile(work), work.__name__, [str(path) for path in directories], every])
+    given = json.dumps([inspect.getfile(work), work.__name__, [str(path) for path in directories], every, by])
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run(
         [sys.executable, "-m", "tests.faults.killing", given],
@@ -44,14 +47,18 @@ def killed_everywhere(work: Callable[[Path], object], directories: Sequence[Path
     return codes
 
 
-def _main(file: str, name: str, directories: list[str], every: int) -> None:
+def _main(file: str, name: str, directories: list[str], every: int, by: int) -> None:
     work = runpy.run_path(file)[name]
     results: list[int] = []
     for number, directory in enumerate(directories):
         child = os.fork()
         if not child:
-            _kill_at(1 + number * every)
-            work(Path(directory))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _kill_at(1 + number * every, by)
+            try:
+                work(Path(directory))
+            except SystemExit as ended:
+                os._exit(int(ended.code or 0))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         results.append(os.waitstatus_to_exitcode(status))
@@ -60,14 +67,14 @@ def _main(file: str, name: str, directories: list[str], every: int) -> None:
     sys.stdout.write(json.dumps(results))
 
 
-def _kill_at(point: int) -> None:
+def _kill_at(point: int, by: int) -> None:
     events = 0
 
     def event() -> None:
         nonlocal events
         events += 1
         if events == point:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
 
     def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

@@ -16,12 +16,17 @@ import pytest
 
 from rewriter import ExitStatus, RewriteError, rewrite
 from tests.conftest import slow
-from tests.faults.trial import OLD, files
 from tests.textmodels import SILU, mlp
 
+OLD = b"what OUT was before"
 _MOMENTS = 40
 """More than a run has steps."""
 _NEVER, _CRASHED = 98, 99
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def _halved(path: Path) -> None:

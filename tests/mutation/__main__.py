@@ -1,7 +1,7 @@
 """`python -m tests.mutation`: change the program, one place at a time, and see whether a test notices.
 
 Mutants are made by cosmic-ray, drawn at random (`tests.mutation.mutants`), and put into a temporary copy of the
-checkout, where the tests of the module run (`tests.mutation.rooms`). One JSON object per mutant goes into the results
+checkout, where the tests of the module run (`suites_of`). One JSON object per mutant goes into the results
 file. A survivor is a gap in the tests, unless it computes the same: whoever finds that writes `equivalent`, and why,
 into its row, which holds for that change of that line.
 """
@@ -18,15 +18,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
-from tests.mutation.rooms import ROOMS, ROOT, suites_of
+from tests.mutation.mutants import Mutant, diff_of, mutants
 
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
 
 _LEAST = 60.0
@@ -37,6 +37,46 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache",
 Row = dict[str, Any]
 
 
+_FOLDERS: Mapping[str, Sequence[str]] = {
+    "rewriter/proof": ("rewriter/proof",),
+    "passes": ("passes/programs", "passes/match"),
+    "rewriter/compare": ("rewriter/compare",),
+    "rewriter/files": ("rewriter/files",),
+    "rewriter/graph": ("rewriter/graph",),
+}
+"""Room to the folders whose modules decide something."""
+
+ROOMS: Mapping[str, Sequence[str]] = {
+    room: [
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    for room, folders in _FOLDERS.items()
+}
+
+_WHOLE = ("tests/rewriter/api/test_rewriting.py",)
+"""What sees the effect of most modules."""
+
+
+def suites_of(module: str) -> list[tuple[str, ...]]:
+    """The tests of a module, group by group: its own, those of its folder, those of the room, and of the whole way."""
+    path = Path("tests") / module
+    groups = (
+        [path.with_name(f"test_{path.name}")],
+        [path.parent],
+        [path.parent.parent],
+        [Path(name) for name in _WHOLE],
+    )
+    found: list[tuple[str, ...]] = []
+    for group in groups:
+        tests = tuple(each.as_posix() for each in group if (ROOT / each).exists() and each != Path("tests"))
+        if tests and tests not in found:
+            found.append(tests)
+    return found
+
+
 @dataclass
 class Copy:
     """A copy of the checkout, and how long tests take in it."""
@@ -45,16 +85,11 @@ class Copy:
     seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
     written: int = 0
 
-    def killer(self, mutant: Mutant, groups: int | None = None) -> str | None:
-        """What noticed the mutant: the first failing test, or the time limit. None if nothing did.
-
-        Args:
-            mutant: put into the copy meanwhile.
-            groups: how many groups of the module's tests run; all by default.
-        """
+    def killer(self, mutant: Mutant) -> str | None:
+        """What notices the mutant, put into the copy meanwhile: the first failing test, or the time limit, or None."""
         path = self.root / mutant.spec.module_path
         source = path.read_text(encoding="utf-8")
-        for tests in suites_of(str(mutant.spec.module_path))[:groups]:
+        for tests in suites_of(str(mutant.spec.module_path)):
             if tests not in self.seconds:
                 start = time.monotonic()
                 if failed := self._run(tests, None):
@@ -145,10 +180,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sample", type=int, default=20, help="how many mutants of each room; default 20")
     parser.add_argument("--seed", type=int, default=0, help="which sample; default 0")
     parser.add_argument("--results", type=Path, default=RESULTS, help="rows are added to this file")
-    parser.add_argument(
-        "--quick", action="store_true", help="run the first tests only; try survivors --again after that"
-    )
-    parser.add_argument("--again", action="store_true", help="instead of a sample, those that survived")
     parser.add_argument("--score", action="store_true", help="run nothing, print the score")
     options = parser.parse_args(arguments)
     rows: list[Row] = json.loads(options.results.read_text()) if options.results.exists() else []
@@ -162,44 +193,24 @@ def main(arguments: list[str]) -> int:
 
 
 def _try(rows: list[Row], copy: Copy, options: argparse.Namespace, rooms: Sequence[str]) -> None:
-    for room, seed, mutant in _again(rows, rooms) if options.again else _drawn(options, rooms):
-        module = str(mutant.spec.module_path)
-        key = module, mutant.spec.operator_name.removeprefix("core/"), diff_of(mutant)
-        # By the changed line, not by its place, which moves as a module grows.
-        known = next((place for place, each in enumerate(rows) if _key(each) == key), len(rows))
-        if known < len(rows) and not options.again:
-            continue
-        row = row_of(mutant, room, seed, copy.killer(mutant, 1 if options.quick else None))
-        rows[known : known + 1] = [row]
-        _write(options.results, rows)
-        _say(f"{row['result']}: {row['module']}:{row['line']} {row['by']}")
-        _say(*([f"    {line}" for line in row["diff"]] if row["result"] == "survived" else []))
-    _write(options.results, rows)
-
-
-def _write(results: Path, rows: Sequence[Row]) -> None:
-    results.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-
-
-def _drawn(options: argparse.Namespace, rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
+    """A sample of each room. A change that has a row is not tried again, unless it survived."""
+    known = {_key(row): place for place, row in enumerate(rows)}
     for room in rooms:
         for mutant in mutants(ROOT, ROOMS[room], options.sample, options.seed):
-            yield room, options.seed, mutant
+            row = row_of(mutant, room, options.seed, None)
+            # By the changed line, not by its place, which moves as a module grows.
+            place = known.setdefault(_key(row), len(rows))
+            if place < len(rows) and rows[place]["result"] != "survived":
+                continue
+            rows[place : place + 1] = [row_of(mutant, room, options.seed, copy.killer(mutant))]
+            options.results.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            row = rows[place]
+            _say(f"{row['result']}: {row['module']}:{row['line']} {row['by']}")
+            _say(*([f"    {line}" for line in row["diff"]] if row["result"] == "survived" else []))
 
 
-def _again(rows: list[Row], rooms: Sequence[str]) -> Iterator[tuple[str, int, Mutant]]:
-    """Those that survived, by their changed line; rows whose line is gone are dropped."""
-    for row in [row for row in rows if row["room"] in rooms and row["result"] == "survived"]:
-        mutant = found_again(ROOT, row["module"], f"core/{row['operator']}", row["diff"])
-        if mutant is None:
-            rows.remove(row)
-            _say(f"gone: {row['module']}:{row['line']}")
-        else:
-            yield row["room"], row["seed"], mutant
-
-
-def _key(row: Row) -> tuple[str, str, list[str]]:
-    return row["module"], row["operator"], row["diff"]
+def _key(row: Row) -> tuple[str, ...]:
+    return row["module"], row["operator"], *row["diff"]
 
 
 def _say(*lines: str) -> None:

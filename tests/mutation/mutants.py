@@ -60,18 +60,6 @@ def mutants(root: Path, modules: Sequence[str], count: int, seed: int) -> Iterat
             yield first
 
 
-def found_again(root: Path, module: str, operator: str, diff: Sequence[str]) -> Mutant | None:
-    """The mutant of an operator that makes this change, wherever the line stands by now; None if it is gone."""
-    lines = (root / module).read_text(encoding="utf-8").splitlines()
-    for (line, _), specs in _places(root, module).items():
-        if lines[line - 1].strip() in diff[0]:
-            made = (made_of(root, spec) for spec in specs if spec.operator_name == operator)
-            for mutant in made:
-                if mutant is not None and diff_of(mutant) == list(diff):
-                    return mutant
-    return None
-
-
 def diff_of(mutant: Mutant) -> list[str]:
     """The changed line before and after, as in the results file."""
     return [f"- {mutant.before}", f"+ {mutant.after}"]

@@ -12,9 +12,8 @@ pytest.importorskip("cosmic_ray", reason="needs the extra mutation")
 
 from cosmic_ray.work_item import MutationSpec
 
-from tests.mutation.__main__ import RESULTS, Copy, copied, score
-from tests.mutation.mutants import Mutant, diff_of, found_again, mutants
-from tests.mutation.rooms import ROOMS, ROOT, suites_of
+from tests.mutation.__main__ import RESULTS, ROOMS, ROOT, Copy, copied, score, suites_of
+from tests.mutation.mutants import Mutant, mutants
 
 FIXED = {
     "a-wider-rule": ("rewriter/proof/rule.py", "FACTOR = 16.0", "FACTOR = 1e9"),
@@ -93,18 +92,6 @@ def test_what_means_nothing_is_not_mutated(tmp_path: Path) -> None:
     assert all("*, z" in each.after for each in found if "def f" in each.before)
     places = [each.spec.start_pos for each in found]
     assert len(places) == len(set(places)), "one mutant at each place"
-
-
-def test_a_mutant_is_found_again_where_its_line_has_moved(tmp_path: Path) -> None:
-    (tmp_path / "m.py").write_text(SOURCE)
-    drawn = next(each for each in mutants(tmp_path, ["m.py"], 100, 0) if each.before == "total = one * other")
-    (tmp_path / "moved.py").write_text(f"def before(x: int) -> int:\n    return x * 3\n\n{SOURCE}")
-    found = found_again(tmp_path, "moved.py", drawn.spec.operator_name, diff_of(drawn))
-    assert found is not None
-    assert (found.before, found.after) == (drawn.before, drawn.after)
-    assert found.spec.start_pos[0] == drawn.spec.start_pos[0] + 3
-    (tmp_path / "gone.py").write_text(SOURCE.replace("one * other", "one"))
-    assert found_again(tmp_path, "gone.py", drawn.spec.operator_name, diff_of(drawn)) is None
 
 
 def test_a_sample_is_the_same_every_time(tmp_path: Path) -> None:

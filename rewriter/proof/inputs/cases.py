@@ -8,7 +8,7 @@ additional input does not change the values of the others.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,15 @@ _WITH_BRANCHES = (
     Setting(3, 17), Setting(1, 64), Setting(1, 17), Setting(1, 1, past=9), Setting(3, 1, past=17),
     Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
 )  # fmt: skip
+_LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), (Kind.HEIGHT, Kind.WIDTH))
+LARGEST = 16384
+"""The largest size that is searched; images end at 1024."""
+_MULTIPLES = {Kind.SAMPLES: (1, 16, 160), Kind.HEIGHT: (1, 14, 16)}
+"""Sizes are rounded up to multiples of these; others to multiples of 1 and 16. 160 samples are 10 ms at 16 kHz; images
+are cut into patches."""
+_GROWTH, _SPAN, _KEPT = 1.2, 4, 4
+"""Sizes grow by this factor; once a size is accepted, sizes up to so many times as large are tried; so many of those
+that are accepted are kept."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 _TOKENS = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}
 _COUNTS = {
@@ -84,7 +93,6 @@ class Maker:
     Attributes:
         specs: the inputs.
         tables: bounds on integer inputs.
-        open_kinds: the kinds of dimensions that neither the model nor the caller fixes.
     """
 
     def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
@@ -93,15 +101,47 @@ class Maker:
         self.specs = input_specs(model, view)
         self._seed, self._fixed = seed, dict(dims or {})
         check_dims(self.specs, self._fixed)
-        self.tables = find_tables(model, view)
+        self.tables = find_tables(model)
         self._masked = any(_masks_tokens(spec) for spec in self.specs)
         self._branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in self.specs)
-        self.open_kinds = {
+        self._open = {
             kind_of(spec, axis)
             for spec in self.specs
             for axis, dim in enumerate(spec.shape)
             if not isinstance(dim, int) and dim not in self._fixed
         }
+
+    @property
+    def lengths(self) -> list[tuple[Kind, ...]]:
+        """The lengths that the model leaves open, height and width together."""
+        groups = (tuple(kind for kind in group if kind in self._open) for group in _LENGTHS)
+        return [group for group in groups if group]
+
+    def searched(self, accepts: Callable[[Case], bool]) -> tuple[Case, ...]:
+        """Cases of sizes that the model accepts, if it refuses all usual ones: a few from the smallest to the largest.
+
+        A table of positions may be short, a tower of convolutions long. One kind of length is varied at a time
+        (samples, frames, tokens, height with width), then all together.
+        """
+        groups = self.lengths
+        together = tuple(kind for group in groups for kind in group)
+        for group in (*groups, *((together,) if len(groups) > 1 else ())):
+            found: list[int] = []
+            for size in _sizes(group):
+                if found and size > _SPAN * found[0]:
+                    break
+                if accepts(self._sized(group, size, 1)):
+                    found.append(size)
+            if found:
+                kept = sorted({found[round(place * (len(found) - 1) / (_KEPT - 1))] for place in range(_KEPT)})
+                cases = [self._sized(group, size, batch) for size in kept for batch in (1, 3)]
+                # The model may fix the batch.
+                shapes = {tuple((n, array.shape) for n, array in case.feeds.items()): case for case in cases[::-1]}
+                return tuple(case for case in list(shapes.values())[::-1] if accepts(case))
+        return ()
+
+    def _sized(self, group: Sequence[Kind], size: int, batch: int) -> Case:
+        return self.case(Setting(batch, size if Kind.SEQUENCE in group else 17), dict.fromkeys(group, size))
 
     def usual(self, longest: int = 0) -> tuple[Case, ...]:
         """The cases of `make_cases`."""
@@ -184,6 +224,17 @@ class Maker:
         # With padding on the left, positions start at the first token, as generation with padded batches does it.
         counted = np.cumsum(_token_rows(shape[0], past + new, special=special), axis=1)[:, past:]
         return np.asarray(np.maximum(counted - 1, 0))
+
+
+def _sizes(group: Sequence[Kind]) -> list[int]:
+    """The sizes that are tried, in order."""
+    most = 1024 if Kind.HEIGHT in group else LARGEST
+    multiples = {each for kind in group for each in _MULTIPLES.get(kind, (1, 16))}
+    grown = [1.0]
+    while grown[-1] < most:
+        grown.append(max(grown[-1] * _GROWTH, grown[-1] + 1.0))
+    sizes = {-(-int(size) // multiple) * multiple for size in grown for multiple in multiples}
+    return sorted(size for size in sizes if size <= most)
 
 
 def _most(spec: InputSpec, rows: int | None) -> int:

@@ -2,8 +2,7 @@
 
 float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. Each operator is computed
 by the first of these that can: onnxruntime's double kernel, a definition in numpy, onnx's reference evaluator. What
-none of them knows (quantised and random operators among others) is refused with `NoReference`. Bodies of control flow
-need double kernels for everything inside.
+none of them knows (quantised and random operators, control flow) is refused with `NoReference`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import bytes_of, reads
-from rewriter.graph.view import attributes, key_of, label, subgraphs
+from rewriter.graph.view import attributes, key_of, label
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.operators import NUMPY_OPERATORS, Operator
@@ -49,16 +48,14 @@ float32, are excluded (Gelu, Swish, Attention).
 
 EVALUATED = frozenset(
     """
-    Acos Acosh Asin Asinh Atan Atanh Celu Clip Cosh Elu GlobalAveragePool HardSigmoid InstanceNormalization LeakyRelu
-    Max Mean Min NonZero OneHot PRelu Selu Shrink Sinh Softsign Tan ThresholdedRelu
+    Acos Acosh Asin Asinh Atan Atanh Celu Clip Conv Cosh Elu GlobalAveragePool HardSigmoid InstanceNormalization
+    LeakyRelu Max Mean Min Mish NonZero OneHot PRelu Selu Shrink Sinh Softplus Softsign Swish Tan ThresholdedRelu
     """.split()  # noqa: SIM905 - more readable for 30 names
 )
 """Operators of the default domain that onnx's reference evaluator computes as onnxruntime does.
 
 Of others it follows the newest definition whatever the opset, or rounds, or covers common attributes only.
 """
-
-_CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
 
 LARGEST = 2**31
 """Maximum size of the weights, in bytes; in float64 they take two or four times as much."""
@@ -190,7 +187,7 @@ def _constant(node: onnx.NodeProto, read: Read) -> Array:
 
 
 def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
-    """A copy of the node, and of its bodies, for float64 operands."""
+    """A copy of the node for float64 operands."""
     wide = onnx.NodeProto()
     wide.CopyFrom(node)
     wide.domain = key_of(node)[0]
@@ -202,23 +199,6 @@ def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
             attribute.i = TensorProto.DOUBLE if attribute.i in _NARROW else attribute.i
         elif attribute.type == onnx.AttributeProto.TENSOR:
             attribute.t.CopyFrom(numpy_helper.from_array(read(attribute.t), attribute.t.name))
-        elif attribute.type == onnx.AttributeProto.GRAPH:
-            attribute.g.CopyFrom(_widened_body(attribute.g, read))
-    return wide
-
-
-def _widened_body(graph: onnx.GraphProto, read: Read) -> onnx.GraphProto:
-    wide = onnx.GraphProto(name=graph.name, input=graph.input, output=graph.output)
-    for value in (*wide.input, *wide.output):
-        if value.type.tensor_type.elem_type in _NARROW:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    wide.initializer.extend(numpy_helper.from_array(read(tensor), tensor.name) for tensor in graph.initializer)
-    for node in graph.node:
-        if key_of(node) == ("", "Constant"):
-            stated = numpy_helper.from_array(_constant(node, read))
-            wide.node.append(helper.make_node("Constant", [], node.output, value=stated))
-        else:
-            wide.node.append(_widened_node(node, read))
     return wide
 
 
@@ -250,11 +230,8 @@ def _steps(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], opsets: _Ops
     return steps
 
 
-def _has_kernel(node: onnx.NodeProto, inside: bool = False) -> bool:
-    bodies = [graph for _, graph in subgraphs(node)]
-    if bodies:
-        return key_of(node) in _CONTROL and all(_has_kernel(each, inside=True) for body in bodies for each in body.node)
-    if key_of(node)[0] or (node.op_type not in KERNELS and not (inside and node.op_type == "Constant")):
+def _has_kernel(node: onnx.NodeProto) -> bool:
+    if key_of(node)[0] or node.op_type not in KERNELS:
         return False
     # onnxruntime gives the mean and the deviation in float32.
     return node.op_type != "LayerNormalization" or len([each for each in node.output if each]) == 1

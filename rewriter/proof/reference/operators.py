@@ -9,7 +9,7 @@ contributed operators. onnx's own reference of Attention rounds the scale to flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,6 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
 
 
-def _softplus(_: Attributes, x: Array) -> Array:
-    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
-
-
 def _gelu(attributes: Attributes, x: Array) -> Array:
     if attributes.get("approximate", b"none") in {b"tanh", "tanh"}:
         return _fast_gelu(attributes, x)
@@ -69,16 +65,8 @@ def _quick_gelu(attributes: Attributes, x: Array) -> Array:
     return x * _sigmoid(_number(attributes, "alpha", 1.702) * x)
 
 
-def _swish(attributes: Attributes, x: Array) -> Array:
-    return x * _sigmoid(_number(attributes, "alpha", 1.0) * x)
-
-
 def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
-
-
-def _mish(attributes: Attributes, x: Array) -> Array:
-    return np.asarray(x * np.tanh(_softplus(attributes, x)))
 
 
 def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
@@ -138,41 +126,7 @@ def _skip_rms_norm(
     return _rms_norm(wanted, total, gamma), None, None, total
 
 
-# -- convolution and attention ---------------------------------------------------------------------------------------
-
-
-def _conv(attributes: Attributes, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Conv on [batch, channels, *spatial], kernels [outputs, inputs / group, *taps]: one product per tap."""
-    kernel, group = weight.shape[2:], int(attributes.get("group", 1))
-    strides, dilations = (attributes.get(name) or (1,) * len(kernel) for name in ("strides", "dilations"))
-    reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
-    x = np.pad(x, ((0, 0), (0, 0), *_pads(attributes, x.shape[2:], strides, reach)))
-    sizes = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, strides, strict=True)]
-    grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
-    kernels = weight.reshape(group, -1, *weight.shape[1:])
-    y = np.zeros((x.shape[0], group, kernels.shape[1], math.prod(sizes)))
-    for tap in np.ndindex(*kernel):
-        first = [index * step for index, step in zip(tap, dilations, strict=True)]
-        met: Any = [slice(f, f + (n - 1) * s + 1, s) for f, n, s in zip(first, sizes, strides, strict=True)]
-        y += kernels[..., *tap] @ grouped[..., *met].reshape(*grouped.shape[:3], -1)
-    y = y.reshape(x.shape[0], weight.shape[0], *sizes)
-    return y if bias is None else y + bias.reshape(1, -1, *(1,) * (y.ndim - 2))
-
-
-def _pads(
-    attributes: Attributes, sizes: Sequence[int], strides: Sequence[int], reach: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Padding before and behind each spatial axis."""
-    mode = attributes.get("auto_pad", b"NOTSET")
-    if mode in {b"NOTSET", b"VALID"}:
-        pads = (attributes.get("pads") if mode == b"NOTSET" else None) or (0,) * (2 * len(sizes))
-        return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
-    totals = [
-        max((-(-size // step) - 1) * step + span - size, 0)
-        for size, step, span in zip(sizes, strides, reach, strict=True)
-    ]
-    halves = [(total // 2, total - total // 2) for total in totals]
-    return halves if mode == b"SAME_UPPER" else [(more, less) for less, more in halves]
+# -- attention -----------------------------------------------------------------------------------------------------
 
 
 def _attention(
@@ -239,15 +193,11 @@ def _bias(logits: Array, mask: Array | None, *, causal: bool, offset: int) -> Ar
 
 NUMPY_OPERATORS: Mapping[Key, Operator] = {
     ("", "Erf"): _erf,
-    ("", "Softplus"): _softplus,
     ("", "Gelu"): _gelu,
-    ("", "Swish"): _swish,
     ("", "HardSwish"): _hard_swish,
-    ("", "Mish"): _mish,
     ("", "LayerNormalization"): _layer_norm,
     ("", "RMSNormalization"): _rms_norm,
     ("", "SimplifiedLayerNormalization"): _rms_norm,
-    ("", "Conv"): _conv,
     ("", "Attention"): _attention,
     (_MICROSOFT, "Gelu"): _gelu,
     (_MICROSOFT, "FastGelu"): _fast_gelu,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from passes.fit import float32
+from benchmarks.fit import float32
 from passes.fit.runtime import Fitted, find_kinks, fit_function
 from passes.programs.head import Array
 from rewriter.graph import elementwise

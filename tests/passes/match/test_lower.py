@@ -136,11 +136,11 @@ def test_a_model_with_nothing_to_lower_is_the_same_object() -> None:
     model = model_of("h = Relu(x) out = com.microsoft.FastGelu(h)")
     found = lower(model)
     assert found.model is model
-    assert (found.fused, found.inlined, found.between) == (frozenset(), (), frozenset())
+    assert (found.fused, found.inlined) == (frozenset(), ())
 
 
 def test_a_lowered_model_is_a_copy() -> None:
-    """Also the nodes of a body; what stands between is kept as it was, metadata goes to every part."""
+    """Also the nodes of a body; metadata goes to every part."""
     model = model_of(
         "p = com.microsoft.BiasGelu(x, b) q = Abs(p) out = If (c) "
         "<then_branch = t () => (float[n, 4] r) { r = com.microsoft.BiasGelu(q, b) }, "
@@ -152,7 +152,7 @@ def test_a_lowered_model_is_a_copy() -> None:
     assert model.SerializeToString(deterministic=True) == before
     assert operators(found.model) == ["Add", "Gelu", "Abs", "If"]
     assert found.fused == {"p", "r"}
-    assert (found.inlined, found.between) == ((), frozenset())
+    assert found.inlined == ()
     for node in found.model.graph.node[:2]:
         assert [(entry.key, entry.value) for entry in node.metadata_props] == [("scope", "mlp")]
     assert not found.model.graph.node[2].metadata_props
@@ -167,17 +167,6 @@ def test_what_is_kept_is_not_taken_apart() -> None:
     assert operators(found.model) == ["BiasGelu", "Add", "Gelu"]
     assert found.fused == {"out"}
     assert lower(model, frozenset({"p", "out"})).model is model
-
-
-def test_operators_between_blocks_only_on_request() -> None:
-    model = model_of("p = com.microsoft.FusedMatMul<transB = 1>(x, x) q = com.microsoft.BiasGelu(x, b) out = Abs(q)")
-    plain = lower(model)
-    assert operators(plain.model) == ["FusedMatMul", "Add", "Gelu", "Abs"]
-    assert (set(plain.fused), set(plain.between)) == ({"q"}, set())
-    found = lower(model, network=True)
-    assert operators(found.model) == ["Transpose", "MatMul", "Add", "Gelu", "Abs"]
-    assert (set(found.fused), set(found.between)) == ({"p", "q"}, {"p"})
-    assert lower(model, frozenset({"p"}), network=True).between == frozenset()
 
 
 BRANCHES = """

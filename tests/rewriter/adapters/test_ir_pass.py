@@ -14,7 +14,7 @@ from onnx_ir.passes import PostconditionError, PreconditionError, Sequential  # 
 from onnx_ir.passes.common import RemoveUnusedNodesPass  # noqa: E402
 
 from rewriter import ExitStatus  # noqa: E402
-from rewriter.adapters.ir_pass import AttentionOnly  # noqa: E402
+from rewriter.adapters.ir_pass import AttentionOnlyPass  # noqa: E402
 from tests.oracle import evaluate  # noqa: E402
 from tests.textmodels import SILU, mlp, text_model  # noqa: E402
 
@@ -27,7 +27,7 @@ def model_of(proto: onnx.ModelProto) -> Any:
 
 def test_in_a_sequence_of_passes() -> None:
     proto = mlp(SILU)
-    ours = AttentionOnly(providers="cpu")
+    ours = AttentionOnlyPass(providers="cpu")
     result = Sequential(RemoveUnusedNodesPass(), ours)(model_of(proto))
     assert result.modified
     assert ours.report is not None
@@ -41,23 +41,23 @@ def test_in_a_sequence_of_passes() -> None:
 def test_the_model_that_comes_in_stays() -> None:
     model = model_of(mlp(SILU))
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
-    result = AttentionOnly(providers="cpu")(model)
+    result = AttentionOnlyPass(providers="cpu")(model)
     assert result.model is not model
     assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before
 
 
 def test_nothing_to_convert_passes_through_unless_it_is_needed() -> None:
     model = model_of(text_model("out = Relu(x)"))
-    result = AttentionOnly(providers="cpu")(model)
+    result = AttentionOnlyPass(providers="cpu")(model)
     assert [node.op_type for node in result.model.graph] == ["Relu"]
     assert not result.modified
     with pytest.raises(PreconditionError, match="NOTHING TO CONVERT"):
-        AttentionOnly(providers="cpu", needed=True)(model)
+        AttentionOnlyPass(providers="cpu", needed=True)(model)
 
 
 @pytest.mark.usefixtures("wrong_bias")
 def test_a_wrong_rewriting_is_a_broken_postcondition() -> None:
-    ours = AttentionOnly(providers="cpu")
+    ours = AttentionOnlyPass(providers="cpu")
     with pytest.raises(PostconditionError, match="FAILED  1 block"):
         ours(model_of(mlp(SILU)))
     assert ours.report is not None
@@ -65,11 +65,11 @@ def test_a_wrong_rewriting_is_a_broken_postcondition() -> None:
 
 
 def test_ensures_judges_only_the_model_that_was_proved() -> None:
-    ours = AttentionOnly(providers="cpu")
+    ours = AttentionOnlyPass(providers="cpu")
     with pytest.raises(PostconditionError, match="not the one"):
         ours.ensures(model_of(mlp(SILU)))
 
 
 def test_a_wrong_option_is_a_broken_precondition() -> None:
     with pytest.raises(PreconditionError, match="unknown form 'round'"):
-        AttentionOnly(form="round")(model_of(mlp(SILU)))
+        AttentionOnlyPass(form="round")(model_of(mlp(SILU)))

@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return turn(self, request)
 
     monkeypatch.setattr(Process, "turn", logged)
-    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0, "warm": 0.0})
+    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0})
     return log
 
 

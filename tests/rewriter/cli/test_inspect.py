@@ -68,11 +68,6 @@ def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.Capture
     assert "more than 64 MB; lower --max-tokens" in text
 
 
-def test_scope_all_leaves_nothing() -> None:
-    assert inspect(MODELS / "conformer-encoder.onnx", scope="all").accounting.remaining == {}
-    assert inspect(MODELS / "gelu-encoder.onnx", scope="all").accounting.remaining == {}
-
-
 def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "unnamed.onnx"
     onnx.save(mlp("h = Sin(y)"), path)
@@ -100,11 +95,6 @@ def test_three_sublayers_by_rank(head_dimension: int | None, staged: tuple[int, 
     (block,) = account(plan, head_dimension).blocks
     assert (block.d_model, block.d_ff, block.heads) == (4, 8, 8)
     assert block.staged == staged
-
-
-def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", "nothing.onnx"]) == 4
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,6 @@ def test_other_signatures_still_show_the_graphs(capsys: Capture) -> None:
     assert "the signatures differ: output 'out' is only in A" in capsys.readouterr().out
 
 
-def test_verbose_shows_places_and_everything(capsys: Capture) -> None:
-    assert run(["validate", "a.onnx", "b.onnx", "-v", "--taps", "blocks"]) == 0
-    text = capsys.readouterr().out
-    for part in (" at ", "Certified for every input"):
-        assert part in text, part
-
-
 @pytest.mark.parametrize("option", ["--report", "--json"])
 def test_report(capsys: Capture, option: str) -> None:
     assert run(["validate", "a.onnx", "b.onnx", option, "r.json"]) == 0
@@ -173,23 +166,3 @@ def test_cuda_where_there_is_none(capsys: Capture) -> None:
         pytest.skip("CUDA works here")
     assert run(["validate", "a.onnx", "b.onnx", "--provider", "cuda"]) == 5
     assert "execution provider 'cuda' is not available" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["validate", "diff"])
-def test_help(capsys: Capture, command: str) -> None:
-    assert run([command, "--help"]) == 0
-    text = capsys.readouterr().out
-    own = {"validate": ("--bisect", "--taps", "--generate"), "diff": ("--graph-only",)}[command]
-    for part in ("--provider", "--inputs", "--dim", "--atol", *own, "Exit status:"):
-        assert part in text
-
-
-def test_names_from_a_model_are_no_markup(capsys: Capture) -> None:
-    model = mlp(SILU)
-    for node in model.graph.node:
-        node.name = f"[red]{node.output[0]}\x1b[31m"
-    onnx.save(model, "odd.onnx")
-    assert run(["diff", "odd.onnx", "b.onnx"]) == 0
-    text = capsys.readouterr().out
-    assert "[red]h" in text
-    assert "\x1b" not in text

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
-import onnx
 import pytest
 
 from rewriter.files.atomic import FOLDER, hidden, sweep, write_text
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
+from tests.cases import names
 
 pytest.importorskip("fcntl")
 
@@ -24,10 +23,6 @@ def killed(out: Path, suffix: str) -> Path:
     with hidden(out, suffix) as (path, _):
         (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
     return copy.rename(path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -92,24 +87,3 @@ def test_a_file_that_was_swept_before_it_was_locked_is_made_again(
     with hidden(tmp_path / "out.onnx", ".tmp") as (path, _):
         assert path.exists()
     assert found == [False, True]
-
-
-def test_names_that_are_no_text(tmp_path: Path, inline_model: onnx.ModelProto) -> None:
-    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.onnx"))
-    path = tmp_path / "in.onnx"
-    onnx.save(inline_model, path)
-    model = load_model(path)
-    with staged_output(model.proto, out, source=model, force=False) as staged:
-        staged.commit()
-    assert names(tmp_path) == {"in.onnx", out.name}
-
-
-def test_no_file_stays_open(tmp_path: Path) -> None:
-    def opened() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = opened()
-    for suffix in SUFFIXES:
-        killed(tmp_path / "out", suffix)
-        sweep(tmp_path / "out")
-    assert opened() == before

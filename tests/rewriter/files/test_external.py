@@ -195,38 +195,6 @@ def test_location_that_is_not_utf8_is_refused(base: Path, make_external: MakeExt
         load_model(base / "model.onnx")
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
-def test_every_part_of_a_long_location_is_looked_at(depth: int, base: Path, make_external: MakeExternal) -> None:
-    """A link, or something that is no directory, in place of any of them."""
-    names = [f"d{number}" for number in range(depth)]
-    folder = base.joinpath(*names)
-    folder.mkdir(parents=True)
-    (folder / "w.bin").write_bytes(WEIGHTS.tobytes())
-    location = "/".join([*names, "w.bin"])
-    tensor = make_external([("location", location)]).graph.initializer[0]
-    np.testing.assert_array_equal(read_external(tensor, base).view(np.float32), WEIGHTS)
-    for number in range(depth):
-        place = base.joinpath(*names[: number + 1])
-        place.rename(base / "aside")
-        place.symlink_to(base / "aside")
-        with pytest.raises(ModelError, match="lies behind a symbolic link"):
-            resolve(tensor, base)
-        place.unlink()
-        place.touch()
-        with pytest.raises(ModelError, match="lies below something that is not a directory"):
-            resolve(tensor, base)
-        place.unlink()
-        (base / "aside").rename(place)
-    (folder / "w.bin").rename(base / "w2.bin")
-    (folder / "w.bin").symlink_to(base / "w2.bin")
-    with pytest.raises(ModelError, match="is a symbolic link"):
-        resolve(tensor, base)
-    (folder / "w.bin").unlink()
-    (folder / "w.bin").mkdir()
-    with pytest.raises(ModelError, match="is a directory, not a regular file"):
-        resolve(tensor, base)
-
-
 def test_reference_says_where_the_bytes_stand(
     base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,25 +285,3 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="its name cannot be used here; check its path and mode"):
         open_inside(tmp_path / "a\0b", "w.bin", "w")
-
-
-@pytest.mark.parametrize("piece", [1, 7, 4096, 5000])
-def test_data_are_read_in_pieces(piece: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole, whatever the size of a piece."""
-    monkeypatch.setattr("rewriter.files.external._READ", piece)
-    model = load_model(source)
-    np.testing.assert_array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)
-
-
-def test_large_weights_are_held_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes that were read are the array, and no copy is made of them."""
-    model = load_model(source)
-    read: list[object] = []
-
-    def reading(tensor: onnx.TensorProto, base: Path) -> object:
-        read.append(read_external(tensor, base))
-        return read[-1]
-
-    monkeypatch.setattr("rewriter.files.load.read_external", reading)
-    found = read_tensor(model, model.proto.graph.initializer[0])
-    assert np.shares_memory(found, np.asarray(read[0]))

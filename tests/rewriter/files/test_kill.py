@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +13,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from rewriter.cli import main
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
 from tests.faults.killing import killed_everywhere
+from tests.textmodels import SILU, mlp
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
@@ -80,3 +84,32 @@ def test_previous_output_survives_a_kill_at_any_point(
         left = {path.name for path in (directory / place).iterdir()}
         assert not [name for name in left if name.startswith(".")]
         assert len(left) == 3
+
+
+def command(directory: Path) -> None:
+    main([str(directory / "model.onnx"), "-o", str(directory / "out.onnx"), *_REPORT, str(directory / "r.json")])
+
+
+_REPORT = ("--force", "--no-validate", "--report")
+
+
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_output_and_report_of_a_command_are_old_or_new(by: int, code: int, tmp_path: Path) -> None:
+    directories = [tmp_path / str(point) for point in range(POINTS)]
+    for directory in directories:
+        directory.mkdir()
+        onnx.save(mlp(SILU), directory / "model.onnx")
+        (directory / "out.onnx").write_bytes(b"old")
+    results = killed_everywhere(command, directories, every=3, by=by)
+    assert (results[-1], set(results[:-1])) == (0, {code})
+    assert len(results) > 4
+    outputs = [(directory / "out.onnx").read_bytes() for directory in directories[: len(results)]]
+    assert {*outputs} == {b"old", outputs[-1]}
+    for directory in directories[: len(results)]:
+        if (directory / "r.json").exists():
+            assert json.loads((directory / "r.json").read_text(encoding="utf-8"))["exit_status"] == 0
+        if by != signal.SIGKILL:  # such a run cleans up itself
+            assert not [path.name for path in directory.iterdir() if path.name.startswith(".")]
+        with pytest.raises(SystemExit, match="0"):
+            command(directory)
+        assert {path.name for path in directory.iterdir()} == {"model.onnx", "out.onnx", "r.json"}

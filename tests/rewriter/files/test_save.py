@@ -17,7 +17,8 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, RewriteError, UsageError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.files.save import StagedModel, check_output, staged_output
+from rewriter.files.save import check_output, staged_output
+from tests.cases import names
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
@@ -39,10 +40,6 @@ def save(
     with staged_output(model.proto, out, source=model, force=force) as staged:
         before_commit()
         staged.commit()
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 @pytest.fixture
@@ -227,12 +224,6 @@ def test_weights_of_the_input_are_never_the_output(source: Path, tmp_path: Path)
             check_output(out, source=model, force=True)
 
 
-def test_relative_output(inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(elsewhere)
-    save(inline, Path("out.onnx"))
-    assert names(elsewhere) == {"out.onnx"}
-
-
 # External data ---------------------------------------------------------------------------------------------
 
 
@@ -332,13 +323,6 @@ def test_files_of_the_same_content_become_one(source: Path, elsewhere: Path, mak
 def test_odd_output_names_give_locations_that_load(name: str, source: Path, elsewhere: Path) -> None:
     save(load_model(source), elsewhere / name)
     assert load_model(elsewhere / name).external
-
-
-def test_output_below_the_source_is_another_directory(source: Path) -> None:
-    below = source.parent / "below"
-    below.mkdir()
-    save(load_model(source), below / "out.onnx")
-    assert names(below) == {"out.onnx", f"out-{DIGEST}.data"}
 
 
 def test_data_that_turned_unsafe_is_refused(source: Path, elsewhere: Path) -> None:
@@ -461,23 +445,3 @@ def test_two_gigabytes_inline_cannot_be_written(
     monkeypatch.undo()
     assert model.proto.SerializeToString() == before
     assert not names(elsewhere)
-
-
-def test_no_file_descriptor_is_left_open(source: Path, elsewhere: Path) -> None:
-    model = load_model(source)
-    before = len([*Path("/dev/fd").iterdir()])
-    save(model, elsewhere / "out.onnx")
-    with pytest.raises(UsageError):
-        save(model, elsewhere / "out.onnx")
-    save(model, elsewhere / "out.onnx", force=True)
-    assert len([*Path("/dev/fd").iterdir()]) == before
-
-
-def test_staged_model_says_whether_it_was_committed(inline: LoadedModel, elsewhere: Path) -> None:
-    staged: StagedModel
-    with staged_output(inline.proto, elsewhere / "out.onnx", source=inline, force=False) as staged:
-        assert not staged.committed
-    assert not staged.committed
-    with staged_output(inline.proto, elsewhere / "out.onnx", source=inline, force=False) as staged:
-        staged.commit()
-    assert staged.committed

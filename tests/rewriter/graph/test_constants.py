@@ -70,18 +70,6 @@ def test_what_is_constant(body: str, constant: bool) -> None:
     assert "" not in known
 
 
-def test_constants_are_found_once() -> None:
-    view = view_model(onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }'
-    ))  # fmt: skip
-    assert view.constants == {"w"}
-    assert view.constants is view.constants
-
-
-def test_an_output_without_a_name_is_no_tensor() -> None:
-    assert "" not in constants_of("c, = Split(w)", "float[2] w = {1, 2}")
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -49,25 +49,20 @@ def node(operator: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
     return onnx.helper.make_node(operator, [], ["out"], domain=domain, **attributes)
 
 
-@pytest.mark.parametrize(("operator", "attributes"), UNARY)
-def test_unary(operator: str, attributes: dict[str, Any]) -> None:
-    made = node(operator, **attributes)
-    expected = by_onnxruntime(made, POINTS)
-    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS]), expected, rtol=3e-6, atol=2e-6)
+CASES: tuple[tuple[onnx.NodeProto, tuple[Any, ...]], ...] = (
+    *((node(name, **attributes), (POINTS,)) for name, attributes in UNARY),
+    *((node(name, "com.microsoft", **attributes), (POINTS,)) for name, attributes in MICROSOFT),
+    *((node(name), (POSITIVE,)) for name in ("Sqrt", "Log", "Reciprocal")),
+    *((node("Pow"), (POSITIVE, np.array(exponent))) for exponent in (2.0, 3.0, 0.5)),
+    (node("PRelu"), (POINTS, np.array(0.2))),
+)
 
 
-@pytest.mark.parametrize(("operator", "attributes"), MICROSOFT)
-def test_microsoft(operator: str, attributes: dict[str, Any]) -> None:
-    made = node(operator, "com.microsoft", **attributes)
-    expected = by_onnxruntime(made, POINTS)
-    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS]), expected, rtol=3e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("operator", ["Sqrt", "Log", "Reciprocal"])
-def test_positive(operator: str) -> None:
-    made = node(operator)
-    expected = by_onnxruntime(made, POSITIVE)
-    np.testing.assert_allclose(elementwise.evaluate(made, [POSITIVE]), expected, rtol=3e-6)
+@pytest.mark.parametrize(("made", "operands"), CASES)
+def test_against_onnxruntime(made: onnx.NodeProto, operands: tuple[Any, ...]) -> None:
+    found = elementwise.evaluate(made, operands)
+    expected = by_onnxruntime(made, *(np.broadcast_to(each, POINTS.shape) for each in operands))
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if made.op_type == "Pow" else 3e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("operator", BINARY)
@@ -77,19 +72,6 @@ def test_binary(operator: str) -> None:
     made = node(operator)
     expected = by_onnxruntime(made, POINTS, other)
     np.testing.assert_allclose(elementwise.evaluate(made, [POINTS, other]), expected, rtol=3e-6)
-
-
-@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5])
-def test_power(exponent: float) -> None:
-    made = node("Pow")
-    expected = by_onnxruntime(made, POSITIVE, np.full_like(POSITIVE, exponent))
-    np.testing.assert_allclose(elementwise.evaluate(made, [POSITIVE, np.array(exponent)]), expected, rtol=1e-5)
-
-
-def test_prelu() -> None:
-    made = node("PRelu")
-    expected = by_onnxruntime(made, POINTS, np.full_like(POINTS, 0.2))
-    np.testing.assert_allclose(elementwise.evaluate(made, [POINTS, np.array(0.2)]), expected, rtol=1e-6)
 
 
 def test_clip() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.extract import Cut, ancestors, bytes_of, cut, extract, reads, split, upstream, with_outputs
+from rewriter.graph.extract import Cut, bytes_of, cut, extract, reads, split, upstream, with_outputs
 from rewriter.graph.view import GraphView, view_model
 from tests.committed import FOLDER as MODELS
 
@@ -102,25 +102,6 @@ def test_what_a_body_captures_is_upstream() -> None:
     assert upstream(graph, frozenset(), ["out"]) == Cut(("scale", "x"), ("out",), (0, 1, 2, 3))
     assert upstream(graph, frozenset({"twice"}), ["out"]) == Cut(("x", "twice"), ("out",), (0, 1, 3))
     assert reads(graph.nodes[3]) == ["trips", "always", "x", "twice"]
-
-
-def test_ancestors() -> None:
-    graph = view()
-    assert ancestors(graph, frozenset(), ["z"]) == {BEFORE, TURNED, SIDE, H, Y, Z}
-    assert ancestors(graph, frozenset({"y"}), ["z", "y"]) == {SIDE, Z}
-    assert ancestors(graph, frozenset({"y", "side"}), ["z"]) == {Z}
-    assert ancestors(graph, frozenset(), ["x", "unknown"]) == set()
-
-
-def test_captures_come_in_the_order_of_their_names() -> None:
-    """So that the inputs of a part are the same in every run."""
-    names = [f"{letter}{number}" for letter in "ab" for number in range(8)]
-    body = onnx.helper.make_graph([onnx.helper.make_node("Sum", names[::-1], ["s"])], "body", [], [])
-    assert reads(onnx.helper.make_node("If", ["z"], ["y"], then_branch=body, else_branch=body)) == ["z", *names]
-
-
-def test_optional_operands_are_not_read() -> None:
-    assert reads(onnx.helper.make_node("Clip", ["x", "", "high"], ["y"])) == ["x", "high"]
 
 
 def test_a_part_as_a_model() -> None:
@@ -223,26 +204,6 @@ def operators(limit: int, *taps: str) -> list[list[str]]:
 )
 def test_parts(limit: int, expected: list[list[str]]) -> None:
     assert operators(limit) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "dims", "size"),
-    [
-        (onnx.TensorProto.FLOAT, [3, 5], 60),
-        (onnx.TensorProto.DOUBLE, [], 8),
-        (onnx.TensorProto.BFLOAT16, [7], 14),
-        (onnx.TensorProto.INT4, [7], 7),
-        (onnx.TensorProto.FLOAT, [0, 5], 0),
-        (999, [7], 7),
-    ],
-)
-def test_sizes_of_weights(kind: int, dims: list[int], size: int) -> None:
-    """Of a type that onnx does not know yet, a byte each."""
-    assert bytes_of(onnx.TensorProto(data_type=kind, dims=dims)) == size
-
-
-def test_a_weight_counts_once_in_a_part() -> None:
-    assert len(operators(2 * SIZE)) == 1
 
 
 def test_what_crosses() -> None:

@@ -9,13 +9,6 @@ import pytest
 from rewriter.graph.surgeon import Fragment
 
 
-def test_names_are_qualified() -> None:
-    assert Fragment("a/b").qualified("c") == "a/b/c"
-    assert Fragment("").qualified("c") == "c"
-    inner = Fragment("a").within("b")
-    assert inner.qualified("c") == "a/b/c"
-
-
 def test_nodes_in_order() -> None:
     fragment = Fragment("p")
     x = fragment.tensor("x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.types import TensorType, declared_types, elem_name, infer_types, inferred_skeleton, skeleton_of
+from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton, skeleton_of
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
@@ -19,18 +19,6 @@ def model_of(body: str, weights: str = "", *, inputs: str = "float[n, 4] x") -> 
 
 def ones(count: int) -> str:
     return ", ".join(["1"] * count)
-
-
-def test_rank() -> None:
-    assert TensorType(1, (2, "n", None)).rank == 3
-    assert TensorType(1, ()).rank == 0
-    assert TensorType(1, None).rank is None
-    assert (TensorType.UNKNOWN.elem_type, TensorType.UNKNOWN.shape) == (0, None)
-
-
-@pytest.mark.parametrize(("number", "name"), [(1, "float"), (7, "int64"), (16, "bfloat16"), (999, "999"), (-1, "-1")])
-def test_names_of_element_types(number: int, name: str) -> None:
-    assert elem_name(number) == name
 
 
 def test_what_is_declared() -> None:
@@ -99,15 +87,6 @@ def test_large_weights_are_stubs(count: int, kept: bool) -> None:
     assert bool(tensor.float_data or tensor.raw_data) is kept
     assert (tensor.data_location == onnx.TensorProto.EXTERNAL) is not kept
     assert model.graph.initializer[0].data_location != onnx.TensorProto.EXTERNAL, "the model is not changed"
-
-
-def test_external_weights_are_stubs_at_any_size() -> None:
-    model = model_of("out = Identity(x)")
-    external = onnx.TensorProto(name="w", data_type=FLOAT, dims=[2], data_location=onnx.TensorProto.EXTERNAL)
-    external.external_data.add(key="location", value="elsewhere")
-    model.graph.initializer.append(external)
-    (tensor,) = skeleton_of(model).graph.initializer
-    assert [(entry.key, entry.value) for entry in tensor.external_data] == [("location", "weights")]
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1000, True), (2000, True), (2100, False), (4000, False)])

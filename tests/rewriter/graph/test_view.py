@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import onnx
-import pytest
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import cut
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import (
     all_graphs,
@@ -14,9 +12,7 @@ from rewriter.graph.view import (
     captured_names,
     graph_at,
     holder_name,
-    label,
     subgraphs,
-    view_function,
     view_model,
 )
 
@@ -37,11 +33,6 @@ g (float[n] x, float[n] scale) => (float[n] out) {
 def test_a_body_captures_what_is_made_around_it_and_nothing_else() -> None:
     model = onnx.parser.parse_model(LOOP)
     assert captured_names(model.graph.node[2]) == {"scale", "x"}
-
-
-def test_a_part_with_a_loop_has_no_inputs_from_inside_the_body() -> None:
-    model = onnx.parser.parse_model(LOOP)
-    assert cut(view_model(model), ["x"], ["out"]).inputs == ("x", "scale")
 
 
 def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
@@ -118,19 +109,6 @@ def test_initializers_of_old_files_are_not_overridable() -> None:
     assert view_model(model).inputs == ("x",)
 
 
-@pytest.mark.parametrize(
-    ("domain", "name", "outputs", "expected"),
-    [
-        ("", "n", ["a"], "Op 'n'"),
-        ("ai.onnx", "", ["a", "b"], "Op 'a'"),
-        ("custom", "", [], "custom::Op ''"),
-        ("custom", "n", [], "custom::Op 'n'"),
-    ],
-)
-def test_labels(domain: str, name: str, outputs: list[str], expected: str) -> None:
-    assert label(onnx.helper.make_node("Op", [], outputs, name, domain=domain)) == expected
-
-
 def test_views_of_bodies() -> None:
     """Outer before inner; an inner one sees the weights, constants and types around it, and its own ones first."""
     model = onnx.parser.parse_model(NESTED)
@@ -163,30 +141,12 @@ def test_views_of_bodies() -> None:
     assert main.consumers["w"] == (3,)
 
 
-def test_a_name_takes_the_place_of_the_operator_in_a_path() -> None:
-    model = onnx.parser.parse_model(NESTED)
-    model.graph.node[3].name = "choice"
-    assert all_views(model)[1].where == "choice/then_branch"
-
-
 def test_lists_of_graphs() -> None:
     graphs = [onnx.GraphProto(name=name) for name in "ab"]
     node = onnx.helper.make_node("Custom", ["x"], ["", "y"], one=onnx.GraphProto(name="c"), many=graphs, number=1)
     assert [(name, graph.name) for name, graph in subgraphs(node)] == [("many[0]", "a"), ("many[1]", "b"), ("one", "c")]
     assert holder_name(node) == "y"
     assert holder_name(onnx.helper.make_node("Custom", [], [""])) == ""
-
-
-def test_the_body_of_a_function() -> None:
-    function = onnx.parser.parse_function(
-        '<opset_import: ["ai.onnx": 18], domain: "d"> f (p, w) => (q) { r = Neg(p) q = Add(r, w) }'
-    )
-    view = view_function(function)
-    assert view.where == "function d::f"
-    assert view.opsets == {"": 18}
-    assert (view.inputs, view.outputs, view.initializers) == (("p", "w"), ("q",), {})
-    assert view.producer == {"r": 0, "q": 1}
-    assert view.overridable == frozenset()
 
 
 def test_captures_of_sparse_weights_and_of_outputs() -> None:

@@ -149,22 +149,6 @@ def same_heads(original: HeadIndex, rewritten: HeadIndex) -> None:
         np.testing.assert_array_equal(original[name], rewritten[name], err_msg=name)
 
 
-def test_factors_of_products() -> None:
-    index = heads(FOLDER / "silu-decoder.onnx")
-    for kind in ("W_QK", "W_OV"):
-        found = index.factored(f"blocks.1.attn.{kind}")
-        first, second = (index[f"blocks.1.attn.{each}"] for each in (("W_Q", "W_K"), ("W_V", "W_O"))[kind == "W_OV"])
-        product = first @ (second.transpose(0, 2, 1) if kind == "W_QK" else second)
-        np.testing.assert_allclose(found.AB, product, atol=1e-6)
-        u, s, vh = found.svd
-        np.testing.assert_allclose(u * s[:, None] @ vh, product, atol=1e-5)
-        np.testing.assert_allclose(s, np.linalg.svd(product)[1][:, :8], atol=1e-5)
-    with pytest.raises(KeyError):
-        index.factored("blocks.7.attn.W_QK")
-    with pytest.raises(KeyError):
-        index.factored("blocks.1.attn.W_Q")
-
-
 def test_files_open_elsewhere(tmp_path: Path) -> None:
     index = heads(FOLDER / "gated-decoder.onnx")
     for suffix in (".safetensors", ".npz"):

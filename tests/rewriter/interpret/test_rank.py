@@ -15,7 +15,7 @@ from rewriter import ModelError, UsageError, compositions, head_tokens, heads, r
 from rewriter.interpret import rank
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import Best, triangles
+from rewriter.interpret.rank import Best
 from tests.committed import FILES, FOLDER, VOCABULARY
 from tests.conftest import slow
 from tests.textmodels import text_model
@@ -171,23 +171,6 @@ def test_weights_that_have_no_scores() -> None:
         compositions(broken)
 
 
-@pytest.mark.parametrize("ranks", [(1, 1), (1, 8), (8, 8)])
-def test_unrelated_weights_score_one_over_the_root_of_the_width(ranks: tuple[int, int]) -> None:
-    rng, width = np.random.default_rng(0), 48
-    writers, readers = (rng.normal(size=(60, rank, width)) for rank in ranks)
-    units = [each / np.linalg.norm(each, axis=(1, 2))[:, None, None] for each in (readers, writers)]
-    found = rank.block_scores(*units)
-    assert np.sqrt((found**2).mean()) == pytest.approx(width**-0.5, rel=0.02)
-
-
-@pytest.mark.parametrize("shape", [(3, 32, 8), (2, 33, 5), (1, 7, 9), (2, 700, 3)])
-def test_triangles_are_those_of_qr(shape: tuple[int, ...]) -> None:
-    tall = np.random.default_rng(0).normal(size=shape)
-    found = triangles(tall)
-    assert found.shape[-2] <= shape[-1]
-    assert np.abs(np.swapaxes(found, -1, -2) @ found - np.swapaxes(tall, -1, -2) @ tall).max() <= 1e-12 * shape[1]
-
-
 def test_what_does_not_fit_into_memory_is_refused() -> None:
     with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
         Best(40_000, 1_000, np.dtype(np.float32))
@@ -205,17 +188,6 @@ def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
     assert (best.scores[:, :50] == wanted).all()
     assert (np.take_along_axis(whole, best.places[:, :50], axis=1) == wanted).all() if k <= 50 else True
     assert (best.places[:, 50:] == -1).all()
-
-
-def test_blocks_of_any_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = heads(FOLDER / "gated-decoder.onnx", wide=True)
-    whole = compositions(index, top=3).to_json()["kinds"]["V"]["reads"]
-    monkeypatch.setattr(rank, "_ENTRIES", 5000)
-    parts = compositions(index, top=3).to_json()["kinds"]["V"]["reads"]
-    assert {*whole} == {*parts}
-    for name, row in whole.items():
-        assert [other for other, _ in row] == [other for other, _ in parts[name]]
-        assert [score for _, score in row] == pytest.approx([score for _, score in parts[name]], abs=1e-12)
 
 
 # -- tokens ----------------------------------------------------------------------------------------------------------
@@ -353,9 +325,3 @@ def test_refusals_of_tokens(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             head_tokens(path, **options)
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
-        head_tokens(FOLDER / "silu-decoder.onnx", tokenizer="tokenizer.json")

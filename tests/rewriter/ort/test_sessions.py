@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from rewriter.errors import ProviderError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.ort.providers import load_onnxruntime, parse_provider
-from rewriter.ort.sessions import available_providers, open_session, require_provider
+from rewriter.ort.sessions import available_providers, open_session
 
 MODEL = parser.parse_model(
     """<ir_version: 8, opset_import: ["": 17]>
@@ -89,23 +89,6 @@ def test_errors_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValidationError, match="onnxruntime could not load the model: "):
         open_session(Path("no-such-file.onnx"))
     assert capfd.readouterr() == ("", "")
-
-
-def test_cpu_is_there() -> None:
-    assert available_providers()[0] == "cpu"
-    assert require_provider("cpu").name == "cpu"
-
-
-def test_unknown_provider() -> None:
-    with pytest.raises(ProviderError, match="unknown execution provider 'npu': choose among cpu, cuda"):
-        open_session(MODEL, "npu")
-
-
-def test_missing_cuda_says_what_to_install() -> None:
-    if "cuda" in available_providers():
-        pytest.skip("CUDA is there")
-    with pytest.raises(ProviderError, match=r"execution provider 'cuda' is not available: .*onnxruntime-gpu"):
-        require_provider("cuda")
 
 
 @pytest.mark.cuda

@@ -17,7 +17,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.run import ModelRuns, Results, Wanted, Way, run_in_segments, run_model, run_whole
+from rewriter.proof.run import ModelRuns, Results, Wanted, Way, run_model
 from rewriter.proof.settings import LARGE, Settings
 from tests.committed import FOLDER as MODELS
 from tests.textmodels import SILU, mlp, text_model, values
@@ -38,13 +38,13 @@ def difference(left: Results, right: Results) -> float:
 
 @pytest.mark.parametrize("file", ["silu-decoder.onnx", "gelu-encoder.onnx"])
 @pytest.mark.parametrize("limit", [4000, 20_000])
-def test_same_as_the_whole(file: str, limit: int) -> None:
+def test_same_as_the_whole(file: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     side = Side.of(load_model(MODELS / file))
     cases = make_cases(side.model.proto)[1:4]
     taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
     wanted = Wanted(WAYS, taps, may_refuse=True)
-    whole = run_whole(side, cases, wanted, quiet)
-    parts = run_in_segments(side, cases, wanted, quiet, limit)
+    monkeypatch.setattr("rewriter.proof.run.SEGMENT", limit)
+    whole, parts = (run_model(side, cases, wanted, quiet, by_blocks=by_blocks) for by_blocks in (False, True))
     assert parts.segments > 5 > whole.segments == 1
     assert [case.name for case in parts.cases] == [case.name for case in whole.cases]
     for way in WAYS:
@@ -65,7 +65,9 @@ def picky(ids: list[int], x: list[float]) -> Case:
 
 def run_picky(*cases: Case, may_refuse: bool) -> ModelRuns:
     side = Side.of(load_model(onnx.parser.parse_model(PICKY)))
-    return run_in_segments(side, cases, Wanted(WAYS, ("twice",), may_refuse=may_refuse), quiet, limit=1)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("rewriter.proof.run.SEGMENT", 1)
+        return run_model(side, cases, Wanted(WAYS, ("twice",), may_refuse=may_refuse), quiet, by_blocks=True)
 
 
 def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
@@ -108,7 +110,7 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("rewriter.proof.run.open_session", watched)
     side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
-    run_whole(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet)
+    run_model(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet, by_blocks=False)
     assert len(alive) == len(WAYS)
 
 
@@ -123,7 +125,7 @@ def decoder(folder: Path) -> Path:
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_in_segments, "__defaults__", (20_000,))
+    monkeypatch.setattr("rewriter.proof.run.SEGMENT", 20_000)
 
 
 @pytest.mark.parametrize(

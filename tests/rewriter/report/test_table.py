@@ -8,28 +8,8 @@ import pytest
 import rich.console
 
 from rewriter.report.html.page import Shown, shown
-from rewriter.report.tables import Cell, Column, Kind, Table, columns, operator_table, written
+from rewriter.report.tables import Cell, Column, Kind, Table, columns, written
 from rewriter.report.terminal.console import drawn
-
-TABLE = Table(
-    "Sizes", (*columns("name", "block"), *columns("count", "heads", "keys")), (("a", 8, None), ("b", 1, None))
-)
-
-
-def test_columns_are_picked_in_order() -> None:
-    picked = TABLE.pick("heads", "block")
-    assert [column.name for column in picked.columns] == ["heads", "block"]
-    assert picked.rows == ((8, "a"), (1, "b"))
-
-
-def test_columns_without_values_are_left_out() -> None:
-    assert [column.name for column in TABLE.filled().columns] == ["block", "heads"]
-    assert TABLE.filled().rows == (("a", 8), ("b", 1))
-
-
-def test_operators_that_changed_the_most_come_first() -> None:
-    table = operator_table({"Mul": 2, "Add": 3, "Erf": 1}, {"Mul": 2, "Add": 1, "Softmax": 1})
-    assert table.rows == (("Add", 3, 1, -2), ("Erf", 1, 0, -1), ("Softmax", 0, 1, 1))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from rewriter import ExitStatus, ValidationError, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.proof.inputs.cases import make_cases
-from rewriter.proof.inputs.search import other_cases, tried_sizes
 from rewriter.proof.settings import Settings
+from rewriter.proof.validate import other_cases
 from tests.textmodels import SILU, mlp, text_model
 
 
@@ -57,6 +57,7 @@ def test_accepted_sizes_are_found() -> None:
     model = load_model(speech(640, 1000))
     assert all(shape[1] > 1000 for shape in lengths(make_cases(model.proto)))
     found = other_cases(model, Settings())
+    assert found is not None
     wanted = [(batch, size) for size in (640, 800, 960) for batch in (1, 3)]
     assert [case.name for case in found] == [f"batch {batch}, samples {size}" for batch, size in wanted]
     assert lengths(found) == wanted
@@ -90,21 +91,18 @@ def test_usual_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_tried_in_vain() -> None:
     model = speech(10**7, 10**7, name="length")
     message = (
-        r"the original model runs on none of the \d inputs tried; other sizes of dimension 'length' of input 'audio' "
-        r"were tried too, up to 16,384; give some with --inputs or sizes with --dim"
+        r"the original model runs on none of the \d inputs tried; other sizes were tried too, up to "
+        r"16,384; give some with --inputs or sizes with --dim"
     )
     with pytest.raises(ValidationError, match=message):
         rewrite(model, providers="cpu")
-    with pytest.raises(
-        ValidationError, match=r"the original model runs on none of the \d inputs tried; other sizes of dimension"
-    ):
+    with pytest.raises(ValidationError, match=r"the original model runs on none of the \d inputs tried; other sizes"):
         validate(model, model, providers="cpu")
 
 
 def test_fixed_sizes_are_kept() -> None:
     """--dim fixes the samples, so nothing is left to vary."""
     model = speech(640, 1000)
-    assert tried_sizes(load_model(model), Settings(dims={"samples": 4900})) == ""
     with pytest.raises(ValidationError, match=r"runs on none of the . inputs tried; give some with --inputs"):
         rewrite(model, providers="cpu", dims={"samples": 4900})
     assert rewrite(model, providers="cpu", dims={"samples": 800}).exit_status is ExitStatus.CONVERTED

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
-from rewriter.graph.view import view_model
 from rewriter.proof.inputs.tables import Tables, find_tables
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
@@ -18,7 +16,7 @@ def tables(text: str, rest: str = "") -> Tables:
     for value in model.graph.value_info:  # weights whose numbers do not matter
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(dims, np.float32), value.name))
-    return find_tables(model, view_model(model))
+    return find_tables(model)
 
 
 ROWS = {
@@ -100,13 +98,3 @@ def test_positions(case: str) -> None:
 def test_channels_and_features(body: str, sizes: dict[tuple[str, int], int]) -> None:
     graph = f"g (float[batch, channels, time] x) => (float y) <float[8, 6, 3] kernel, float[5, 7] matrix> {{ {body} }}"
     assert tables(graph).sizes == sizes
-
-
-def test_a_function_that_calls_itself_ends() -> None:
-    node = helper.make_node("loop", ["w", "i"], ["o"], domain="local")
-    model = parser.parse_model(
-        f"{HEAD} g (int64[n] ids) => (float y) <float[2, 2] table = {{1, 2, 3, 4}}>{{ y = local.loop(table, ids) }}"
-    )
-    opset = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-    model.functions.append(onnx.helper.make_function("local", "loop", ["w", "i"], ["o"], [node], opset))
-    assert find_tables(model, view_model(model)).rows == {}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -26,11 +25,6 @@ _WIRE = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
 """Becomes the browser, with the pipe's ends as descriptors 3 and 4, as --remote-debugging-pipe expects."""
-
-
-def found() -> str | None:
-    """The path of an installed browser, None if there is none."""
-    return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
@@ -83,7 +77,7 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, page: Path, *, width: int, height: int = 900, dark: bool = False, script: bool = True) -> None:
+    def open(self, page: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """Show a page in a window of the given size in pixels, and wait until it has loaded."""
         self.events.clear()
         self.call(
@@ -91,7 +85,6 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=page.absolute().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._next()
@@ -108,14 +101,6 @@ class Browser:
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
-    def screenshot(self) -> bytes:
-        """The whole page as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-
-    def pdf(self) -> bytes:
-        """The printed page as PDF."""
-        return base64.b64decode(self.call("Page.printToPDF")["data"])
-
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + _PATIENCE
         while b"\0" not in self._buffer:
@@ -131,5 +116,5 @@ class Browser:
         return message
 
 
-EXECUTABLE = found()
+EXECUTABLE = next((path for path in map(shutil.which, NAMES) if path), None)
 needs_browser = pytest.mark.skipif(EXECUTABLE is None, reason="no chromium or google-chrome on PATH")

@@ -33,6 +33,9 @@ HOSTILE = (
 )
 
 
+EVIL = "</script><script>document.title='run'</script><!--<img src=x onerror=alert(1)>\u2028\u202e\x1b[31m&amp;'\"\\"
+
+
 def failed() -> Report:
     """A proof that fails: one coefficient of a block's heads is off."""
 
@@ -171,3 +174,50 @@ def _region(name: str) -> CertifiedRegion:
 
 
 REPORTS |= {"extreme": extreme, "failed": failed}
+
+
+# -- heads ------------------------------------------------------------------------------------------------------
+
+
+def _head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
+    pattern = (
+        [[[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]]
+        if kind == "neuron"
+        else [[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.1, 0.2, 0.7]]]
+    )
+    scores = [[text, 1.5], ["b", 0.5]]
+    return {
+        "name": f"{sublayer}.{number}",
+        "sublayer": sublayer,
+        "number": number,
+        "kind": kind,
+        "cross": False,
+        "activation": [0.5, -1.0, 2.0],
+        "pattern": pattern,
+        "tokens": [
+            {"side": side, "share": 1.0, "top": scores, "bottom": [["c", -0.5], [text, -2.0]]} for side in ("QV", "O")
+        ],
+        "effects": [0.1, -0.2, 0.3 + number],
+        "effect": 0.2 + number,
+    }
+
+
+def heads_data(text: str = "a") -> dict[str, Any]:
+    """A small page; `text` stands wherever a model or a tokenizer could put something."""
+    attention, neurons = f"{text}.0.attn", f"{text}.0.mlp_heads"
+    return {
+        "model": text,
+        "tokens": [{"place": place, "text": each} for place, each in enumerate((text, " x", "y"))],
+        "logit": {"logit": 5, "minus": 6, "position": -1, "output": None, "value": 3.0},
+        "sublayers": [
+            {"name": attention, "kind": "heads", "count": 2, "shown": 2},
+            {"name": neurons, "kind": "neurons", "count": 9, "shown": 2},
+        ],
+        "heads": [
+            _head(name, number, kind, text)
+            for name, kind in ((attention, "head"), (neurons, "neuron"))
+            for number in (0, 1)
+        ],
+        "missing": {"writes": text},
+        "notes": [text],
+    }

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from models.registry import ENTRIES, get
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
 RANDOM = [entry.name for entry in ENTRIES if "tiny" in entry.sizes and entry.mlp_blocks("tiny")]
 

@@ -17,10 +17,6 @@ from models.matrix import tables, totals, write
 from models.registry import ENTRIES, get
 from rewriter.errors import UsageError
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 OLD = ("opset-7", "opset-9", "opset-11")
@@ -43,11 +39,6 @@ JOBS = (
 
 def each_job(job: Job) -> str:
     return f"{job.entry}-{job.exporter}-{job.opset}-{job.dtype}"
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.mark.parametrize("job", JOBS, ids=each_job)

@@ -13,20 +13,11 @@ from models.registry import ENTRIES, get
 from rewriter.errors import UsageError, ValidationError
 from tests.conftest import Export
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
-
 RANDOM = [entry for entry in ENTRIES if "tiny" in entry.sizes]
 
 
 def each_entry(entry: Entry) -> str:
     return entry.name
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

@@ -1,0 +1,189 @@
+"""`rewrite validate`, `diff`, `certify` and `bench`: two models beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rewriter.cli.options import (
+    MODELS,
+    check_report,
+    command,
+    comparison_options,
+    declared_options,
+    file_option,
+    links_option,
+    report_option,
+    with_options,
+    write_report,
+)
+from rewriter.cli.streams import STANDARD
+from rewriter.errors import ExitStatus
+from rewriter.proof.settings import Settings
+from rewriter.timing import BenchOptions
+
+if TYPE_CHECKING:
+    from rewriter.report.terminal.comparison import Words
+
+_model = click.Path(path_type=Path)
+_pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
+
+
+@command(
+    MODELS,
+    ok="REWRITTEN computes what ORIGINAL does, or agrees where it was run",
+    failed="it does not, or nothing could be compared",
+    usage="the given inputs left nothing to compare",
+)
+@_pair
+@comparison_options
+@click.option(
+    "--taps",
+    type=click.Choice(["blocks"]),
+    help="Also compare the output of every block, and show how the error grows with depth.",
+)
+@click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones.")
+@click.option(
+    "--generate",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Also generate N tokens with both, through the key-value cache if there is one.",
+)
+def validate(original: Path, rewritten: Path, *, taps: str | None, **options: Any) -> int:
+    """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
+
+    Any two models with the same inputs and outputs can be compared, whoever made them. PASSED: certified for every
+    input, and a run agrees. AGREES: not proved, but both agree on the inputs that were run.
+    """
+    from rewriter import validate as judge
+    from rewriter.report.terminal.comparison import VALIDATING
+
+    return _compared(judge, VALIDATING, original, rewritten, taps=taps is not None, **options)
+
+
+@command(
+    MODELS,
+    ok="both compute the same, or agree where they were run (with --graph-only: the same graph and weights)",
+    failed="they differ, or nothing could be compared",
+    usage="the given inputs left nothing to compare",
+)
+@click.argument("a", type=_model)
+@click.argument("b", type=_model)
+@click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
+@comparison_options
+def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
+    """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
+
+    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as
+    by `rewrite validate`. Two different graphs may compute the same, so the outputs decide the exit status, and the
+    graphs only where nothing is run.
+    """
+    from rewriter import diff as compare
+    from rewriter.report.terminal.comparison import DIFFING
+
+    return _compared(compare, DIFFING, a, b, outputs=not graph_only, **options)
+
+
+def _compared(
+    compare: Callable[..., Any],
+    words: Words,
+    a: Path,
+    b: Path,
+    *,
+    providers: tuple[str, ...],
+    report: Path | None,
+    verbose: bool,
+    **options: Any,
+) -> int:
+    """Compare two models, print and write what was found."""
+    check_report(report, (a, b))
+    from rewriter.report.terminal.comparison import show_comparison
+    from rewriter.report.terminal.console import Console
+
+    console = Console(verbose=verbose, error=report == STANDARD)
+    with console.progress() as progress:
+        found = compare(a, b, providers=providers or None, progress=progress, **options)
+    write_report(report, found.to_json)
+    show_comparison(console, found, words)
+    return int(found.exit_status)
+
+
+@command(
+    {4: "a model is unreadable, malformed or unsafe"},
+    ok="certified (with --check: the certificate holds)",
+    failed="refused (with --check: the certificate does not hold)",
+    usage="FILE is no certificate",
+)
+@_pair
+@file_option(
+    "--check",
+    metavar="FILE.json",
+    help="Compute the certificate afresh, and compare it with the one in this file.",
+)
+@links_option
+@report_option("the certificate", "-o")
+def certify(
+    original: Path, rewritten: Path, *, check: Path | None, allow_links: bool, report: Path | None
+) -> ExitStatus:
+    """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
+
+    Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers;
+    everything else must be the same operators on the same weights. Any two models can be judged, whoever made them.
+    """
+    check_report(report, (original, rewritten, check))
+    from rewriter import certify as prove
+    from rewriter.report.certification import read_certificate
+    from rewriter.report.terminal.comparison import show_certification, show_check
+    from rewriter.report.terminal.console import Console
+
+    stated = None if check is None else read_certificate(check)
+    console = Console(error=report == STANDARD)
+    found = prove(original, rewritten, allow_links=allow_links)
+    write_report(report, found.to_json)
+    if stated is not None:
+        return show_check(console, found, stated)
+    show_certification(console, found)
+    return found.exit_status
+
+
+@command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
+@_pair
+@click.argument("more", type=_model, nargs=-1)
+@declared_options(BenchOptions)
+@declared_options(
+    Settings,
+    only=("providers", "inputs"),
+    providers={
+        "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
+    },
+    inputs={"help": "Run on the inputs in this file, as for rewrite. Default: generated inputs."},
+)
+@report_option("the measurement")
+def bench(
+    original: Path,
+    rewritten: Path,
+    more: tuple[Path, ...],
+    *,
+    providers: tuple[str, ...],
+    report: Path | None,
+    **options: Any,
+) -> int:
+    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
+
+    Each model runs in a process of its own, and they take turns. ORIGINAL is also its own competitor, the control: a
+    ratio that is no further from 1 than the control's is noise. A run includes copying inputs and outputs.
+    """
+    check_report(report, (original, rewritten, *more))
+    from rewriter import bench as measure
+    from rewriter.report.terminal.comparison import show_benchmark
+    from rewriter.report.terminal.console import Console
+
+    console = Console(error=report == STANDARD)
+    with console.progress() as progress:
+        found = measure(original, rewritten, *more, providers=providers or None, progress=progress, **options)
+    write_report(report, found.to_json)
+    show_benchmark(console, found)
+    return 0
