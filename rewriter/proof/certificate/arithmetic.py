@@ -437,8 +437,9 @@ class Taylor(Arithmetic[arb_series]):
         total = least + 1
         for each, line in exponents:
             if each is not most:
-                known = line is not None and its_line is not None
-                gap = (line[0] - its_line[0]) * self.variable() + (line[1] - its_line[1]) if known else each - most
+                gap = each - most
+                if line is not None and its_line is not None:  # of wide balls, the difference knows less than its line
+                    gap = (line[0] - its_line[0]) * self.variable() + (line[1] - its_line[1])
                 total += gap.exp()
         return self.div(least, total)
 
