@@ -11,69 +11,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewriter.api.benching import bench
-    from rewriter.api.certifying import certify
-    from rewriter.api.comparing import diff, validate
-    from rewriter.api.diagnosing import doctor
-    from rewriter.api.folder import rewrite_folder
-    from rewriter.api.inspection import inspect
-    from rewriter.api.rewriting import rewrite
-    from rewriter.errors import (
-        ExitStatus,
-        ModelError,
-        NothingToConvertError,
-        ProviderError,
-        RewriteError,
-        UsageError,
-        ValidationError,
-    )
-    from rewriter.interpret.attribute import attribute
-    from rewriter.interpret.graph import attribution_graph
-    from rewriter.interpret.index import heads
-    from rewriter.interpret.interventions import ablate, freeze, patch
-    from rewriter.interpret.page import head_pictures
-    from rewriter.interpret.rank import compositions, head_tokens
-    from rewriter.interpret.run import run_with_cache
-    from rewriter.proof.inputs.given import Text
-    from rewriter.report.benchmark import Benchmark
-    from rewriter.report.certification import Certification
-    from rewriter.report.comparison import Comparison
-    from rewriter.report.folder import FolderReport
-    from rewriter.report.report import Report
-
-__all__ = [
-    "Benchmark",
-    "Certification",
-    "Comparison",
-    "ExitStatus",
-    "FolderReport",
-    "ModelError",
-    "NothingToConvertError",
-    "ProviderError",
-    "Report",
-    "RewriteError",
-    "Text",
-    "UsageError",
-    "ValidationError",
-    "ablate",
-    "attribute",
-    "attribution_graph",
-    "bench",
-    "certify",
-    "compositions",
-    "diff",
-    "doctor",
-    "freeze",
-    "head_pictures",
-    "head_tokens",
-    "heads",
-    "inspect",
-    "patch",
-    "rewrite",
-    "rewrite_folder",
-    "run_with_cache",
-    "validate",
-]
+    from rewriter.api.benching import bench as bench
+    from rewriter.api.certifying import certify as certify
+    from rewriter.api.comparing import diff as diff
+    from rewriter.api.comparing import validate as validate
+    from rewriter.api.diagnosing import doctor as doctor
+    from rewriter.api.folder import rewrite_folder as rewrite_folder
+    from rewriter.api.inspection import inspect as inspect
+    from rewriter.api.rewriting import rewrite as rewrite
+    from rewriter.errors import ExitStatus as ExitStatus
+    from rewriter.errors import ModelError as ModelError
+    from rewriter.errors import NothingToConvertError as NothingToConvertError
+    from rewriter.errors import ProviderError as ProviderError
+    from rewriter.errors import RewriteError as RewriteError
+    from rewriter.errors import UsageError as UsageError
+    from rewriter.errors import ValidationError as ValidationError
+    from rewriter.interpret.attribute import attribute as attribute
+    from rewriter.interpret.graph import attribution_graph as attribution_graph
+    from rewriter.interpret.index import heads as heads
+    from rewriter.interpret.interventions import ablate as ablate
+    from rewriter.interpret.interventions import freeze as freeze
+    from rewriter.interpret.interventions import patch as patch
+    from rewriter.interpret.page import head_pictures as head_pictures
+    from rewriter.interpret.rank import compositions as compositions
+    from rewriter.interpret.rank import head_tokens as head_tokens
+    from rewriter.interpret.run import run_with_cache as run_with_cache
+    from rewriter.proof.inputs.given import Text as Text
+    from rewriter.report.benchmark import Benchmark as Benchmark
+    from rewriter.report.certification import Certification as Certification
+    from rewriter.report.comparison import Comparison as Comparison
+    from rewriter.report.folder import FolderReport as FolderReport
+    from rewriter.report.report import Report as Report
 
 _HOMES = {
     "errors": (
@@ -102,6 +70,8 @@ _HOMES = {
     "report.report": ("Report",),
 }
 """Module to the names that are imported from it when they are used."""
+
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

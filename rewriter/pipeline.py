@@ -1,4 +1,4 @@
-"""The pass pipeline: runs graph passes in order, checks the model after each one, and times them.
+"""The pass pipeline: runs graph passes in order, and checks the model after each one.
 
 A pass turns a `Unit` into another one. Preparing passes bring the model into an equivalent form that later passes can
 match; rewriting passes follow. The pipeline does not know what a pass does: any object with the attributes of `Pass`
@@ -7,7 +7,6 @@ can be one. See CONTRIBUTING.md for an example in twenty lines.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -16,7 +15,6 @@ import onnx
 
 from rewriter.errors import ModelError, UsageError, ValidationError
 from rewriter.files.soundness import check_structure
-from rewriter.files.walk import iter_nodes
 
 Fact = TypeVar("Fact")
 
@@ -77,34 +75,15 @@ class Pass(Protocol):
         """Check the promises of this pass beyond those of every pass; raise AssertionError if one is broken."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Time and size of one pass.
-
-    Attributes:
-        name: the pass.
-        seconds: wall time, checks included.
-        nodes_before: nodes of the model before the pass, bodies of control flow included.
-        nodes_after: nodes of the model after the pass, bodies of control flow included.
-    """
-
-    name: str
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-
-
-def run_passes(passes: Sequence[Pass], unit: Unit) -> tuple[Unit, tuple[Timing, ...]]:
+def run_passes(passes: Sequence[Pass], unit: Unit) -> Unit:
     """Run passes in order; each result is checked before the next pass sees it.
 
     Raises:
         UsageError: two passes have the same name, or a required pass has not run.
         ValidationError: a pass broke an invariant; the message names it.
     """
-    timings: list[Timing] = []
     for each in passes:
         _require(each, unit)
-        start, nodes = time.perf_counter(), count_nodes(unit.model)
         after = each.run(unit)
         if after.model is not unit.model:
             _check(each, unit, after)
@@ -113,8 +92,7 @@ def run_passes(passes: Sequence[Pass], unit: Unit) -> tuple[Unit, tuple[Timing, 
         except AssertionError as error:
             raise ValidationError(f"pass '{each.name}' broke its promise: {error}; this is a bug in it") from error
         unit = replace(after, stages={**unit.stages, each.name: after.model})
-        timings.append(Timing(each.name, time.perf_counter() - start, nodes, count_nodes(unit.model)))
-    return unit, tuple(timings)
+    return unit
 
 
 def require_current(each: Pass, planned: onnx.ModelProto, unit: Unit) -> None:
@@ -134,11 +112,6 @@ def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
     """The preparing passes at the start, and the rest."""
     count = next((index for index, each in enumerate(passes) if not each.prepares), len(passes))
     return passes[:count], passes[count:]
-
-
-def count_nodes(model: onnx.ModelProto) -> int:
-    """Nodes of the main graph and of bodies of control flow."""
-    return sum(1 for _ in iter_nodes(model.graph.node))
 
 
 def _require(each: Pass, unit: Unit) -> None:

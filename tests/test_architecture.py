@@ -1,8 +1,9 @@
-"""Which room may import which, read from the source."""
+"""Which room may import which, read from the source; and the map, docs/architecture.md, against the tree."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ COMPOSERS = ("rewriter/api/", "rewriter/cli/", "rewriter/interpret/")
 
 FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.interpret", "rewriter.report")
 """What composes; nothing that is composed may import it."""
+
+_OWN_FRONT = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")
 
 _BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
@@ -88,19 +91,36 @@ def test_the_sources_are_found() -> None:
     assert all(any(path.startswith(room) for path in SOURCES) for room in (*ROOMS, "rewriter/cli/", "passes/forms/"))
 
 
-def test_only_the_composition_root_imports_the_passes() -> None:
-    assert importers("passes", under=("rewriter/",), but=COMPOSERS) == set()
-    assert importers("passes", under=("rewriter/api/",))
+ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "the composition root imports the passes": (("passes",), ("rewriter/",), COMPOSERS),
+    "no pass imports the front": (FRONT, ("passes/",), ()),
+    "no room imports the front": (FRONT, tuple(room for room in ROOMS if room not in _OWN_FRONT), ()),
+    "the core does not import interpretation": (
+        ("rewriter.interpret",),
+        ("",),
+        ("rewriter/__init__.py", "rewriter/interpret/", "rewriter/adapters/", "rewriter/cli/"),
+    ),
+    "the command line makes pages and prints": (
+        ("rewriter.report.html", "rewriter.report.terminal"), ("",), ("rewriter/report/", "rewriter/cli/")
+    ),
+    "graphsurgeon stays in one file": (("onnx_graphsurgeon",), ("",), ("rewriter/graph/surgeon.py",)),
+    "templates stay in one room": (("jinja2", "markupsafe"), ("",), ("rewriter/report/html/rendering.py",)),
+    "olive stays in its adapter": (("olive",), ("rewriter/",), ("rewriter/adapters/olive_pass.py",)),
+    "onnx_ir stays in its adapter, and where it is loaded": (
+        ("onnx_ir",), ("rewriter/",), ("rewriter/adapters/ir_pass.py", "rewriter/files/load.py")
+    ),
+    "torch stays with the bridges to other tools": (("torch", "transformer_lens"), ("",), ("rewriter/adapters/",)),
+    "no exporters and no example models": (("transformers", "onnxscript", "models"), ("",), ()),
+    "nothing of the extra dev": (("pydantic", "docstring_parser", "matplotlib"), ("",), ()),
+}  # fmt: skip
+"""What is imported, below where, and the only files there that may."""
 
 
-def test_passes_do_not_import_the_front() -> None:
-    assert importers(*FRONT, under=("passes/",)) == set()
-
-
-def test_rooms_do_not_import_the_front() -> None:
-    own = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")
-    assert importers(*FRONT, under=tuple(room for room in ROOMS if room not in own)) == set()
-    assert importers(*FRONT)
+@pytest.mark.parametrize("rule", ONLY)
+def test_only_some_import(rule: str) -> None:
+    packages, under, but = ONLY[rule]
+    assert importers(*packages, under=under, but=but) == set()
+    assert all(importers(*packages, under=(each,)) for each in but if each in SOURCES)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -113,45 +133,6 @@ def test_rooms_import_no_others(room: str) -> None:
         if below(module, "rewriter", "passes") and not below(module, *ROOMS[room])
     }
     assert found == set()
-
-
-def test_only_the_command_line_prints_and_makes_pages() -> None:
-    makers = importers("rewriter.report.html", "rewriter.report.terminal", but=("rewriter/report/",))
-    assert {path.split("/")[1] for path in makers} == {"cli"}
-
-
-def test_the_core_does_not_import_interpretation() -> None:
-    front = ("rewriter/__init__.py", "rewriter/interpret/", "rewriter/adapters/", "rewriter/cli/")
-    assert importers("rewriter.interpret", but=front) == set()
-
-
-def test_graphsurgeon_stays_in_one_file() -> None:
-    """Its types too are named through `rewriter.graph.surgeon`."""
-    assert importers("onnx_graphsurgeon") == {"rewriter/graph/surgeon.py"}
-
-
-def test_templates_stay_in_one_room() -> None:
-    """jinja2 is an extra: whoever makes no page does not need it."""
-    assert importers("jinja2", "markupsafe") == {"rewriter/report/html/rendering.py"}
-
-
-def test_packages_of_pipelines_stay_in_their_adapters() -> None:
-    assert importers("olive", under=("rewriter/",), but=("rewriter/adapters/olive_pass.py",)) == set()
-    assert importers("onnx_ir", under=("rewriter/",), but=("rewriter/adapters/ir_pass.py",)) == {
-        "rewriter/files/load.py"
-    }
-
-
-def test_torch_stays_with_the_bridges_to_other_tools() -> None:
-    assert importers("torch", "transformer_lens", but=("rewriter/adapters/",)) == set()
-
-
-def test_no_exporters_and_no_example_models() -> None:
-    assert importers("transformers", "onnxscript", "models") == set()
-
-
-def test_nothing_of_the_extra_dev() -> None:
-    assert importers("pydantic", "docstring_parser", "matplotlib") == set()
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -209,3 +190,37 @@ def test_every_file_says_what_it_is_for() -> None:
 )
 def test_imports_are_seen_wherever_they_stand(source: str, found: set[str]) -> None:
     assert {module for module in imports(source) if below(module, "passes")} == found
+
+
+# -- the map: every room is on it, and whatever it names is there ------------------------------------------------------
+
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+_QUOTED = re.compile(r"`([^`\s]+)`")
+_PATH = re.compile(r"(?:rewriter|passes|models|benchmarks|tests|docs)/[\w./]*")
+NAMED = {name for name in _QUOTED.findall(MAP) if _PATH.fullmatch(name)}
+ROWS = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `")]
+MAPPED = {name for row in ROWS for name in _QUOTED.findall(row)}
+
+
+def test_every_room_is_on_the_map() -> None:
+    folders = {
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for package in ("rewriter", "passes")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert folders - {"rewriter/"} <= MAPPED
+    assert {name for name in MAPPED if name.startswith(("rewriter", "passes"))} <= folders
+
+
+def test_everything_named_exists() -> None:
+    assert len(NAMED) > 30
+    assert [name for name in NAMED if not (ROOT / name).exists()] == []
+
+
+def test_tables_named_beside_a_file_stand_in_it() -> None:
+    missing = []
+    for line in MAP.splitlines():
+        for name, path in re.findall(r"`([A-Z_]{4,})` in `([\w./]+\.py)`", line):
+            if not re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE):
+                missing.append((name, path))
+    assert missing == []

@@ -25,7 +25,7 @@ from rewriter.errors import ExitStatus, UsageError, ValidationError
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.ort.providers import require_float64
-from rewriter.pipeline import AddedOutputs, Pass, Timing, Unit, keeps_signature, run_passes, split
+from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.claims import Claim, Variants
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, largest_magnitudes
@@ -91,23 +91,22 @@ def rewrite(
     if MlpToAttention.name not in [each.name for each in arrange(pipeline(choices))]:
         raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
     start = Unit(source.proto, partial(read_tensor, source))
-    choices, sequence, unit, timings = _planned(run, source, start, arrange, choices, settings)
+    choices, sequence, unit = _planned(run, source, start, arrange, choices, settings)
     if validate and not dry_run and source.size <= LARGE:
         unit = _noted(unit, domain_notes(unit.fact(Plan)))
     plan = unit.fact(Plan)
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:
-        return run.finish(replace(report, passes=timings))
+        return run.finish(report)
     widened = [each.block.name for each in plan.conversions if each.widened]
     require_float64(settings.providers if validate else (), widened)
     with run.step("apply", "replacing them by attention heads"):
-        unit, further = run_passes(split(sequence)[1], unit)
+        unit = run_passes(split(sequence)[1], unit)
         rewritten, alone = made(unit), _alone(unit)
     if not keeps_signature(source.proto, rewritten, unit.fact(AddedOutputs).names):
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
-    report = replace(report, passes=(*timings, *further))
     claims = claims_of(plan, choices.accuracy.error)
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
@@ -133,21 +132,21 @@ def made(unit: Unit) -> onnx.ModelProto:
 
 def _planned(
     run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings
-) -> tuple[Options, tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+) -> tuple[Options, tuple[Pass, ...], Unit]:
     """The options, the passes, and their outcome; planned again where pre-activations had to be measured first."""
 
-    def planned() -> tuple[tuple[Pass, ...], Unit, tuple[Timing, ...]]:
+    def planned() -> tuple[tuple[Pass, ...], Unit]:
         sequence = tuple(arrange(pipeline(choices)))
-        return sequence, *run_passes(split(sequence)[0], start)
+        return sequence, run_passes(split(sequence)[0], start)
 
     with run.step("plan", "finding the MLP blocks"):
-        sequence, unit, timings = planned()
+        sequence, unit = planned()
     notes: tuple[str, ...] = ()
     if unit.fact(Plan).undetermined:
         with run.step("calibrate", "measuring pre-activations"):
             choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            sequence, unit, timings = planned()
-    return choices, sequence, _noted(unit, notes), timings
+            sequence, unit = planned()
+    return choices, sequence, _noted(unit, notes)
 
 
 def _alone(unit: Unit) -> onnx.ModelProto | None:

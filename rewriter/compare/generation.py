@@ -18,7 +18,6 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import view_model
-from rewriter.ort.sessions import Session
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
 from rewriter.proof.inputs.tables import find_tables
@@ -29,6 +28,8 @@ _PROMPT = 8
 """Tokens of the input that are read before the first one is generated."""
 
 _MOST_SHOWN = 3
+
+Feeds = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -103,144 +104,102 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
         ValidationError: a model does not run.
     """
     proto = models[0].proto
-    view = view_model(proto)
-    specs = input_specs(proto, view)
-    loop = _loop(proto, specs, cases, find_tables(proto).rows)
-    sessions = [open_model(each, provider, optimise=True) for each in models]
-    return loop.run(sessions, steps)
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """How the inputs of a step follow from the step before.
-
-    Attributes:
-        specs: inputs by name.
-        ids: the input of token ids.
-        output: the output that is ranked.
-        cache: past input to present output.
-        prompt: the first tokens, [batch, tokens].
-        given: values of the other inputs.
-    """
-
-    specs: Mapping[str, InputSpec]
-    ids: str
-    output: str
-    cache: Mapping[str, str]
-    prompt: Array
-    given: Mapping[str, Array]
-
-    def run(self, sessions: Sequence[Session], steps: int) -> Generation:
-        tokens, fresh = self.prompt, self.prompt
-        pasts: list[dict[str, Array]] = [self._empty() for _ in sessions]
-        differences: list[Difference] = []
-        divergences: list[float] = []
-        stopped = ""
-        for step in range(steps):
-            rows = []
-            try:
-                for place, session in enumerate(sessions):
-                    found = session.run(self._feeds(tokens, fresh, pasts[place]))
-                    rows.append(_last(found[self.output]))
-                    pasts[place] = self._continued(found, tokens.shape[1])
-            except ValidationError as error:
-                if not step or "continues" in str(error):
-                    raise
-                stopped = one_line(f"step {step}: {error}", 160)
-                break
-            chosen, others = (row.argmax(-1) for row in rows)
-            differences += _differing(step, rows[0], chosen, others)
-            divergences.append(_divergence(*rows))
-            fresh = chosen[:, None].astype(tokens.dtype)
-            tokens = np.concatenate([tokens, fresh], axis=1)
-        choices = len(divergences) * len(tokens)
-        return Generation(
-            output=self.output,
-            cache=tuple(self.cache.items()),
-            tokens=tuple(tuple(map(int, row[self.prompt.shape[1] :])) for row in tokens),
-            steps=len(divergences),
-            agreement=1 - len(differences) / choices,
-            differences=tuple(differences),
-            kl=tuple(divergences),
-            stopped=stopped,
-        )
-
-    def _empty(self) -> dict[str, Array]:
-        return {name: np.zeros(self._past_shape(self.specs[name]), self.specs[name].dtype) for name in self.cache}
-
-    def _past_shape(self, spec: InputSpec) -> tuple[int, ...]:
-        kinds = [kind_of(spec, axis) for axis in range(len(spec.shape))]
-        sizes = {Kind.BATCH: len(self.prompt), Kind.PAST: 0}
-        given = self.given[spec.name].shape
-        return tuple(sizes.get(kind, size) for kind, size in zip(kinds, given, strict=True))
-
-    def _feeds(self, tokens: Array, fresh: Array, past: Mapping[str, Array]) -> dict[str, Array]:
-        new = fresh if self.cache else tokens
-        batch, total = tokens.shape
-        before = total - new.shape[1]
-        feeds = {}
-        for name, spec in self.specs.items():
-            values: dict[Role, Array | int | bool] = {
-                Role.MASK: np.ones((batch, total), spec.dtype),
-                Role.POSITIONS: np.broadcast_to(np.arange(before, total), new.shape),
-                Role.TOKEN_TYPES: np.zeros_like(new),
-                Role.PAST_LENGTH: before,
-                Role.TOTAL_LENGTH: total,
-                Role.LAST_INDEX: total - 1,
-                Role.FLAG: before > 0,
-            }
-            if name == self.ids:
-                feeds[name] = new
-            elif name in past:
-                feeds[name] = past[name]
-            elif spec.role in values and "encoder" not in name:
-                shape = self.given[name].shape
-                value = np.asarray(values[spec.role], spec.dtype)
-                feeds[name] = value if value.ndim else np.full(shape, value)
-            else:
-                feeds[name] = self.given[name]
-        return feeds
-
-    def _continued(self, found: Mapping[str, Array], total: int) -> dict[str, Array]:
-        """The next past of a model, checked: a cache that loses tokens makes another model."""
-        past = {}
-        for name, output in self.cache.items():
-            value, spec = found[output], self.specs[name]
-            for axis in range(len(spec.shape)):
-                if kind_of(spec, axis) is Kind.PAST and value.shape[axis] != total:
-                    raise ValidationError(
-                        f"output {quoted(output)}, which continues {quoted(name)}, has {value.shape[axis]} tokens "
-                        f"after {total}; caches of fixed size cannot be followed"
-                    )
-            past[name] = value
-        return past
-
-
-def _loop(
-    proto: onnx.ModelProto, specs: Sequence[InputSpec], cases: Sequence[Case], vocabularies: Mapping[str, int]
-) -> _Loop:
-    ids = next((each for each in specs if each.role is Role.IDS and len(each.shape) == 2), None)
+    specs = {each.name: each for each in input_specs(proto, view_model(proto))}
+    ids = next((each for each in specs.values() if each.role is Role.IDS and len(each.shape) == 2), None)
     if ids is None:
         raise UsageError("--generate needs a model that reads token ids [batch, tokens]; this one has no such input")
     cases = [case for case in cases if case.feeds[ids.name].size]
     if not cases:
         raise UsageError("--generate needs an input with at least one token")
-    case = max(cases, key=lambda each: each.feeds[ids.name].shape[1])
+    given = max(cases, key=lambda each: each.feeds[ids.name].shape[1]).feeds
     outputs = {value.name: value for value in proto.graph.output}
-    cache = matched([each.name for each in specs if each.role is Role.PAST], list(outputs))
-    ranked = [
-        name for name, value in outputs.items()
-        if name not in cache.values() and len(value.type.tensor_type.shape.dim) == 3
-    ]  # fmt: skip
-    named = [name for name in ranked if "logits" in name.lower()]
-    output = next(iter((*named, *ranked)), None)
+    cache = matched([each.name for each in specs.values() if each.role is Role.PAST], list(outputs))
+    output = _ranked({name: value for name, value in outputs.items() if name not in cache.values()}, proto, ids.name)
+    tokens = fresh = given[ids.name][:, :_PROMPT]
+    batch, prompt = tokens.shape
+    empty = {name: np.zeros(_past_shape(specs[name], given[name].shape, batch), specs[name].dtype) for name in cache}
+    sessions = [open_model(each, provider, optimise=True) for each in models]
+    pasts: list[Mapping[str, Array]] = [empty, empty]
+    differences: list[Difference] = []
+    divergences: list[float] = []
+    stopped = ""
+    for step in range(steps):
+        new = fresh if cache else tokens
+        feeds = {**given, **_step(specs, given, batch, tokens.shape[1], new.shape[1]), ids.name: new}
+        rows = []
+        try:
+            for place, session in enumerate(sessions):
+                found = session.run({**feeds, **pasts[place]})
+                rows.append(_last(found[output]))
+                pasts[place] = {name: found[present] for name, present in cache.items()}
+                _check_grown(pasts[place], specs, cache, tokens.shape[1])
+        except ValidationError as error:
+            if not step or "continues" in str(error):
+                raise
+            stopped = one_line(f"step {step}: {error}", 160)
+            break
+        chosen, others = (row.argmax(-1) for row in rows)
+        differences += _differing(step, rows[0], chosen, others)
+        divergences.append(_divergence(*rows))
+        fresh = chosen[:, None].astype(tokens.dtype)
+        tokens = np.concatenate([tokens, fresh], axis=1)
+    return Generation(
+        output=output,
+        cache=tuple(cache.items()),
+        tokens=tuple(tuple(map(int, row[prompt:])) for row in tokens),
+        steps=len(divergences),
+        agreement=1 - len(differences) / (len(divergences) * batch),
+        differences=tuple(differences),
+        kl=tuple(divergences),
+        stopped=stopped,
+    )
+
+
+def _step(specs: Mapping[str, InputSpec], given: Feeds, batch: int, total: int, new: int) -> dict[str, Array]:
+    """Masks, positions and lengths of a step that reads the last `new` of `total` tokens."""
+    before = total - new
+    values: dict[Role, Array | int | bool] = {
+        Role.MASK: np.ones((batch, total)),
+        Role.POSITIONS: np.broadcast_to(np.arange(before, total), (batch, new)),
+        Role.TOKEN_TYPES: np.zeros((batch, new)),
+        Role.PAST_LENGTH: before,
+        Role.TOTAL_LENGTH: total,
+        Role.LAST_INDEX: total - 1,
+        Role.FLAG: before > 0,
+    }
+    feeds = {}
+    for name, spec in specs.items():
+        if spec.role in values and "encoder" not in name:
+            value = np.asarray(values[spec.role], spec.dtype)
+            feeds[name] = value if value.ndim else np.full(given[name].shape, value)
+    return feeds
+
+
+def _past_shape(spec: InputSpec, given: tuple[int, ...], batch: int) -> list[int]:
+    sizes = {Kind.BATCH: batch, Kind.PAST: 0}
+    return [sizes.get(kind_of(spec, axis), size) for axis, size in enumerate(given)]
+
+
+def _check_grown(past: Feeds, specs: Mapping[str, InputSpec], cache: Mapping[str, str], total: int) -> None:
+    """A cache that loses tokens makes another model."""
+    for name, value in past.items():
+        for axis, size in enumerate(value.shape[: len(specs[name].shape)]):
+            if kind_of(specs[name], axis) is Kind.PAST and size != total:
+                raise ValidationError(
+                    f"output {quoted(cache[name])}, which continues {quoted(name)}, has {size} tokens after {total}; "
+                    "caches of fixed size cannot be followed"
+                )
+
+
+def _ranked(outputs: Mapping[str, onnx.ValueInfoProto], proto: onnx.ModelProto, ids: str) -> str:
+    """The output of logits: by its name, or one as wide as the vocabulary."""
+    dims = {name: value.type.tensor_type.shape.dim for name, value in outputs.items()}
+    wide = [name for name in outputs if len(dims[name]) == 3]
+    named = [name for name in wide if "logits" in name.lower()]
     # An encoder's hidden states have the same rank, but their entries are no tokens.
-    last = None if output is None else outputs[output].type.tensor_type.shape.dim[2]
-    width = last.dim_value if last is not None and last.dim_value > 0 else None
-    if output is None or (not named and width != vocabularies.get(ids.name)):
-        raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
-    prompt = case.feeds[ids.name][:, :_PROMPT]
-    return _Loop({each.name: each for each in specs}, ids.name, output, cache, prompt, case.feeds)
+    if named or (wide and dims[wide[0]][2].dim_value == (find_tables(proto).rows.get(ids) or -1)):
+        return (named or wide)[0]
+    raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
 
 
 def matched(pasts: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:

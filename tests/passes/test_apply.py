@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from passes.options import Options
-from passes.plan import Plan, apply, make_plan
+from passes.plan import apply, make_plan
 from passes.record import KEY
 from rewriter import ExitStatus, rewrite
-from rewriter.ort.sessions import open_session
 from tests.attention import Array
+from tests.cases import planned, run
 from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
 from tests.oracle import evaluate
 from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, tensor, text_model, values
@@ -50,12 +49,6 @@ EACH_PROGRAM = pytest.mark.parametrize(("text", "options"), [p[1:] for p in PROG
 BOTH_WAYS = pytest.mark.parametrize("inline", [False, True], ids=["function", "inline"])
 
 
-def planned(model: onnx.ModelProto, **options: Any) -> Plan:
-    plan = make_plan(model, Options(**options))
-    assert len(plan.conversions) == 1, [left.miss.reason for left in plan.left]
-    return plan
-
-
 def converted(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     return apply(planned(model, **options))
 
@@ -76,11 +69,6 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         node = pending.pop()
         yield node
         pending.extend(bodies.get((node.domain, node.op_type), ()))
-
-
-def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    """The outputs without graph optimisation, on 3 x 19 tokens."""
-    return open_session(model, optimise=False).run(feeds_of(model))
 
 
 def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bounds: Any) -> onnx.ModelProto:
@@ -116,7 +104,7 @@ def test_heads_compute_the_activation(text: str, options: dict[str, Any], inline
 @EACH_PROGRAM
 def test_function_call_and_inline_are_the_same_bit_for_bit(text: str, options: dict[str, Any]) -> None:
     model = mlp(text, **options)
-    called, inlined = run(converted(model)), run(converted(model, inline=True))
+    called, inlined = (run(converted(model, inline=each), **feeds_of(model)) for each in (False, True))
     np.testing.assert_array_equal(called["out"], inlined["out"])
 
 
@@ -195,7 +183,7 @@ def test_converting_one_block_after_the_other() -> None:
     at_once = apply(make_plan(model, Options()))
     assert_unique_names(both)
     assert len(both.functions) == 1
-    np.testing.assert_array_equal(run(both)["out"], run(at_once)["out"])
+    np.testing.assert_array_equal(run(both, **feeds_of(both))["out"], run(at_once, **feeds_of(both))["out"])
 
 
 def test_only_and_skip() -> None:
@@ -348,7 +336,7 @@ SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 def test_shared_interior_keeps_its_value(text: str, options: dict[str, Any], shared: str, inline: bool) -> None:
     model = mlp(text, **options)
     result = same(model, {"inline": inline})
-    np.testing.assert_array_equal(run(result)[shared], run(model)[shared])
+    np.testing.assert_array_equal(run(result, **feeds_of(model))[shared], run(model, **feeds_of(model))[shared])
 
 
 def test_activation_output_keeps_its_name() -> None:
@@ -406,7 +394,7 @@ def test_opset_is_kept_and_enough(opset: int, text: str, inline: bool) -> None:
     model = mlp(text, opset=opset)
     result = correct(model, planned(model, inline=inline))
     onnx.checker.check_model(result, full_check=True)
-    run(result)
+    run(result, **feeds_of(result))
 
 
 def test_opset_7_is_enough() -> None:

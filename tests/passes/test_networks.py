@@ -8,8 +8,8 @@ import pytest
 
 from passes.forms import FORMS
 from passes.forms.whole import PREFIX
-from passes.options import FormOptions, Options
-from passes.plan import Plan, apply, make_plan
+from passes.plan import Plan, apply
+from tests import cases
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds, in_float64
 from tests.conftest import slow
@@ -40,9 +40,7 @@ def load(name: str) -> onnx.ModelProto:
 
 
 def planned(model: onnx.ModelProto, form: str) -> Plan:
-    plan = make_plan(model, Options(form=form, forms=FormOptions(max_tokens=LONGEST)))
-    assert len(plan.conversions) == 2
-    return plan
+    return cases.planned(model, 2, form=form, max_tokens=LONGEST)
 
 
 def largest_difference(model: onnx.ModelProto, architecture: str, form: str) -> float:

@@ -12,9 +12,10 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, rewrite
+from tests.cases import planned
 from tests.conftest import slow
 from tests.errors import correct
-from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, planned, same
+from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, values
 

@@ -1,4 +1,4 @@
-"""The pipeline: order, invariants after each pass, timings, passes of one's own."""
+"""The pipeline: order, invariants after each pass, passes of one's own."""
 
 from __future__ import annotations
 
@@ -69,10 +69,9 @@ def test_the_passes_that_follow_the_options(options: dict[str, object], expected
 
 def test_the_passes_make_what_plan_and_apply_make() -> None:
     model = mlp(SILU)
-    unit, timings = run_passes(pipeline(Options()), unit_of(model))
+    unit = run_passes(pipeline(Options()), unit_of(model))
     assert unit.model == apply(make_plan(model, Options()))
-    assert [each.name for each in timings] == ["lower", "mlp-to-attention"]
-    assert timings[-1].nodes_after != timings[-1].nodes_before
+    assert list(unit.stages) == ["lower", "mlp-to-attention"]
     assert unit.stages["lower"] == model
 
 
@@ -139,7 +138,6 @@ def test_a_pass_of_ones_own_before_and_behind_ours(first: bool, tmp_path: Path) 
     onnx.save(with_identity(), tmp_path / "model.onnx")
     report = rewrite(tmp_path / "model.onnx", out, passes=lambda passes: (own, *passes) if first else (*passes, own))
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
-    assert "drop-identities" in [each.name for each in report.passes]
     assert not any(node.op_type == "Identity" for node in onnx.load(out).graph.node)
 
 
@@ -174,6 +172,6 @@ def test_a_pipeline_must_convert() -> None:
 
 def test_a_pass_sees_the_model_after_those_before() -> None:
     model = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})
-    unit, _ = run_passes(pipeline(Options()), unit_of(model))
+    unit = run_passes(pipeline(Options()), unit_of(model))
     assert [node.op_type for node in unit.stages["lower"].graph.node] == ["MatMul", "Add", "Gelu", "MatMul", "Add"]
     assert unit.stages["mlp-to-attention"] is unit.model

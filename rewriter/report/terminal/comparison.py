@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import onnx
 from rich.text import Text
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
-from rewriter.compare.graphs import GraphDifference, span
+from rewriter.compare.graphs import GraphDifference, TensorChange, span
 from rewriter.errors import ExitStatus
-from rewriter.proof.certificate.certify import CertifiedRegion
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
-from rewriter.report.certification import Certification, domain_of
+from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison, Verdict
 from rewriter.report.tables import (
     Cell,
@@ -25,7 +23,6 @@ from rewriter.report.tables import (
     Row,
     Table,
     columns,
-    folded,
     operator_table,
     output_table,
     region_table,
@@ -256,17 +253,30 @@ def _blame(found: Comparison) -> str:
 
 def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: bool) -> Iterator[Table | Text]:
     """All tables and lines about the graphs."""
-    most = len(found.regions) + len(found.tensors) if verbose else _FEW_ROWS
-    if found.fields or found.remarks:
-        yield _fields(found, names)
-    if any(a != b for a, b in found.operators.values()):
-        yield _operators(found, names)
-    if found.regions:
-        yield _regions_of(found, names, most)
-        yield from _more(len(found.regions) - most, "regions")
-    if found.tensors:
-        yield _tensors(found, names, most)
-        yield from _more(len(found.tensors) - most, "weights")
+    fields = [(each.what, each.name, _short(each.a), _short(each.b)) for each in (*found.fields, *found.remarks)]
+    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
+    operators: list[Row] = list(operator_table(before, after).rows)
+    if operators:
+        a, b = sum(before.values()), sum(after.values())
+        operators.append(("all nodes", a, b, b - a))
+    nodes = [
+        (*(span(side) if side else None for side in (each.a, each.b)), ", ".join(each.what) or None)
+        for each in found.regions
+    ]
+    weights = [(each.name, *(kind or None for kind in each.kind), *_largest(each)) for each in found.tensors]
+    heads = (*columns("text", "", *names), *columns("count", "elements", "largest difference", "at"))
+    counted_columns = (Column(""), *columns("count", *names), Column("change", "change"))
+    for title, columns_, rows in (
+        ("Models", columns("text", "", "", *names), fields),
+        ("Operators", counted_columns, operators),
+        ("Nodes that differ", columns("text", *names, "change"), nodes),
+        ("Weights that differ", heads, weights),
+    ):
+        many = not verbose and title.endswith("differ")
+        if rows:
+            yield Table(title, columns_, tuple(rows[:_FEW_ROWS] if many else rows))
+        if many and len(rows) > _FEW_ROWS:
+            yield plain(f"and {len(rows) - _FEW_ROWS:,} more, -v shows them", "yellow")
     renamed = f" ({found.renamed:,} under other names)" if found.renamed else ""
     yield plain(
         f"the same in both: {found.same_nodes:,} nodes{renamed}, {found.same_tensors:,} weights bit for bit"
@@ -274,38 +284,10 @@ def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: boo
     )
 
 
-def _more(count: int, what: str) -> Iterator[Table | Text]:
-    if count > 0:
-        yield plain(f"and {count:,} more {what}, -v shows them", "yellow")
-
-
-def _fields(found: GraphDifference, names: tuple[str, str]) -> Table:
-    changes = (*found.fields, *found.remarks)
-    rows = tuple((each.what, each.name, _short(each.a), _short(each.b)) for each in changes)
-    return Table("Models", columns("text", "", "", *names), rows)
-
-
-def _operators(found: GraphDifference, names: tuple[str, str]) -> Table:
-    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
-    a, b = sum(before.values()), sum(after.values())
-    heads = (Column(""), *columns("count", *names), Column("change", "change"))
-    return Table("Operators", heads, (*operator_table(before, after).rows, ("all nodes", a, b, b - a)))
-
-
-def _regions_of(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    rows = tuple((*(span(side) if side else None for side in (each.a, each.b)), ", ".join(each.what) or None)
-                 for each in found.regions[:most])  # fmt: skip
-    return Table("Nodes that differ", columns("text", *names, "change"), rows)
-
-
-def _tensors(found: GraphDifference, names: tuple[str, str], most: int) -> Table:
-    heads = (*columns("text", "", *names), *columns("count", "elements", "largest difference", "at"))
-    rows = []
-    for each in found.tensors[:most]:
-        largest = None if each.max_difference is None else f"{each.max_difference:.3g}"
-        index = ",".join(map(str, each.index)) if each.index else None
-        rows.append((each.name, *(kind or None for kind in each.kind), each.elements, largest, index))
-    return Table("Weights that differ", heads, tuple(rows))
+def _largest(change: TensorChange) -> Row:
+    """How many elements of a weight differ, by how much, and where most."""
+    largest = None if change.max_difference is None else f"{change.max_difference:.3g}"
+    return change.elements, largest, ",".join(map(str, change.index)) if change.index else None
 
 
 def _short(text: str | None) -> str | None:
@@ -319,7 +301,7 @@ def show_certification(console: Console, found: Certification) -> None:
     """Print everything about a certificate."""
     certificate = found.certificate
     if certificate.regions:
-        console.print(_regions(certificate.regions))
+        console.print(region_table(certificate))
     for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
         if certificate.certified:
             console.print(plain(f"{what}: {'; '.join(sentences)}"))
@@ -330,29 +312,6 @@ def show_certification(console: Console, found: Certification) -> None:
     style = "bold green" if certificate.certified else "bold red"
     first, _, rest = found.summary.partition(" ")
     console.print(plain(f"{first}  {rest}, in {certificate.seconds:.1f} s", style))
-
-
-def _regions(regions: Sequence[CertifiedRegion]) -> Table:
-    """Activations, those of one proof in one row."""
-    alike: dict[tuple[str, bool, int], list[CertifiedRegion]] = {}
-    for region in regions:
-        alike.setdefault((region.bound.key, region.linear_in is not None, region.elem_type), []).append(region)
-    heads = (
-        *(Column("activation", "name"), Column("type"), Column("within", "error")),
-        *(Column("at least", "error"), Column("at y"), Column("|y| up to")),
-    )
-    title = "Activations computed otherwise: |f_B - f_A| / max(1, |f_A|), over the reals"
-    return Table(title, heads, tuple(_region_row(group) for group in alike.values()), sortable=False)
-
-
-def _region_row(group: Sequence[CertifiedRegion]) -> Row:
-    first = group[0]
-    bound = first.bound
-    names = folded(region.original for region in group)
-    known = (None, None) if bound.exact or bound.at is None else (bound.at_least, f"{bound.at:.6g}")
-    within = Cell(0.0, "exact") if bound.exact or bound.bound == 0.0 else bound.bound
-    kind = onnx.TensorProto.DataType.Name(first.elem_type).lower()
-    return (names, kind if first.linear_in is None else f"{kind}, a gate", within, *known, domain_of(first))
 
 
 def show_check(console: Console, found: Certification, stated: Mapping[str, Any]) -> ExitStatus:
@@ -398,7 +357,7 @@ def _times(found: Benchmark) -> Table:
     words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
     heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)), sortable=False)
+    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)))
 
 
 def _time(row: TimeRow) -> Row:
@@ -415,7 +374,7 @@ def _models(found: Benchmark) -> Table:
         (row.model, row.provider, row.load_seconds, None if row.peak_mb is None else round(row.peak_mb))
         for row in found.models
     )
-    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows), sortable=False)
+    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows))
 
 
 def _measured_verdict(found: Benchmark) -> str:

@@ -21,6 +21,7 @@ from rewriter import ExitStatus, Report, ValidationError, rewrite
 from rewriter.api.rewriting import made
 from rewriter.ort.sessions import open_session
 from rewriter.pipeline import Unit
+from tests import cases
 from tests.conftest import slow
 from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, error_ratio
 from tests.oracle import evaluate
@@ -56,13 +57,11 @@ def proved(model: onnx.ModelProto, form: str) -> None:
 
 
 def planned(model: onnx.ModelProto, form: str, **options: Any) -> Plan:
-    plan = make_plan(model, Options(form=form, forms=FormOptions(**{"max_tokens": TOKENS, **options})))
-    assert [left.miss.reason for left in plan.left] == []
-    return plan
+    return cases.planned(model, form=form, **{"max_tokens": TOKENS, **options})
 
 
 def run(model: onnx.ModelProto, x: NDArray[Any]) -> NDArray[Any]:
-    return open_session(model, optimise=False).run({"x": x})["out"]
+    return cases.run(model, x=x)["out"]
 
 
 def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -293,7 +292,7 @@ def test_names_and_shapes_of_the_projections() -> None:
     result = apply(planned(mlp(ERF_GELU), "masked"))
     wanted = ["mlp/heads/W_Q", "mlp/heads/W_K", "mlp/heads/W_V", "mlp/heads/W_O", "mlp/heads/b_O_bias_0"]
     result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    made = open_session(result, optimise=False).run({"x": tokens(1, 3)})
+    made = cases.run(result, x=tokens(1, 3))
     width = 4 + 1 + 8
     assert [made[name].shape for name in wanted] == [(8, width, 2), (1, width, 2), (8, width, 1), (8, 1, 4), (4,)]
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))

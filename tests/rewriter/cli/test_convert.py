@@ -20,6 +20,7 @@ from rewriter.api.rewriting import made
 from rewriter.cli import COMMANDS, run
 from rewriter.cli.convert import convert
 from rewriter.ort import providers
+from tests.cases import names
 from tests.committed import FOLDER
 from tests.rewriter.report.test_report import SCHEMA
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
@@ -37,10 +38,6 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     return tmp_path
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 def last_line(text: str) -> str:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from rewriter.cli import run
+from tests.cases import names
 from tests.rewriter.report.html.samples import failed
 from tests.textmodels import SILU, mlp
 
@@ -20,10 +21,6 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     return tmp_path
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from rewriter.files.atomic import FOLDER, hidden, sweep, write_text
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
+from tests.cases import names
 
 pytest.importorskip("fcntl")
 
@@ -22,10 +23,6 @@ def killed(out: Path, suffix: str) -> Path:
     with hidden(out, suffix) as (path, _):
         (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
     return copy.rename(path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -18,6 +18,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from rewriter.errors import ModelError, RewriteError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
+from tests.cases import names
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
@@ -39,10 +40,6 @@ def save(
     with staged_output(model.proto, out, source=model, force=force) as staged:
         before_commit()
         staged.commit()
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.options import FormOptions, Options
-from passes.plan import Plan, apply, make_plan
+from passes.plan import Plan, apply
 from rewriter import rewrite
-from rewriter.ort.sessions import open_session
+from tests import cases
 from tests.attention import HeadNumbers
 from tests.textmodels import ERF_GELU, SILU, mlp, values
 
@@ -23,14 +22,12 @@ NO_PLAIN_WEIGHT = "m = MatMul(x, W1) y = Sub(m, b1)"
 
 
 def planned(model: onnx.ModelProto, **options: Any) -> Plan:
-    plan = make_plan(model, Options(form="compact", forms=FormOptions(**options)))
-    assert plan.left == ()
-    return plan
+    return cases.planned(model, form="compact", **options)
 
 
 def read(model: onnx.ModelProto, names: list[str], x: Array) -> dict[str, Array]:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return open_session(model, optimise=False).run({"x": x})
+    return cases.run(model, x=x)
 
 
 def softmax_weights(head: HeadNumbers, y: Array) -> Array:

@@ -74,21 +74,6 @@ def test_special_rows_with_a_past() -> None:
     assert case.feeds["position_ids"].tolist() == [[0] * 3, [0] * 3, [6, 7, 8]]
 
 
-def test_special_rows_of_a_batch_of_one_repeat_a_token() -> None:
-    model = declare({"input_ids": (INT, [1, 6]), "attention_mask": (INT, [1, 6])}, rows=30)
-    plain, special = make_cases(model)
-    assert (plain.name, special.name) == ("fixed shapes", "fixed shapes, special rows")
-    assert special.feeds["attention_mask"].tolist() == [[1] * 6]
-    assert len(set(special.feeds["input_ids"][0].tolist())) == 1 < len(set(plain.feeds["input_ids"][0].tolist()))
-
-
-def test_positions_without_a_mask_just_count() -> None:
-    model = declare({name: TEXT[name] for name in ("input_ids", "position_ids")}, rows=30)
-    for case in make_cases(model):
-        batch, length = case.feeds["input_ids"].shape
-        assert case.feeds["position_ids"].tolist() == [[*range(length)]] * batch
-
-
 def test_encoder_masks_are_padded_at_both_ends_and_sound_at_its_end_only() -> None:
     inputs: dict[str, Declared] = {
         "input_ids": (INT, ["batch", "sequence"]),
@@ -102,14 +87,6 @@ def test_encoder_masks_are_padded_at_both_ends_and_sound_at_its_end_only() -> No
     assert [[1, 0], [0, 1], [1, 1]] in ends  # special rows
     assert all(case.feeds["padding_mask"][:, 0].all() for case in cases)
     assert not any(feeds["padding_mask"][-1, -1] for feeds in batches)
-
-
-@pytest.mark.parametrize("kind", [INT, TensorProto.INT32, BOOL, FLOAT, TensorProto.FLOAT16])
-def test_masks_of_every_type(kind: int) -> None:
-    inputs = {**TEXT, "attention_mask": (kind, ["batch_size", "sequence_length"])}
-    mask = by_name(make_cases(declare(inputs)))["batch 3, sequence 2"].feeds["attention_mask"]
-    assert mask.dtype == helper.tensor_dtype_to_np_dtype(kind)
-    assert mask.astype(int).tolist() == [[1, 1], [0, 1], [1, 0]]
 
 
 def test_every_type() -> None:
@@ -189,23 +166,10 @@ def test_encoder_and_decoder_lengths_differ() -> None:
         assert case.feeds["encoder_hidden_states"].shape[1:] == (length // 2, 16)
 
 
-@pytest.mark.parametrize("names", [["s0", "s1"], [None, None], ["input_ids_dim_0", "input_ids_dim_1"]])
-def test_names_that_say_nothing(names: list[str | None]) -> None:
-    inputs: dict[str, Declared] = {"input_ids": (INT, names), "attention_mask": (INT, names)}
-    shapes = [case.feeds["input_ids"].shape for case in make_cases(declare(inputs))]
-    assert shapes == [(3, 17), (1, 64), (1, 17), (1, 1), (3, 2), (3, 9)]
-
-
 def test_fixed_shapes_get_two_sets_of_values() -> None:
     first, second = make_cases(declare({"x": (FLOAT, [2, 3])}))
     assert (first.name, second.name) == ("fixed shapes, values 1", "fixed shapes, values 2")
     assert not np.array_equal(first.feeds["x"], second.feeds["x"])
-
-
-def test_dynamic_dims_follow_fixed_ones() -> None:
-    inputs: dict[str, Declared] = {"input_ids": (INT, [1, 12]), "attention_mask": (INT, [None, None])}
-    shapes = {case.feeds["attention_mask"].shape[1] for case in make_cases(declare(inputs))}
-    assert shapes == {12}
 
 
 def test_images_get_the_channels_that_the_weights_fix() -> None:

@@ -1,0 +1,34 @@
+"""What tests do with a model: plan it, run it; the models themselves are written with `tests.textmodels`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from passes.options import FormOptions, Options
+from passes.plan import Plan, make_plan
+from rewriter.ort.sessions import open_session
+
+_OF_FORMS = {each.name for each in fields(FormOptions)}
+
+
+def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
+    """The plan for a model in which this many blocks are converted; options of `Options` and `FormOptions` alike."""
+    forms = FormOptions(**{name: options.pop(name) for name in _OF_FORMS & options.keys()})
+    plan = make_plan(model, Options(forms=forms, **options))
+    assert len(plan.conversions) == blocks, [left.miss.reason for left in plan.left]
+    return plan
+
+
+def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, NDArray[Any]]:
+    """All outputs on the CPU, without graph optimisation."""
+    return open_session(model, "cpu", optimise=False).run(feeds)
+
+
+def names(folder: Path) -> set[str]:
+    """What lies in a folder."""
+    return {path.name for path in folder.iterdir()}
