@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,16 +107,10 @@ def convert(
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if model.is_dir():
-        refused = {
-            "--html": html,
-            "--certificate": certificate,
-            "--force": options.pop("force"),
-            "--allow-links": options.pop("allow_links"),
-        }
-        return _convert_folder(
-            model, output, report=report, quiet=quiet, verbose=verbose, dry_run=dry_run, validate=not no_validate,
-            refused=refused, **options,
-        )  # fmt: skip
+        refused = {"--html": html, "--certificate": certificate, "--force": options.pop("force")}
+        refused["--allow-links"] = options.pop("allow_links")
+        options |= {"dry_run": dry_run, "validate": not no_validate}
+        return _convert_folder(model, output, refused, report=report, quiet=quiet, verbose=verbose, **options)
     check_suffix(output)
     check_report(report, (model, output), suffix=".json", force=options["force"])
     if html is not None:
@@ -164,24 +157,14 @@ def convert(
 def _convert_folder(
     folder: Path,
     output: Path | None,
+    refused: dict[str, Any],
     *,
     report: Path | None,
     quiet: bool,
     verbose: bool,
-    refused: Mapping[str, Any],
     **options: Any,
 ) -> int:
-    """Convert all models of a folder, and print each result under its name.
-
-    Args:
-        folder: the folder.
-        output: the folder to write.
-        report: where to write the JSON.
-        quiet: print only the last line.
-        verbose: print everything.
-        refused: flags that a folder does not take, with what was given.
-        **options: the keywords of `rewrite_folder`.
-    """
+    """Convert all models of a folder, and print each result under its name; `refused` are flags for one model."""
     flag = next((flag for flag, given in refused.items() if given), None)
     if flag is not None:
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert the files one by one")

@@ -148,7 +148,7 @@ def heads(
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
     from rewriter.files.save import check_output
-    from rewriter.interpret.arrays import check_suffix
+    from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
     from rewriter.report.html.page import write_heads_page
@@ -219,8 +219,8 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     check_new(cache)
     from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
-    from rewriter.interpret.arrays import write_npz
     from rewriter.interpret.index import heads as index_of
+    from rewriter.interpret.index import write_npz
     from rewriter.interpret.run import cases_of, hooks_named, outputs_on, recorded
 
     index = index_of(model)

@@ -6,14 +6,17 @@ for, and is not kept.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -26,14 +29,15 @@ from passes.programs.groups import Group
 from passes.values import UNFIT, LostError, Values
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
+from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
-from rewriter.interpret.arrays import write_arrays
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Tracer, concrete_shapes
+from rewriter.text import quoted
 
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
@@ -291,8 +295,25 @@ class HeadIndex(Mapping[str, Array]):
             UsageError: the file cannot be written, or has another suffix.
             ModelError: weights cannot be read.
         """
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
-        write_arrays(Path(path), shapes, self.__getitem__, self.to_json())
+        check_suffix(Path(path))
+        npz = Path(path).suffix == ".npz"
+        atomically(Path(path), lambda file: write_npz(file, self.items(), self.to_json()) if npz else self._write(file))
+
+    def _write(self, file: BinaryIO) -> None:
+        """As safetensors: a length, a JSON header and the bytes of the arrays."""
+        header: dict[str, Any] = {METADATA: {"format": "np", "attnonly": json.dumps(self.to_json())}}
+        start = 0
+        for name, each in self.tensors.items():
+            end = start + int(np.prod(each.shape, dtype=np.int64)) * each.dtype.itemsize
+            kind = f"F{8 * each.dtype.itemsize}"
+            header[name] = {"dtype": kind, "shape": list(each.shape), "data_offsets": [start, end]}
+            start = end
+        text = json.dumps(header).encode("utf-8")
+        text += b" " * (-len(text) % 8)  # the data is aligned to 8 bytes
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, each in self.tensors.items():
+            array = np.ascontiguousarray(self[name], dtype=each.dtype.newbyteorder("<"))
+            file.write(array.reshape(-1).view(np.uint8).data if array.size else b"")
 
     def to_json(self) -> dict[str, Any]:
         """What the sublayers are, as JSON-ready data: sizes, scales, programs with their constants."""
@@ -484,3 +505,32 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
 def count_of(named: Named) -> int:
     """How many numbers a sublayer has: heads, or neurons."""
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
+
+
+# -- files of arrays, one of which is in memory at a time --------------------------------------------------------------
+
+SUFFIXES = (".safetensors", ".npz")
+
+METADATA = "__metadata__"
+"""The key of what describes the arrays: JSON, in the header of safetensors or as an array of one string."""
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a path with another suffix. Raises UsageError."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{quoted(path)} must end in {' or '.join(SUFFIXES)}, which says the format")
+
+
+def write_npz(file: BinaryIO, arrays: Iterable[tuple[str, Array]], described: Mapping[str, Any]) -> None:
+    """Write an npz archive array by array; numpy's own function takes all at once."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays:
+            _entry(archive, name, array)
+        _entry(archive, METADATA, np.array(json.dumps(described)))
+
+
+def _entry(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    # A fixed time, so that the same arrays give the same bytes.
+    info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+    with archive.open(info, "w", force_zip64=True) as entry:
+        np.lib.format.write_array(entry, np.asarray(array, order="C"), allow_pickle=False)

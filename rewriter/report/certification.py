@@ -87,15 +87,6 @@ class Certification(Result):
             return "exactly the same function"
         return f"each within {worst.bound.bound:.2g} max(1, |f|)"
 
-    @property
-    def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """The regions, for a notebook."""
-        rows = [
-            (each.original, "exact" if each.bound.exact else f"{each.bound.bound:.2g}", domain_of(each))
-            for each in self.certificate.regions
-        ]
-        return ("activation", "proved within", "for |y| up to"), tuple(rows)
-
     def differences(self, stated: Mapping[str, Any]) -> Iterator[str]:
         """What does not hold of a certificate that was read, this one being computed from the files.
 

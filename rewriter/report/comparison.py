@@ -85,16 +85,6 @@ class Comparison(Result):
         return f"{self.verdict.upper()} {self.a} and {self.b}{ratio}"
 
     @property
-    def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """The outputs, for a notebook."""
-        rows = [
-            (provider, name, "passed" if each.holds else "failed", f"{each.error:.1e}", f"{each.allowed:.1e}")
-            for provider, proof in (self.validation.providers.items() if self.validation else ())
-            for name, each in proof.compared.items()
-        ]
-        return ("provider", "output", "verdict", "error", "allowed"), tuple(rows)
-
-    @property
     def error_ratio(self) -> float | None:
         """The largest error of B over that of A, both against float64; None without such an evaluation."""
         runs = self.validation.providers.values() if self.validation else ()

@@ -62,11 +62,6 @@ class FolderReport(Result):
         proved = all(each.validation is not None for each in made)
         return f"{'PASSED' if proved else 'NOT PROVED'}  {what}, written to {self.output}"
 
-    @property
-    def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """The models, for a notebook."""
-        return ("file", "result"), tuple((name, each.summary) for name, each in self.models.items())
-
     def copied_lines(self) -> tuple[str, ...]:
         """What was copied, for the terminal."""
         return (f"copied    {', '.join(self.copied)}",) if self.copied else ()

@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -48,11 +47,6 @@ class Result(ABC):
     def problems(self) -> Sequence[str]:
         """What failed, in words."""
 
-    @property
-    @abstractmethod
-    def cells(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """Headings and rows of the table that a notebook shows."""
-
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
@@ -77,13 +71,6 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary}>"
-
-    def _repr_html_(self) -> str:
-        headings, rows = self.cells
-        head = "".join(f"<th>{escape(each)}</th>" for each in headings)
-        body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
-        return f"<p><b>{escape(self.summary)}</b></p>{table}"
 
 
 @dataclass(frozen=True)
@@ -214,14 +201,6 @@ class Report(Result):
             return f"NOT PROVED  {self.what}, {where}"
         how = "certified for every input" if validation.certified else "tested, not certified"
         return f"PASSED  {self.what}, {how}, run on {', '.join(validation.providers)}; {where}"
-
-    @property
-    def cells(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """The blocks, for a notebook."""
-        rows = [
-            (row.name, row.activation, row.program or row.reason or "", str(row.heads or "")) for row in self.blocks
-        ]
-        return ("block", "activation", "program", "heads"), tuple(rows)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready data: numbers as numbers, infinite or missing ones as null."""

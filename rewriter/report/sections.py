@@ -138,7 +138,7 @@ def _provider(name: str, run: ProviderRun) -> Row:
 def _pairs(title: str, label: str, value: str, pairs: Mapping[str, str]) -> Table:
     """Two columns of our own text."""
     rows = tuple((key, Cell(None, entry)) for key, entry in pairs.items())
-    return Table(title, columns("text", label, value), rows, sortable=False)
+    return Table(title, columns("text", label, value), rows)
 
 
 # -- the few lines that most people need ----------------------------------------------------------------------------

@@ -67,13 +67,11 @@ class Table:
         title: what the rows are.
         columns: headings.
         rows: values, as many per row as columns; None where there is none.
-        sortable: whether the order of the rows says nothing.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    sortable: bool = True
 
     def pick(self, *names: str) -> Table:
         """The table with these columns only, in this order."""

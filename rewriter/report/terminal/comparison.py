@@ -357,7 +357,7 @@ def _times(found: Benchmark) -> Table:
     words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
     heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)), sortable=False)
+    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)))
 
 
 def _time(row: TimeRow) -> Row:
@@ -374,7 +374,7 @@ def _models(found: Benchmark) -> Table:
         (row.model, row.provider, row.load_seconds, None if row.peak_mb is None else round(row.peak_mb))
         for row in found.models
     )
-    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows), sortable=False)
+    return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows))
 
 
 def _measured_verdict(found: Benchmark) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +105,6 @@ def test_a_comparison_is_true_if_the_models_agree() -> None:
     ):
         different.raise_for_status()
     assert repr(same).startswith("<Comparison: SAME <memory> and <memory>, error ratio ")
-    assert "<td>passed</td>" in same._repr_html_()
-    assert "<td>failed</td>" in different._repr_html_()
 
 
 def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +112,6 @@ def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.raise_for_status() is report
     assert repr(report).startswith("<Report: PASSED  1 block, 8 attention heads, certified for every input, ")
     assert len(repr(report)) < 120
-    assert "<td>silu</td>" in report._repr_html_()
     planned = "<Report: PLANNED  1 block, 8 attention heads in <memory>; nothing was written>"
     assert repr(rewrite(mlp(SILU), dry_run=True)) == planned
     assert "NOT PROVED" in repr(rewrite(mlp(SILU), validate=False))
@@ -127,10 +123,3 @@ def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = rewrite(mlp(SILU))
     with pytest.raises(ValidationError, match=r"FAILED  1 block, 8 attention heads.*; "):
         failed.raise_for_status()
-
-
-def test_hostile_names_stay_text() -> None:
-    report = rewrite(mlp(SILU), dry_run=True)
-    shown = replace(report, blocks=(replace(report.blocks[0], name="<script>"),))._repr_html_()
-    assert "&lt;script&gt;" in shown
-    assert "<script>" not in shown
