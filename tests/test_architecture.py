@@ -1,8 +1,9 @@
-"""Which room may import which, read from the source."""
+"""Which room may import which, read from the source; and the map, docs/architecture.md, against the tree."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -189,3 +190,37 @@ def test_every_file_says_what_it_is_for() -> None:
 )
 def test_imports_are_seen_wherever_they_stand(source: str, found: set[str]) -> None:
     assert {module for module in imports(source) if below(module, "passes")} == found
+
+
+# -- the map: every room is on it, and whatever it names is there ------------------------------------------------------
+
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+_QUOTED = re.compile(r"`([^`\s]+)`")
+_PATH = re.compile(r"(?:rewriter|passes|models|benchmarks|tests|docs)/[\w./]*")
+NAMED = {name for name in _QUOTED.findall(MAP) if _PATH.fullmatch(name)}
+ROWS = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `")]
+MAPPED = {name for row in ROWS for name in _QUOTED.findall(row)}
+
+
+def test_every_room_is_on_the_map() -> None:
+    folders = {
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for package in ("rewriter", "passes")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert folders - {"rewriter/"} <= MAPPED
+    assert {name for name in MAPPED if name.startswith(("rewriter", "passes"))} <= folders
+
+
+def test_everything_named_exists() -> None:
+    assert len(NAMED) > 30
+    assert [name for name in NAMED if not (ROOT / name).exists()] == []
+
+
+def test_tables_named_beside_a_file_stand_in_it() -> None:
+    missing = []
+    for line in MAP.splitlines():
+        for name, path in re.findall(r"`([A-Z_]{4,})` in `([\w./]+\.py)`", line):
+            if not re.search(rf"^{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE):
+                missing.append((name, path))
+    assert missing == []

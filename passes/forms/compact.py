@@ -220,20 +220,24 @@ def _sublayer(heads: _Heads, conversion: Conversion, projections: Projections) -
     scored_stream = heads.scored(stream, "wide_stream")
     weights, scoring = (HeadWeights(each, layout, neurons, elem_type, by_token=True) for each in (b, heads.scoring))
     y = weights.functional(projections.query, "W_Q")
-    shifts = any(group.head.d for group in heads.groups)
-    z = weights.functional(projections.value, "W_V_first" if shifts else "W_V") if projections.gated else y
+    z = weights.functional(projections.value, "W_V") if projections.gated else y
     unbounded = weights.project(stream, y, neurons, 1, "unbounded_q")
     query = heads.query(unbounded)
     terms: list[Tensor] = []
     for number, group in enumerate(heads.groups):
-        suffix, alone = heads.suffix(number), replace(group, head=replace(group.head, bias_tokens=()))
         constant = group.head.c == 0.0
+        # d of a self value z + d is added to the projection: b + d would be rounded.
+        shift = 0.0 if constant else group.head.d
+        head = replace(group.head, bias_tokens=(), d=group.head.d - shift)
+        suffix, alone = heads.suffix(number), replace(group, head=head)
         w_k = scoring.key(alone, heads.dimension, f"W_K{suffix}")
         own = scoring.project(scored_stream, w_k, 1, heads.dimension, f"k_self{suffix}")
         w_v = weights.value(z, alone, f"W_V{suffix}")
         value: Tensor = unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
         if w_v is not y:
             value = weights.project(stream, w_v, 1 if constant else neurons, 1, f"v{suffix}")
+        if shift:
+            value = b.node("Add", [value, b.numbers(f"v{suffix}_constant", shift)], f"v{suffix}_shifted")
         terms.append(heads.attend(number, query, own, value, b.concat([*sizes], 0, f"each_token{suffix}")))
     written = write_output(b, weights, heads.sum(terms), projections, by_token=True)
     b.write(as_before(b, written, data, projections), projections.result, elem_type)

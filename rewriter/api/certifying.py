@@ -75,7 +75,11 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
     except UnreadableError:
         return {}
     return {
-        block.output: Claimed(block.bound, block.domain if math.isfinite(block.domain) else None)
+        block.output: Claimed(
+            block.bound,
+            block.domain if math.isfinite(block.domain) else None,
+            tuple(name for name in (block.y, block.value) if name),
+        )
         for block in (record.blocks if record is not None else ())
     }
 

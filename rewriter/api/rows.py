@@ -92,7 +92,7 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         axis=next((operator.axis for operator in block.first), -1),
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
-        entrywise=conversion.form == "local" and conversion.options.spelling == "fused",
+        entrywise=conversion.form in ("local", "compact"),
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
         weights=conversion.emitted.weights,

@@ -41,7 +41,7 @@ class Claim:
             [batch, tokens and further rows, channels]; its first rows are `output`. Empty if only the region was
             replaced.
         shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
-        entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
+        entrywise: whether heads compute every entry from its own pre-activation.
         longest: maximum sequence length of the block; None if unlimited.
         accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
         exposed: tensors of the heads that are further outputs of the rewritten model, behind the original's.

@@ -145,6 +145,7 @@ def validate(
         each.output: Claimed(
             min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
             each.domain if np.isfinite(each.domain) else None,
+            each.inputs,
         )
         for each in claims
     }
@@ -183,7 +184,9 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
             each.path,
             each.block_inputs if each.heads else each.inputs,
             (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            entrywise=each.entrywise,
+            each.inputs,
+            each.output,
+            each.entrywise,
         )
         for each in claims
     )

@@ -1,22 +1,153 @@
 """`python -m tests.release OUT`: everything that a release needs, made and checked; needs `.[release]` and network.
 
-Builds the sdist and the wheel twice, in different folders, and compares them; installs the wheel beside the locked
-dependencies, whose hashes pip checks, in a fresh environment; converts a model there; and writes an SBOM of the lock.
-`--lock` makes the lock files anew instead, from the newest versions, or from those that `--versions` lists.
+Builds the sdist and the wheel twice, in different folders, and compares them: the same commit gives the same bytes,
+wherever it is built. What git has is built, not the working tree; times are those of the commit, permissions and owners
+are fixed. Installs the wheel beside the locked dependencies, whose hashes pip checks, in a fresh environment; converts
+a model there; and writes an SBOM (CycloneDX) of the lock.
+
+`--lock` makes the lock files `.ci/locked/` anew instead, with uv, from the newest versions, or from those that
+`--versions` lists. torch is not in them, nor what only the extras with torch need: some machines take torch from a
+local file.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
-from tests.release.build import ROOT, build, wrong_contents
-from tests.release.locked import DEV_EXTRAS, LOCKED, bill_of_materials, lock
+ROOT = Path(__file__).resolve().parents[2]
+DATA = re.compile(
+    r"(rewriter|passes)/([\w/]+\.py|py\.typed|report/\w+\.schema\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
+    r"|attnonly-[\w.]+\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)"
+)
+"""Everything that a wheel may hold."""
+NEEDED = (
+    "passes/programs/programs.json",
+    "passes/py.typed",
+    "rewriter/proof/certificate/bounds.json",
+    "rewriter/py.typed",
+    "rewriter/report/certificate.schema.json",
+    "rewriter/report/comparison.schema.json",
+    "rewriter/report/report.schema.json",
+    "rewriter/report/html/templates/page.html.j2",
+)
+
+
+def build(place: Path, commit: str = "HEAD") -> list[Path]:
+    """Build a commit in an empty folder, with the package `build`; the sdist, then the wheel."""
+    source, out = place / "source", place / "dist"
+    epoch = int(_git("log", "-1", "--format=%ct", commit))
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
+        archive.extractall(source, filter="data")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(out), str(source)],
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"},
+        umask=0o022,  # generated files get their permissions from it
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    sdist.write_bytes(normalised(sdist.read_bytes(), epoch))
+    return [sdist, wheel]
+
+
+def normalised(sdist: bytes, epoch: int) -> bytes:
+    """The same files in order, with fixed times, owners and permissions: setuptools takes them from the machine."""
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(sdist)) as given, tarfile.open(fileobj=tar, mode="w") as made:
+        for member in sorted(given.getmembers(), key=lambda each: each.name):
+            fixed = tarfile.TarInfo(member.name)
+            fixed.type, fixed.size, fixed.mtime = member.type, member.size, epoch
+            fixed.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            made.addfile(fixed, given.extractfile(member) if member.isfile() else None)
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch) as file:
+        file.write(tar.getvalue())
+    return packed.getvalue()
+
+
+def wrong_contents(wheel: Path, source: Path) -> list[str]:
+    """What a wheel lacks of the tree that it was built from, or should not hold."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    surplus = sorted(f"{name} is in it" for name in names if not DATA.fullmatch(name))
+    sources = {
+        str(path.relative_to(source)) for room in ("rewriter", "passes") for path in (source / room).rglob("*.py")
+    }
+    return surplus + sorted(f"{name} is missing" for name in {*sources, *NEEDED} - names)
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
+
+
+# -- dependencies -----------------------------------------------------------------------------------------------------
+
+LOCKED = ROOT / ".ci" / "locked"
+DEV_EXTRAS = ("dev", "docs", "ir", "text", "notebooks")
+_PYTHON = "3.11.5"
+"""The oldest Python of the lock; mkdocs-material needs more than 3.11.0."""
+_PIN = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[\w.]+)(?: ; (?P<marker>.*?))? \\\n(?P<hashes>(?: +--hash=.*\n?)+)"
+)
+
+
+def lock(path: Path, extras: tuple[str, ...], versions: Path | None) -> None:
+    """Write a lock file for all systems, without names of package indexes."""
+    options = [f"--extra={extra}" for extra in extras] + ([f"--constraints={versions}"] if versions else [])
+    subprocess.run(
+        [sys.executable, "-m", "uv", "pip", "compile", "-q", "--generate-hashes", "--universal", "--no-header",
+         f"--python-version={_PYTHON}", "--no-annotate", "--no-emit-index-url", *options, "pyproject.toml", "-o", path],
+        cwd=ROOT,
+        check=True,
+    )  # fmt: skip
+
+
+def pins(path: Path) -> dict[str, set[str]]:
+    """The names in a lock file, and their versions; several if they differ by Python or system.
+
+    Raises:
+        ValueError: a line is not a pinned version with SHA-256 hashes.
+    """
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for match in _PIN.finditer(text):
+        found.setdefault(match["name"], set()).add(match["version"])
+        if not re.fullmatch(r"(\s+--hash=sha256:[0-9a-f]{64}( \\)?\n?)+", match["hashes"]):
+            raise ValueError(f"{match['name']} has no SHA-256 hash")
+    if rest := _PIN.sub("", text).strip():
+        raise ValueError(f"not pinned: {rest.splitlines()[0]}")
+    return found
+
+
+def bill_of_materials(requirements: Path, path: Path) -> int:
+    """Write the SBOM of a lock file, checked against the schema by cyclonedx-py; the number of components."""
+    subprocess.run(
+        [sys.executable, "-m", "cyclonedx_py", "requirements", str(requirements), "--pyproject", "pyproject.toml",
+         "--mc-type", "application", "--output-reproducible", "--validate", "--of", "JSON", "-o", str(path)],
+        cwd=ROOT,
+        check=True,
+    )  # fmt: skip
+    components = json.loads(path.read_text(encoding="utf-8"))["components"]
+    named = {(each["name"], each["version"]) for each in components}
+    wanted = {(name, version) for name, versions in pins(requirements).items() for version in versions}
+    if named != wanted:
+        raise ValueError(f"the SBOM and the lock differ: {sorted(named ^ wanted)}")
+    return len(components)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:

@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import slow
-from tests.release.build import NEEDED, ROOT, build, normalised, wrong_contents
-from tests.release.locked import DEV_EXTRAS, LOCKED, bill_of_materials, pins
+from tests.release.__main__ import (
+    DEV_EXTRAS,
+    LOCKED,
+    NEEDED,
+    ROOT,
+    bill_of_materials,
+    build,
+    normalised,
+    pins,
+    wrong_contents,
+)
 from tests.release.versions import PYTHONS, TESTS, combinations
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

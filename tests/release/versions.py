@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.release.build import ROOT
+from tests.release.__main__ import ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/rewriter/files", "tests/rewriter/graph", "tests/rewriter/ort", "tests/passes/programs")

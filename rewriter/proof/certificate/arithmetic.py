@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
 
-from rewriter.proof.certificate.expressions import Expression
+from rewriter.proof.certificate.expressions import ONE, Expression
 
 Interval = tuple[arb, arb]
 Line = tuple[fmpq, fmpq]
@@ -54,6 +54,10 @@ class Arithmetic(Generic[V]):
     @abstractmethod
     def function(self, name: str, a: V, line: Line | None) -> V:
         """A function of a, by name; `line` is a as a line where it is one."""
+
+    def share(self, exponents: Sequence[tuple[V, Line | None]]) -> V:  # noqa: ARG002
+        """1 / (1 + sum exp(x)), for all exponents x, where `div` does not know it; each with its line, if it is one."""
+        raise Undecided
 
     def pi(self) -> V:
         """The number pi."""
@@ -123,7 +127,10 @@ class Evaluation(Generic[V]):
         if operator == "*":
             return arithmetic.mul(*operands), line
         if operator == "/":
-            return arithmetic.div(*operands), line
+            try:
+                return arithmetic.div(*operands), line
+            except Undecided:
+                return arithmetic.share([(self.values[x], self.lines[x]) for x in _exponents(part)]), None
         if operator == "neg":
             return arithmetic.neg(operands[0]), line
         return arithmetic.function(operator, operands[0], self.lines[part.operands[0]]), None
@@ -145,6 +152,21 @@ class Evaluation(Generic[V]):
             chosen = a if sign > 0 else b
             return self.values[chosen], self.lines[chosen]
         return self._arithmetic.hull(self.values[a], self.values[b]), None
+
+
+def _exponents(part: Expression) -> list[Expression]:
+    """The x of 1 / (1 + sum exp(x)), a weight of a softmax. Raises Undecided for any other part."""
+    terms, pending = list[Expression](), [part.operands[1]]
+    while pending:
+        term = pending.pop()
+        if term.operator == "+":
+            pending += term.operands
+        else:
+            terms.append(term)
+    powers = [term.operands[0] for term in terms if term.operator == "exp"]
+    if part.operands[0] is not ONE or len(powers) != len(terms) - 1 or ONE not in terms:
+        raise Undecided
+    return powers
 
 
 def _line(operator: str, lines: list[Line | None]) -> Line | None:
@@ -405,6 +427,21 @@ class Taylor(Arithmetic[arb_series]):
         if b[0].contains(0):
             raise Undecided
         return a / b
+
+    def share(self, exponents: Sequence[tuple[arb_series, Line | None]]) -> arb_series:
+        """1 / (1 + sum exp(x)), over the largest of the powers, so that nothing is large."""
+        most, its_line = max(exponents, key=lambda each: _Key(each[0][0].mid()))
+        if not most[0] > 0 or abs(most[0]) > 10**30:
+            raise Undecided
+        least = (-most).exp()
+        total = least + 1
+        for each, line in exponents:
+            if each is not most:
+                gap = each - most
+                if line is not None and its_line is not None:  # of wide balls, the difference knows less than its line
+                    gap = (line[0] - its_line[0]) * self.variable() + (line[1] - its_line[1])
+                total += gap.exp()
+        return self.div(least, total)
 
     def function(self, name: str, a: arb_series, line: Line | None) -> arb_series:  # noqa: ARG002
         """A function of a, by the sign of a where it could overflow."""

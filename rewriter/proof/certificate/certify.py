@@ -26,7 +26,7 @@ from rewriter.proof.certificate.constants import WIDTHS, Axes, rank, sizes, whol
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
-from rewriter.proof.certificate.rows import Layer, front, in_order, read_layer, width
+from rewriter.proof.certificate.rows import Layer, before_casts, front, in_order, read_layer, width
 from rewriter.text import quoted
 
 TOPS: Mapping[int, fmpq] = {
@@ -73,10 +73,13 @@ class Claimed:
     Attributes:
         limit: largest |F_B - F_A| / max(1, |F_A|).
         domain: largest |y| for which that is claimed; None for all.
+        leaves: names of the pre-activation and, of a gate, the value; without them, a part of the activation that
+            differs by little may hide that the whole does not.
     """
 
     limit: float
     domain: float | None = None
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,15 +94,19 @@ class ReplacedBlock:
         path: the graph that it is in.
         inputs: the tensors that it reads.
         outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
-        entrywise: whether heads compute every entry from its own pre-activation, by operators of arithmetic alone.
-            Then only an activation is left to tests that the certificate cannot read in the original, or about which
-            it found neither a bound nor a point where it is off by too much.
+        leaves: the pre-activation and, of a gate, the value.
+        activation: what the original computes of them.
+        entrywise: whether heads compute every entry from its own pre-activation. Then only an activation is left to
+            tests that the certificate cannot read in the original, or about which it found neither a bound nor a point
+            where it is off by too much.
     """
 
     name: str
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    leaves: tuple[str, ...] = ()
+    activation: str = ""
     entrywise: bool = False
 
 
@@ -291,6 +298,7 @@ class _Matching:
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
         self._undecided: set[Tensor] = set()
+        self._broken: set[Tensor] = set()
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
@@ -346,11 +354,19 @@ class _Matching:
         del self._why[count:]
         return (yield self._left(a, b, block, "its heads cannot be read" if why is None else why.text))
 
-    def _reads_inputs(self, tensor: Tensor, block: ReplacedBlock, side: int) -> bool:
-        """Whether a tensor is an expression of the inputs of a block."""
-        region, scope = self._readers[side].region(tensor), tensor.scope
-        known = {scope.find(name) for name in block.inputs}
-        return region is not None and set(region.leaves.values()) <= known
+    def _must_be_certified(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> bool:
+        """Whether the activation of a block is an expression of its pre-activation, about which all can be decided."""
+        if not block.entrywise or block.activation not in a.scope.made:
+            return False
+        activation = a.scope.find(block.activation)
+        if activation in self._undecided:
+            return False
+
+        def of_leaves(tensor: Tensor, reader: Reader) -> bool:
+            region, known = reader.region(tensor), {tensor.scope.find(name) for name in block.leaves}
+            return region is not None and set(region.leaves.values()) <= known
+
+        return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
@@ -366,8 +382,7 @@ class _Matching:
             known = {*a.scope.made, *a.scope.inputs}
             text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
-        readable = block.entrywise and (self._reads_inputs(a, block, 0) or not self._reads_inputs(b, block, 1))
-        if readable and a not in self._undecided:
+        if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
@@ -389,6 +404,8 @@ class _Matching:
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):
             return True
+        if a in self._broken:  # parts of it would be held to another limit than what is claimed about the whole
+            return False
         if (yield self._same_node(a, b)):
             return True
         for pair in regions:
@@ -522,11 +539,9 @@ class _Matching:
         """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
         ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
         common = (ours & theirs) - {a.name, b.name}
-        seen = set()
-        for pair in (
-            (Reader(common), Reader(common)),
-            self._readers,
-        ):
+        claim, seen = self._claims.get(a.name), set()
+        stops = [claim.leaves] if claim is not None and claim.leaves else []
+        for pair in (*((Reader(names), Reader(names)) for names in (*stops, common)), self._readers):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
             if found[0] is not None and found[1] is not None:
                 key = tuple(frozenset(each for each in region.leaves.values()) for region in found if region)
@@ -558,9 +573,10 @@ class _Matching:
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
-            return self._refused(
-                a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=proved.at_least > proved.limit
-            )
+            refuted = proved.at_least > proved.limit
+            if refuted and a.name in self._claims:
+                self._broken.add(a)
+            return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=refuted)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
@@ -612,7 +628,10 @@ def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:
 
 def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
     """Whether a tensor has two axes, the last one of the layer's width."""
+    tensor = before_casts(tensor)
     node = tensor.node
+    if tensor.scope.model.original and tensor.type.rank == 2:
+        return width(tensor) == len(layer.bias)
     if node is None or node.domain or node.op_type != "Reshape":
         return node is not None and not node.domain and node.op_type == "Gemm"
     shape = sizes(tensor.scope.find(node.input[1]))

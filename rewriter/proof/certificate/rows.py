@@ -311,6 +311,11 @@ class Numbers(NamedTuple):
         return self.each and self.values.ndim == 1
 
     @property
+    def single(self) -> bool:
+        """Whether it is a constant matrix with one entry."""
+        return self.matrix and self.values.size == 1
+
+    @property
     def matrix(self) -> bool:
         """Whether it is a constant matrix, the same for all entries."""
         return not self.each and self.values.ndim == 2
@@ -347,7 +352,7 @@ def read_keys(scope: Scope, node: onnx.NodeProto, leaf: Callable[[Tensor], Expre
         whole = [sizes(shape)] == [[0, 0, heads] for heads in rows.heads] and rows.front(found) is not None
     else:
         measured = whole_shape(shape)
-        whole = measured is not None and leaf(measured) in used
+        whole = measured is not None and leaf(before_casts(measured)) in used
     return Keys(expression, tuple(rows.inside), len(used) > 1) if whole else None
 
 
@@ -361,6 +366,18 @@ def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Ex
             return None
         ends.append(None if np.isinf(end) else constant(end))
     return ends[0], ends[1]
+
+
+def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
+    """The tensor that casts between floating-point types make this one of; these are added to `passed`."""
+    while tensor.node is not None and key_of(tensor.node) == ("", "Cast") and tensor.elem_type in FLOATS:
+        source = tensor.scope.find(tensor.node.input[0])
+        if source.elem_type not in FLOATS:
+            break
+        if passed is not None:
+            passed.append(tensor)
+        tensor = source
+    return tensor
 
 
 _LAST = (3, -1)
@@ -425,6 +442,7 @@ class _Rows:
             return self._heads(source, shape)
         if rank(shape) != 3:
             return None
+        source = before_casts(source, self.inside)
         self.laid_out.add(self._leaf(source))
         return Numbers(_array([self._leaf(source)]).reshape(()), True, frozenset((tensor,)))
 
@@ -525,6 +543,8 @@ class _Rows:
                 return None
             found.append(value)
         each = any(value.each for value in found)
+        # One number for all tokens and heads.
+        found = [value._replace(values=value.values.reshape(1)) if value.single else value for value in found]
         if each and not all(value.row if value.each else value.values.ndim < 2 for value in found):
             return None
         try:

@@ -119,50 +119,39 @@ def test_unsafe_locations_are_refused(
     assert str(caught.value).isprintable()
 
 
-ENTRIES = {
+ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
     "no location": ([("offset", "0")], "without a location"),
-    "unknown key": ([("location", "w.bin"), ("mode", "rw")], "key 'mode'"),
-    "basepath": (
-        [("location", "w.bin"), ("basepath", "/etc")],
-        "key 'basepath', which onnxruntime does not load",
-    ),
+    "unknown key": ({"mode": "rw"}, "key 'mode'"),
+    "basepath": ({"basepath": "/etc"}, "key 'basepath', which onnxruntime does not load"),
     "twice": ([("location", "x"), ("location", "w.bin")], "key 'location' twice"),
-    "negative offset": (
-        [("location", "w.bin"), ("offset", "-4")],
-        "offset '-4', which is not a whole number",
-    ),
-    "negative length": ([("location", "w.bin"), ("length", "-4096")], "length '-4096'"),
-    "signed": ([("location", "w.bin"), ("offset", "+0")], "offset '+0'"),
-    "spaces": ([("location", "w.bin"), ("offset", " 0")], "offset ' 0'"),
-    "underscore": ([("location", "w.bin"), ("length", "4_096")], "length '4_096'"),
-    "newline": ([("location", "w.bin"), ("length", "4096\n")], r"length '4096\n'"),
-    "hexadecimal": ([("location", "w.bin"), ("length", "0x1000")], "length '0x1000'"),
-    "fraction": ([("location", "w.bin"), ("length", "4096.0")], "length '4096.0'"),
-    "superscript": ([("location", "w.bin"), ("offset", "²")], "offset '²'"),
-    "other digits": ([("location", "w.bin"), ("offset", "٠")], "offset '٠'"),
-    "empty number": ([("location", "w.bin"), ("offset", "")], "offset ''"),
-    "2**63": ([("location", "w.bin"), ("offset", str(2**63))], "offset '9223372036854775808'"),
-    "endless": ([("location", "w.bin"), ("offset", "9" * 5000)], "offset '9999"),
-    "sum past 2**63": (
-        [("location", "w.bin"), ("offset", str(2**63 - 1)), ("length", str(SIZE))],
-        "which has 4096; the data file is incomplete",
-    ),
-    "offset past the end": ([("location", "w.bin"), ("offset", "5000")], "which has 4096"),
-    "length past the end": (
-        [("location", "w.bin"), ("offset", "4"), ("length", str(SIZE))],
-        "which has 4096",
-    ),
-    "short length": ([("location", "w.bin"), ("length", "8")], "8 bytes of external data where"),
-    "long length": ([("location", "long.bin"), ("length", "4100")], "4100 bytes of external data where"),
+    "negative offset": ({"offset": "-4"}, "offset '-4', which is not a whole number"),
+    "negative length": ({"length": "-4096"}, "length '-4096'"),
+    "signed": ({"offset": "+0"}, "offset '+0'"),
+    "spaces": ({"offset": " 0"}, "offset ' 0'"),
+    "underscore": ({"length": "4_096"}, "length '4_096'"),
+    "newline": ({"length": "4096\n"}, r"length '4096\n'"),
+    "hexadecimal": ({"length": "0x1000"}, "length '0x1000'"),
+    "fraction": ({"length": "4096.0"}, "length '4096.0'"),
+    "superscript": ({"offset": "²"}, "offset '²'"),
+    "other digits": ({"offset": "٠"}, "offset '٠'"),
+    "empty number": ({"offset": ""}, "offset ''"),
+    "2**63": ({"offset": str(2**63)}, "offset '9223372036854775808'"),
+    "endless": ({"offset": "9" * 5000}, "offset '9999"),
+    "sum past 2**63": ({"offset": str(2**63 - 1), "length": str(SIZE)}, "which has 4096; the data file is incomplete"),
+    "offset past the end": ({"offset": "5000"}, "which has 4096"),
+    "length past the end": ({"offset": "4", "length": str(SIZE)}, "which has 4096"),
+    "short length": ({"length": "8"}, "8 bytes of external data where"),
+    "long length": ({"location": "long.bin", "length": "4100"}, "4100 bytes of external data where"),
 }
 
 
 @pytest.mark.parametrize(("entries", "reason"), ENTRIES.values(), ids=ENTRIES.keys())
 def test_bad_entries_are_refused(
-    entries: list[tuple[str, str]], reason: str, base: Path, make_external: MakeExternal
+    entries: dict[str, str] | list[tuple[str, str]], reason: str, base: Path, make_external: MakeExternal
 ) -> None:
+    listed = entries if isinstance(entries, list) else list({"location": "w.bin", **entries}.items())
     with pytest.raises(ModelError, match=re.escape(reason)) as caught:
-        resolve(make_external(entries).graph.initializer[0], base)
+        resolve(make_external(listed).graph.initializer[0], base)
     assert str(caught.value).isprintable()
 
 

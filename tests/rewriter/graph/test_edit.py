@@ -52,18 +52,6 @@ def made(model: onnx.ModelProto) -> list[str]:
         ("a = Exp(x) p, q = Split(a) b = Concat<axis = 0>(p, q) out = Add(b, a)", "", ["a", "b", "out"]),
         ("a = Exp(x) c = Neg(a) b = Mul(c, c) out = Add(b, a)", "", ["a", "b", "out"]),
     ],
-    ids=[
-        "chain",
-        "shared",
-        "output",
-        "dead-before",
-        "dead-reader",
-        "long-chain",
-        "long-shared",
-        "second-output",
-        "both-outputs",
-        "read-twice",
-    ],
 )
 def test_only_what_became_dead_goes(body: str, outputs: str, left: list[str]) -> None:
     assert made(replaced(model_of(body, outputs=outputs), "b", "Identity", "x")) == left

@@ -374,18 +374,21 @@ def test_weights_copied_to_another_directory_are_the_same(tmp_path: Path) -> Non
     ],
     ids=["at 41 tokens", "beyond 12", "at a point that cannot be found"],
 )
-def test_heads_that_fail_where_nothing_runs_are_refused(condition: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "made"), [("local", "gelu"), ("compact", "model.encoder.layer.0/heads/z_side_by_side")], ids=["local", "compact"]
+)
+def test_heads_that_fail_where_nothing_runs_are_refused(form: str, made: str, condition: str, tmp_path: Path) -> None:
     original, path = FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx"
-    rewrite(original, path)
+    rewrite(original, path, form=form)
     model = onnx.load(path)
-    (place,) = (i for i, node in enumerate(model.graph.node) if "gelu" in node.output)
+    (place,) = (i for i, node in enumerate(model.graph.node) if made in node.output)
     model.graph.node[place].output[0] = "before"
     added = onnx.parser.parse_graph(
-        f"g (float[b, n] before) => (float[b, n] gelu) {{ {condition} off = Not(at) f = Cast<to = 1>(off) "
-        "gelu = Mul(before, f) }"
+        f"g (float[b, n] before) => (float[b, n] made) {{ {condition} off = Not(at) f = Cast<to = 1>(off) "
+        "made = Mul(before, f) }"
     )
     for node in reversed(added.node):
-        node.output[0] = node.output[0] if node.output[0] == "gelu" else f"added/{node.output[0]}"
+        node.output[0] = made if node.output[0] == "made" else f"added/{node.output[0]}"
         node.input[:] = [name if name == "before" else f"added/{name}" for name in node.input]
         model.graph.node.insert(place + 1, node)
     onnx.save(model, path)

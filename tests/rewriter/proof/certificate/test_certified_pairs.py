@@ -382,6 +382,16 @@ def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
     assert exact.bound <= 1.2 * exact.at_least
 
 
+def test_a_claim_about_a_whole_is_not_met_by_its_parts() -> None:
+    """1 + erf and what stands for it differ by 9e-8, which is within the limit of what nothing is claimed about."""
+    half = "a = Div(y, $1.4142135) e = Erf(a) p = Add(e, {one}) q = Mul(p, $0.5) h = Mul(y, q)"
+    a, b = (mlp(half.format(one=one)) for one in ("$1.0", "$1.00000009"))
+    assert judged(a, b).certified
+    refused = judged(a, b, claims={"h": Claimed(2.4e-8, leaves=("y",))})
+    assert not refused.certified
+    assert refused.refusals[0].refuted
+
+
 def test_a_domain_is_that_of_the_claim() -> None:
     a, b = mlp(SILU), mlp(where("c = Greater(y, $300.0)"))
     found = judged(a, b, claims={"h": Claimed(1e-6, 299.0)})

@@ -32,6 +32,7 @@ from rewriter.proof.certificate.expressions import (
     mul,
     neg,
     ordered,
+    softmax,
     sub,
     where,
 )
@@ -166,6 +167,21 @@ def test_the_limit_of_a_steep_head() -> None:
     # The largest y sigmoid(-2^40 y): 0.278464543 / 2^40.
     assert found.at_least <= 0.2784645428 / 2**40 <= found.bound <= 1.2 * found.at_least
     assert found.relative == pytest.approx(0.5)
+
+
+ELU = where(Y, Y, sub(apply("exp", Y), ONE))
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [(0.0, True), (1e-8, False)])
+def test_softmax_weights_that_change_at_once(wrong: float, holds: bool) -> None:
+    """ELU by three keys: itself, one of value -1, and e^36 at an offset of -36; logits 2^40 y, 0 and y - 36."""
+    steep, off = mul(constant(2.0**40), Y), sub(Y, constant(36))
+    own, low, large = softmax([steep, ZERO, off])
+    value = mul(constant(round(math.exp(36))), mul(large, constant(1 + wrong)))
+    heads = add(mul(own, Y), sub(value, low))
+    found = of(ELU, heads, 2e-9)
+    assert found.holds == holds, found
+    assert not holds or found.bound < 2e-9
 
 
 def test_the_relative_error_is_that_of_small_numbers() -> None:
