@@ -27,8 +27,7 @@ from benchmarks.fit import float32, lines, powers, table
 from benchmarks.fit.minimax import from_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
-from passes.fit.model import Layout, to_program
-from passes.fit.runtime import fit_function
+from passes.fit.runtime import Layout, fit_function, to_program
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
 from passes.programs.head import Array
 from passes.programs.program import Program

@@ -179,12 +179,8 @@ class AnyKeys:
         """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
         if self.zero_bias:
             _emit_one(fragment, self, inputs, output, opset)
-        elif self.centred:
-            _emit_centred(fragment, self, inputs, output, opset)
-        elif self.own:
-            _emit_shared(fragment, self, inputs, output, opset)
         else:
-            _emit_many(fragment, self, inputs, output, opset)
+            _emit_keys(fragment, self, inputs, output, opset)
 
 
 @dataclass(frozen=True)
@@ -397,81 +393,55 @@ def _emit_one(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], 
     fragment.node("Div", [inputs["value"], total], "output", output=output)
 
 
-def _emit_many(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
-    count = spelling.keys - 1
-    names = ["self", *(f"bias_{j}" for j in range(count))]
-    logits = [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
-    logits += [
-        _logit(fragment, query, inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=spelling.steep)
-        for j in range(count)
-    ]
-    # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-    ends = logits if spelling.steep or count == 1 else [logits[0], logits[1], logits[-1]]
-    top = fragment.node("Max", list(ends), "largest_logit")
-    shares = []
-    for name, logit in zip(names, logits, strict=True):
-        shifted: Tensor = fragment.node("Sub", [logit, top], f"{name}_shifted")
-        if spelling.steep:
-            shifted = _normal(fragment, shifted, name, spelling.dtype, opset)
-        shares.append(fragment.node("Exp", [shifted], f"{name}_share"))
-    own = fragment.node("Mul", [shares[0], inputs["value"]], "self_part")
-    _emit_mean(fragment, inputs, (shares[0], own), shares[1:], output, spelling.silent)
+def _emit_keys(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
+    """A head's own key and its bias tokens; or, where `own` is not 0, keys that heads share, whose mean is taken."""
+    dtype, shared, steep = spelling.dtype, spelling.own > 0, spelling.steep
+    count = spelling.keys if shared else spelling.keys - 1
+    names = [f"key_{j}" if shared else f"bias_{j}" for j in range(count)]
+    slope, weight, part, offset = (
+        ("keys", "weights", "parts", "offsets") if shared else ("bias_key", "bias_weight", "bias_part", "bias_offset")
+    )
 
+    def logit_of(query: Tensor, j: int) -> Variable:
+        score = fragment.node("Mul", [query, _row(fragment, inputs, slope, j)], f"{names[j]}_score")
+        return fragment.node("Add", [score, _row(fragment, inputs, offset, j)], f"{names[j]}_logit") if steep else score
 
-def _emit_centred(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    # Infinite logits are clipped: unlike their differences, they are numbers.
-    one = fragment.constant("self_share", np.ones((), dtype=spelling.dtype))
-    shares = []
-    for j in range(spelling.keys - 1):
-        logit = _logit(fragment, inputs["query"], inputs, ("bias_key", "bias_offset"), j, f"bias_{j}", steep=True)
-        ends = _lowest(spelling.dtype), _HIGHEST_LOGIT
-        near = clipped(fragment, logit, ends, f"bias_{j}_clipped", spelling.dtype, opset)
-        shares.append(fragment.node("Exp", [near], f"bias_{j}_share"))
-    _emit_mean(fragment, inputs, (one, inputs["value"]), shares, output, spelling.silent)
-
-
-def _emit_mean(
-    fragment: Fragment,
-    inputs: dict[str, Tensor],
-    own: tuple[Tensor, Tensor],
-    shares: Sequence[Tensor],
-    output: str,
-    silent: Sequence[int],
-) -> None:
-    """The mean of the values, from (weight, part) of self and the exponentials of the bias tokens."""
-    weights, parts = [own[0]], [own[1]]
-    for j, share in enumerate(shares):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_weight", j)], f"bias_{j}_weight"))
-        if j not in silent:
-            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "bias_part", j)], f"bias_{j}_part"))
-    total = _sum(fragment, weights, "total_weight")
-    weighted = _sum(fragment, parts, "weighted_sum")
-    fragment.node("Div", [weighted, total], "output", output=output)
-
-
-def _emit_shared(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    query = bounded(fragment, inputs["query"], "finite_query", spelling.dtype, opset)
-    names = [f"key_{j}" for j in range(spelling.keys)]
-    logits = [
-        _logit(fragment, query, inputs, ("keys", "offsets"), j, name, steep=spelling.steep)
-        for j, name in enumerate(names)
-    ]
-    top = fragment.node("Max", list(logits), "largest_logit")
-    shares = [
-        fragment.node("Exp", [fragment.node("Sub", [logit, top], f"{name}_shifted")], f"{name}_share")
-        for name, logit in zip(names, logits, strict=True)
-    ]
+    shares: list[Tensor] = []
     weights: list[Tensor] = []
     parts: list[Tensor] = []
+    if spelling.centred:
+        # Infinite logits are clipped: unlike their differences, they are numbers.
+        weights, parts = [fragment.constant("self_share", np.ones((), dtype=dtype))], [inputs["value"]]
+        for j, name in enumerate(names):
+            ends = _lowest(dtype), _HIGHEST_LOGIT
+            near = clipped(fragment, logit_of(inputs["query"], j), ends, f"{name}_clipped", dtype, opset)
+            shares.append(fragment.node("Exp", [near], f"{name}_share"))
+    else:
+        query = bounded(fragment, inputs["query"], "finite_query", dtype, opset)
+        own = [] if shared else [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
+        logits = [*own, *(logit_of(query, j) for j in range(count))]
+        # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
+        every = shared or steep or count == 1
+        top = fragment.node("Max", logits if every else [logits[0], logits[1], logits[-1]], "largest_logit")
+        for name, logit in zip([*(["self"] * len(own)), *names], logits, strict=True):
+            shifted: Tensor = fragment.node("Sub", [logit, top], f"{name}_shifted")
+            if steep and not shared:
+                shifted = _normal(fragment, shifted, name, dtype, opset)
+            shares.append(fragment.node("Exp", [shifted], f"{name}_share"))
+        if not shared:
+            weights = [shares.pop(0)]
+            parts = [fragment.node("Mul", [weights[0], inputs["value"]], "self_part")]
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, "weights", j)], f"{name}_weight"))
-        if j < spelling.own:
-            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, "parts", j)], f"{name}_part"))
+        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, weight, j)], f"{name}_weight"))
+        if j < spelling.own if shared else j not in spelling.silent:
+            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, part, j)], f"{name}_part"))
     total = _sum(fragment, weights, "total_weight")
     weighted = _sum(fragment, parts, "weighted_sum")
-    mean = fragment.node("Div", [weighted, total], "mean")
-    fragment.node("Mul", [inputs["value"], mean], "output", output=output)
+    if shared:
+        mean = fragment.node("Div", [weighted, total], "mean")
+        fragment.node("Mul", [inputs["value"], mean], "output", output=output)
+    else:
+        fragment.node("Div", [weighted, total], "output", output=output)
 
 
 def _sum(fragment: Fragment, terms: Sequence[Tensor], name: str) -> Tensor:
@@ -487,20 +457,6 @@ def _row(fragment: Fragment, inputs: dict[str, Tensor], name: str, j: int) -> Va
     """Entry j of a constant input."""
     index = fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
     return fragment.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
-
-
-def _logit(
-    fragment: Fragment,
-    query: Tensor,
-    inputs: dict[str, Tensor],
-    names: tuple[str, str],
-    j: int,
-    name: str,
-    *,
-    steep: bool,
-) -> Variable:
-    score = fragment.node("Mul", [query, _row(fragment, inputs, names[0], j)], f"{name}_score")
-    return fragment.node("Add", [score, _row(fragment, inputs, names[1], j)], f"{name}_logit") if steep else score
 
 
 def _lowest(dtype: DTypeLike) -> float:

@@ -10,7 +10,6 @@ times u (`passes.programs.line`); as plain heads it is a sum over pairs of keys 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache, cached_property
 
 import numpy as np
@@ -176,6 +175,9 @@ _OPERATIONS = 16.0
 MARGIN = 1.05
 """What is measured on a grid is stated with this factor, since it may be larger between the points."""
 
+_NOISE = 2.0**-48
+"""Smaller changes are the rounding of the evaluations that are compared."""
+
 _WIDEST = 2.0**128
 """Grids end here, beyond the largest number of any type to which coefficients are rounded."""
 
@@ -207,44 +209,8 @@ def largest_change(program: Program, other: Program) -> float:
 
 def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
     before = program.evaluate(y, z)
-    if program.powers is not None:
-        change = other.evaluate(y, z) - before
-    else:
-        change = (other.linear - program.linear) * z + (other.constant - program.constant)
-        for pair in zip(program.heads, other.heads, strict=True):
-            change = change + _change(*pair, y, z)
-    return np.asarray(np.abs(change) / np.maximum(1.0, np.abs(before)))
-
-
-def _change(head: Head, other: Head, y: Array, z: Array) -> Array:
-    """The change of a head's output, without the rounding of a difference of two outputs.
-
-    With p_j the weights and v_j the values, o the output, and logits changed by d_j relative to the heaviest key's,
-
-        sum over j of (p_j (exp(d_j) - 1) (v_j - o) + p_j exp(d_j) (v'_j - v_j)) / sum of p_j exp(d_j).
-    """
-    moved = np.array(
-        [
-            [float(Fraction(b) - Fraction(a)) for a, b in zip(*keys, strict=True)]
-            for keys in zip(head.logits, other.logits, strict=True)
-        ]
-    )
-    weights, values = head.weights(y), head.values(z)
-    moves = np.multiply.outer(moved[:, 0], y) + moved[:, 1:]
-    moves = moves - np.take_along_axis(moves, np.argmax(weights, axis=0)[None], axis=0)
-    apart = values - np.sum(weights * values, axis=0)
-    with np.errstate(all="ignore"):
-        grown = np.exp(moves)
-        parts = weights * (np.expm1(moves) * apart + grown * _value_changes(head, other, z))
-        change = np.sum(parts, axis=0) / np.sum(weights * grown, axis=0)
-    plain = other.evaluate(y, z) - head.evaluate(y, z)  # around the kink of a steep key that moves
-    return np.where(np.isfinite(change), change, plain)
-
-
-def _value_changes(head: Head, other: Head, z: Array) -> Array:
-    tokens = zip(head.bias_tokens, other.bias_tokens, strict=True)
-    rest = [np.full_like(z, new.value - old.value) for old, new in tokens]
-    return np.array([(other.c - head.c) * z + (other.d - head.d), *rest])
+    change = np.abs(other.evaluate(y, z) - before) / np.maximum(1.0, np.abs(before))
+    return np.where(change > _NOISE, change, 0.0)
 
 
 @cache

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, integer_of
+from rewriter.graph.view import GraphView, attributes, integer_of
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -178,17 +178,11 @@ def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dt
 
 
 def _constant_value(node: onnx.NodeProto) -> NDArray[np.generic] | None:
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            return _small_array(attribute.t)
-        if attribute.name == "value_float":
-            return np.asarray(attribute.f, dtype=np.float32)
-        if attribute.name == "value_int":
-            return np.asarray(attribute.i, dtype=np.int64)
-        if attribute.name == "value_floats" and len(attribute.floats) <= _SMALL:
-            return np.asarray(attribute.floats, dtype=np.float32)
-        if attribute.name == "value_ints" and len(attribute.ints) <= _SMALL:
-            return np.asarray(attribute.ints, dtype=np.int64)
+    for name, value in attributes(node).items():
+        if name == "value":
+            return _small_array(value)
+        if name.startswith(("value_float", "value_int")) and np.size(value) <= _SMALL:
+            return np.asarray(value, dtype=np.float32 if name.startswith("value_float") else np.int64)
     return None
 
 
