@@ -375,7 +375,9 @@ def test_weights_copied_to_another_directory_are_the_same(tmp_path: Path) -> Non
     ids=["at 41 tokens", "beyond 12", "at a point that cannot be found"],
 )
 @pytest.mark.parametrize(
-    ("form", "made"), [("local", "gelu"), ("compact", "model.encoder.layer.0/heads/z_side_by_side")], ids=["local", "compact"]
+    ("form", "made"),
+    [("local", "gelu"), ("compact", "model.encoder.layer.0/heads/z_side_by_side")],
+    ids=["local", "compact"],
 )
 def test_heads_that_fail_where_nothing_runs_are_refused(form: str, made: str, condition: str, tmp_path: Path) -> None:
     original, path = FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx"
