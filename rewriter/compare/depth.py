@@ -1,11 +1,11 @@
 """Where two models differ: how their difference grows through depth, and which part of B is wrong by itself.
 
-Both are compared at boundaries, tensors that both models have: the ends of blocks, their inputs, the outputs.
-`tap` runs the models as a whole. `isolate` runs every part of B between boundaries on the values that A computes, so
-that errors do not propagate and a part is guilty only of its own; `narrow` follows a guilty part down as far as both
-models have tensors of the same name. All are judged by `rewriter.proof.rule`; what rounding amounts to is measured on
-A with optimisation, with noise, and against its float64 evaluation. Weights stay where they are, and boundaries are run
-in groups whose values fit into bounded memory.
+Both are compared at boundaries, tensors that both models have: ends and inputs of blocks, the residual stream, the
+outputs. `tap` runs the models as a whole. `isolate` runs every part of B between boundaries on the values that A
+computes, so that errors do not propagate and a part is guilty only of its own; `narrow` follows a guilty part down as
+far as both models have tensors of the same name. All are judged by `rewriter.proof.rule`; what rounding amounts to is
+measured on A with optimisation, with noise, and against its float64 evaluation. Weights stay where they are, and
+boundaries are run in groups whose values fit into bounded memory.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _FLOATS = {*FLOATS, 0}
 """Element types that are compared; 0 stands for a type that inference does not know."""
 
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
+_SUMS = {"Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _MANY = 64
-"""Number of evenly spaced boundaries if no blocks are found."""
+"""Number of evenly spaced boundaries if nothing else is found."""
 
 _MOST_INNER = 48
 """Maximum number of tensors inside a guilty part that are examined in one step."""
@@ -175,7 +176,7 @@ class Bench:
 
 
 def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tuple[Boundary, ...]:
-    """The boundaries of two models in the order of A's nodes: ends and inputs of blocks, and graph outputs.
+    """The boundaries of two models in A's order: ends and inputs of blocks, sums that several read, graph outputs.
 
     What quantisers of both models read is one too: nothing is quantised between one and the next, so the result of a
     part does not depend on the side of a quantisation step on which a value happens to fall.
@@ -195,6 +196,11 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
     for name in read[0] & read[1]:
         label = f"{ends[name].name}, activation" if name in ends else name
         found.setdefault(name, Boundary(name, label, "stream", ends.get(name)))
+    inside = {name for mark in landmarks for name in _inside(a, mark)}
+    for node in a.nodes:
+        for name in node.output if node.op_type in _SUMS else ():
+            if name not in inside and len(a.consumers.get(name, ())) > 1:
+                found.setdefault(name, Boundary(name, name, "stream"))  # the residual stream
     # Only what nodes of both models compute: a graph input is not, and B may have replaced a tensor.
     found = {name: boundary for name, boundary in found.items() if name in shared}
     if not found:
@@ -205,6 +211,12 @@ def boundaries(a: GraphView, b: GraphView, landmarks: Sequence[Landmark]) -> tup
         if name in a.producer and name in b.producer:
             found.setdefault(name, Boundary(name, f"output {name}", "output"))
     return tuple(sorted(found.values(), key=lambda boundary: a.producer[boundary.tensor]))
+
+
+def _inside(view: GraphView, mark: Landmark) -> set[str]:
+    """The tensors of a block between its ends."""
+    part = upstream(view, frozenset(mark.inputs), [name for name in mark.outputs if name in view.producer])
+    return {name for index in part.nodes for name in view.nodes[index].output}.difference(mark.outputs)
 
 
 def common(a: GraphView, b: GraphView, within: Sequence[int] | None = None) -> Iterator[str]:

@@ -236,42 +236,31 @@ def without_links(proto: onnx.ModelProto, folder: Path) -> Path:
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     parts = {entry.value: location_parts(entry.value, "") for entry in entries}
-    links = {location: found for location, each in parts.items() if (found := _link(folder.joinpath(*each), location))}
+    links = [location for location, each in parts.items() if os.path.islink(folder.joinpath(*each))]  # noqa: PTH114 - no error
     if not links:
         return folder
     here = folder.resolve()
-    cache = _cache_of(here)
-    if cache is None:
+    cache = next((parent.parent for parent in here.parents if parent.name == _SNAPSHOTS), None)
+    if cache is None or not (cache / _BLOBS).is_dir() or (cache / _BLOBS).is_symlink():
         raise ModelError(
-            f"external data {quoted(next(iter(links)))} is a link, and the model is not in a Hugging Face cache: "
+            f"external data {quoted(links[0])} is a link, and the model is not in a Hugging Face cache: "
             "--allow-links follows links from snapshots/REVISION into blobs only; copy the model with `cp -rL`"
         )
     inside = here.relative_to(cache)
     for entry in entries:
         plain, location = inside.joinpath(*parts[entry.value]), entry.value
-        entry.value = _blob(plain, links[location], location) if location in links else plain.as_posix()
+        entry.value = (
+            _blob(plain, folder.joinpath(*parts[location]), location) if location in links else plain.as_posix()
+        )
     return cache
 
 
-def _link(path: Path, location: str) -> str | None:
-    """Where a data file points to; None if it is not a link."""
+def _blob(plain: Path, link: Path, location: str) -> str:
+    """The blob that a link points to, which is at `plain` relative to the cache directory. Raises ModelError."""
     try:
-        return os.readlink(path) if path.is_symlink() else None  # noqa: PTH115 - the text, not a path
+        target = os.readlink(link)  # noqa: PTH115 - the text, not a path
     except OSError as error:
         raise ModelError(f"external data {quoted(location)} cannot be read: {error.strerror}; run again") from error
-
-
-def _cache_of(folder: Path) -> Path | None:
-    """The cache directory of the model whose snapshot is or holds `folder`."""
-    for parent in folder.parents:
-        if parent.name == _SNAPSHOTS and parent != folder.parents[-1]:
-            cache, blobs = parent.parent, parent.parent / _BLOBS
-            return cache if blobs.is_dir() and not blobs.is_symlink() else None
-    return None
-
-
-def _blob(plain: Path, target: str, location: str) -> str:
-    """The blob that a link at `plain`, relative to the cache directory, points to. Raises ModelError."""
     # By its text alone: parts of the way that are links themselves lead elsewhere, and are never opened.
     found = os.path.normpath(plain.parent / target)
     if Path(target).is_absolute() or Path(found).parent.as_posix() != _BLOBS or "\0" in target:

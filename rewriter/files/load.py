@@ -109,7 +109,10 @@ def load_model(source: Source, *, mapped: bool = False, allow_links: bool = Fals
         proto = _in_memory(source)
         check_structure(proto)
         external = collect_external(proto, None)
-        return LoadedModel(proto, None, None, external, _byte_size(proto))
+        try:
+            return LoadedModel(proto, None, None, external, int(proto.ByteSize()))
+        except (EncodeError, ValueError) as error:
+            raise ModelError(TOO_LARGE) from error
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     mapped = mapped and _may_map(path)
@@ -239,19 +242,11 @@ def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProt
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
         reason = "its subgraphs nest too deep" if "MaxDepth" in str(error) else "truncated or damaged"
-        raise ModelError(f"{what} is {_foreign(data) or _damaged(reason)}") from error
+        raise ModelError(f"{what} is {_described(data, reason)}") from error
     # Some text parses as an empty protobuf message by accident.
     if not proto.HasField("graph"):
-        raise ModelError(f"{what} is {_foreign(data) or _damaged('it has no graph')}")
+        raise ModelError(f"{what} is {_described(data, 'it has no graph')}")
     return proto
-
-
-def _byte_size(proto: onnx.ModelProto) -> int:
-    """Return the size of a model as a file in bytes. Raises ModelError where protobuf cannot write it."""
-    try:
-        return int(proto.ByteSize())
-    except (EncodeError, ValueError) as error:
-        raise ModelError(TOO_LARGE) from error
 
 
 def _read(path: Path) -> bytes:
@@ -302,11 +297,8 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
         )
 
 
-def _damaged(reason: str) -> str:
-    return f"not a readable ONNX model ({reason}); download or export it again"
-
-
-def _foreign(data: bytes) -> str | None:
+def _described(data: bytes, reason: str) -> str:
+    """What a file is that is not a model, and what to do about it."""
     for offset, start, what in _FOREIGN:
         if data.startswith(start, offset):
             return what
@@ -314,4 +306,4 @@ def _foreign(data: bytes) -> str | None:
     text = data[:512].decode("latin-1")
     if text.isascii() and all(char.isprintable() or char in "\t\r\n" for char in text):
         return f"a text file, not an ONNX model (it starts with {quoted(text[:40])}); pass the .onnx file"
-    return None
+    return f"not a readable ONNX model ({reason}); download or export it again"

@@ -5,7 +5,7 @@ They are computed on demand and only for small inline tensors: weights are never
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, integer_of
+from rewriter.graph.view import GraphView, attributes, integer_of
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -130,6 +130,38 @@ class Constants:
         return _typed(result, target, wide)
 
 
+def computed(
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, AnyArray],
+    outputs: Sequence[str],
+    versions: Mapping[str, int],
+    new_ops: Sequence[type[Any]] = (),
+) -> list[Any]:
+    """What nodes make of known tensors, by onnx's reference evaluator.
+
+    Args:
+        nodes: in an order in which they can be run.
+        values: the tensors that they read.
+        outputs: the tensors that are asked for.
+        versions: operator sets by domain.
+        new_ops: operators in place of the evaluator's own.
+
+    Raises:
+        Exception: of any kind, for nodes that nothing would run.
+    """
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
+    helper = onnx.helper
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), None) for n, v in values.items()
+    ]
+    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs])
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    with np.errstate(all="ignore"):
+        model = helper.make_model(graph, opset_imports=imports)
+        return list(ReferenceEvaluator(model, new_ops=list(new_ops) or None).run(None, dict(values)))
+
+
 def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool) -> NDArray[np.generic]:
     """A computed value in its type; in float64, if `wide`, where the type is a floating-point one."""
     return value.astype(np.float64 if wide and target.kind == "f" else target)
@@ -146,17 +178,11 @@ def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dt
 
 
 def _constant_value(node: onnx.NodeProto) -> NDArray[np.generic] | None:
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            return _small_array(attribute.t)
-        if attribute.name == "value_float":
-            return np.asarray(attribute.f, dtype=np.float32)
-        if attribute.name == "value_int":
-            return np.asarray(attribute.i, dtype=np.int64)
-        if attribute.name == "value_floats" and len(attribute.floats) <= _SMALL:
-            return np.asarray(attribute.floats, dtype=np.float32)
-        if attribute.name == "value_ints" and len(attribute.ints) <= _SMALL:
-            return np.asarray(attribute.ints, dtype=np.int64)
+    for name, value in attributes(node).items():
+        if name == "value":
+            return _small_array(value)
+        if name.startswith(("value_float", "value_int")) and np.size(value) <= _SMALL:
+            return np.asarray(value, dtype=np.float32 if name.startswith("value_float") else np.int64)
     return None
 
 

@@ -95,7 +95,7 @@ def _git(*arguments: str) -> bytes:
 # -- dependencies -----------------------------------------------------------------------------------------------------
 
 LOCKED = ROOT / ".ci" / "locked"
-DEV_EXTRAS = ("dev", "docs", "ir", "text", "notebooks", "mutation")
+DEV_EXTRAS = ("dev", "docs", "ir", "text", "notebooks")
 _PYTHON = "3.11.5"
 """The oldest Python of the lock; mkdocs-material needs more than 3.11.0."""
 _PIN = re.compile(
