@@ -20,8 +20,7 @@ from typing import Any
 import click
 
 from rewriter.cli.convert import convert
-from rewriter.cli.doctor import doctor
-from rewriter.cli.inspect import inspect
+from rewriter.cli.inspect import doctor, inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.pairs import bench, certify, diff, validate

@@ -11,8 +11,7 @@ from passes.forms import FORMS
 from rewriter.api.inspection import Inspection
 from rewriter.report.sections import block_parts
 from rewriter.report.tables import Cell, Column, Row, Table, columns
-from rewriter.report.terminal.console import Console, plain
-from rewriter.report.terminal.rewriting import show_verdict
+from rewriter.report.terminal.console import Console, plain, show_verdict
 from rewriter.text import size
 
 

@@ -120,8 +120,7 @@ def convert(
             raise UsageError("--certificate needs a run from a file to a file that proves its result")
         check_report(certificate, (model, output, report, html), suffix=".json", force=options["force"])
     from rewriter import rewrite
-    from rewriter.report.terminal.console import Console
-    from rewriter.report.terminal.rewriting import show
+    from rewriter.report.terminal.console import Console, show_rewriting
 
     if STANDARD in (output, report) and output == report:
         raise UsageError("-o - and --report - would mix in standard output; give one of them a file")
@@ -150,7 +149,7 @@ def convert(
         from rewriter.report.html import write_page
 
         write_page(result, html)
-    show(console, result)
+    show_rewriting(console, result)
     return int(result.exit_status)
 
 
@@ -172,15 +171,14 @@ def _convert_folder(
         raise UsageError("a folder cannot go to standard output; give -o a name for the new folder")
     check_report(report, (folder, output))
     from rewriter import rewrite_folder
-    from rewriter.report.terminal.console import Console
-    from rewriter.report.terminal.rewriting import show
+    from rewriter.report.terminal.console import Console, show_rewriting
 
     console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
     with console.progress() as progress:
         result = rewrite_folder(folder, output, progress=progress, **options)
     write_report(report, result.to_json)
     for name, each in result.models.items():
-        show(console, each, model=name)
+        show_rewriting(console, each, model=name)
     colour = {ExitStatus.CONVERTED: "bold green", ExitStatus.VALIDATION_FAILED: "bold red"}
     for line in result.copied_lines():
         console.line(line)

@@ -1,11 +1,11 @@
 """Where two models differ: how their difference grows through depth, and which part of B is wrong by itself.
 
-Both are compared at boundaries, tensors that both models have: ends and inputs of blocks, the residual stream, the outputs.
-`tap` runs the models as a whole. `isolate` runs every part of B between boundaries on the values that A computes, so
-that errors do not propagate and a part is guilty only of its own; `narrow` follows a guilty part down as far as both
-models have tensors of the same name. All are judged by `rewriter.proof.rule`; what rounding amounts to is measured on
-A with optimisation, with noise, and against its float64 evaluation. Weights stay where they are, and boundaries are run
-in groups whose values fit into bounded memory.
+Both are compared at boundaries, tensors that both models have: ends and inputs of blocks, the residual stream, the
+outputs. `tap` runs the models as a whole. `isolate` runs every part of B between boundaries on the values that A
+computes, so that errors do not propagate and a part is guilty only of its own; `narrow` follows a guilty part down as
+far as both models have tensors of the same name. All are judged by `rewriter.proof.rule`; what rounding amounts to is
+measured on A with optimisation, with noise, and against its float64 evaluation. Weights stay where they are, and
+boundaries are run in groups whose values fit into bounded memory.
 """
 
 from __future__ import annotations

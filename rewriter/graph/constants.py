@@ -5,7 +5,7 @@ They are computed on demand and only for small inline tensors: weights are never
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -128,6 +128,38 @@ class Constants:
         except ValueError:  # shapes that do not go together: nothing that runs
             return None
         return _typed(result, target, wide)
+
+
+def computed(
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, AnyArray],
+    outputs: Sequence[str],
+    versions: Mapping[str, int],
+    new_ops: Sequence[type[Any]] = (),
+) -> list[Any]:
+    """What nodes make of known tensors, by onnx's reference evaluator.
+
+    Args:
+        nodes: in an order in which they can be run.
+        values: the tensors that they read.
+        outputs: the tensors that are asked for.
+        versions: operator sets by domain.
+        new_ops: operators in place of the evaluator's own.
+
+    Raises:
+        Exception: of any kind, for nodes that nothing would run.
+    """
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
+    helper = onnx.helper
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), None) for n, v in values.items()
+    ]
+    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs])
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    with np.errstate(all="ignore"):
+        model = helper.make_model(graph, opset_imports=imports)
+        return list(ReferenceEvaluator(model, new_ops=list(new_ops) or None).run(None, dict(values)))
 
 
 def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool) -> NDArray[np.generic]:

@@ -113,11 +113,6 @@ class Certification(Result):
         return {"version": SCHEMA_VERSION, **plain_data(self)}
 
 
-def domain_of(region: CertifiedRegion) -> str:
-    """How far from 0 a region was proved, in words."""
-    return "all" if region.bound.domain is None else f"{region.bound.domain:g}"
-
-
 def _name(region: Mapping[str, Any]) -> str:
     return "/".join(str(region.get(key)) for key in ("path", "original", "rewritten")).removeprefix("[]/")
 

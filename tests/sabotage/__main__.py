@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.sabotage.page import HEADER, row, write
 from tests.sabotage.table import TABLE
-from tests.sabotage.trials import Trial, measured_at
+from tests.sabotage.trials import HEADER, Trial, measured_at, row, write
 
 
 def main(arguments: list[str]) -> int:

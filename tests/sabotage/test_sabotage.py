@@ -19,10 +19,9 @@ from rewriter.errors import ExitStatus
 from tests.sabotage.edits import patch
 from tests.sabotage.harness import POINTS, Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
-from tests.sabotage.page import BEGIN, END, write
 from tests.sabotage.subjects import SMALL, Subject, on
 from tests.sabotage.table import SAMPLE, TABLE, Expect, Sabotage
-from tests.sabotage.trials import Trial, controls, tried
+from tests.sabotage.trials import BEGIN, END, Trial, controls, tried, write
 
 ALL = bool(os.environ.get("ATTNONLY_SLOW"))
 CHOSEN = TABLE if ALL else SAMPLE

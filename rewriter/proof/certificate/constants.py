@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 
-from rewriter.graph.view import integer_of, integers_of, key_of
+from rewriter.graph.constants import computed
+from rewriter.graph.view import integer_of, key_of
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
 DEEPEST = 100
 """How many operators are followed upwards."""
-_MOST_ENTRIES = 2**31
+_MOST_ENTRIES = 2**28
 """A constant that is expanded further is not read."""
 WIDTHS: dict[int, int] = {
     onnx.TensorProto.FLOAT16: 1,
@@ -29,85 +29,35 @@ def widens(source: int, node: onnx.NodeProto) -> bool:
     return 0 < WIDTHS.get(source, 0) <= WIDTHS.get(integer_of(node, "to", 0), 0)
 
 
+_LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+_ROUNDED = {"Add", "Mul"}
+"""Computed in the type of their operands, as a runtime rounds them."""
+
+
 def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
     """The values of a constant, or of constants that are only laid out in another way; None for anything else."""
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
-    node = tensor.node
-    if node is None or node.domain or depth > DEEPEST or node.op_type not in _FOLDS:
+    node, versions = tensor.node, tensor.scope.model.opsets
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _ROUNDED:
         return None
-    values = []
+    values: dict[str, np.ndarray] = {}
     for name in node.input:
         value = folded(tensor.scope.find(name), depth + 1) if name else None
         if value is None:
             return None
-        values.append(value)
+        values[name] = value
+    first = values[node.input[0]]
+    if node.op_type == "Cast" and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node):
+        return None
+    if node.op_type in _ROUNDED and any(value.dtype not in (np.float32, np.float64) for value in values.values()):
+        return None
+    if node.op_type == "Expand" and np.prod(values[node.input[1]], dtype=float) > _MOST_ENTRIES:
+        return None
     try:
-        return _FOLDS[node.op_type](node, values, tensor.place)
-    except (ValueError, IndexError, TypeError, StopIteration):
+        return np.asarray(computed([node], values, node.output, versions)[tensor.place])
+    except Exception:  # noqa: BLE001 - whatever does not run is no constant
         return None
-
-
-def _axes(node: onnx.NodeProto, values: list[np.ndarray]) -> tuple[int, ...]:
-    given = values[1].ravel().tolist() if len(values) > 1 else integers_of(node, "axes") or []
-    return tuple(int(axis) for axis in given)
-
-
-def _reshaped(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
-    value, shape = values[0], [int(size) for size in values[1]]
-    if integer_of(node, "allowzero", False):
-        return None
-    return value.reshape([value.shape[axis] if size == 0 else size for axis, size in enumerate(shape)])
-
-
-def _expanded(_node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
-    shape = np.broadcast_shapes(values[0].shape, tuple(int(size) for size in values[1]))
-    return np.broadcast_to(values[0], shape) if np.prod(shape, dtype=float) <= _MOST_ENTRIES else None
-
-
-def _cast(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
-    if not widens(onnx.helper.np_dtype_to_tensor_dtype(values[0].dtype), node):
-        return None
-    return values[0].astype(onnx.helper.tensor_dtype_to_np_dtype(integer_of(node, "to", 0)))
-
-
-def _sliced(_node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
-    starts, stops, *rest = (each.ravel().tolist() for each in values[1:])
-    axes = rest[0] if rest else list(range(len(starts)))
-    if rest[1:] not in ([], [[1] * len(starts)]) or min([*starts, *stops, 0]) < -1:
-        return None
-    cuts = [slice(None)] * values[0].ndim
-    for start, stop, axis in zip(starts, stops, axes, strict=True):
-        cuts[axis] = slice(start, None if stop >= values[0].shape[axis] else stop)
-    return values[0][tuple(cuts)]
-
-
-def _split(node: onnx.NodeProto, values: list[np.ndarray], place: int) -> np.ndarray:
-    sizes = values[1].ravel().tolist() if len(values) > 1 else integers_of(node, "split")
-    return np.split(values[0], np.cumsum(sizes)[:-1] if sizes else len(node.output), integer_of(node, "axis", 0))[place]
-
-
-def _arithmetic(node: onnx.NodeProto, values: list[np.ndarray], _place: int) -> np.ndarray | None:
-    """A product or sum in the type of its operands, as a runtime rounds it."""
-    if any(value.dtype not in (np.float32, np.float64) for value in values):
-        return None
-    with np.errstate(all="ignore"):
-        return np.asarray({"Add": np.add, "Mul": np.multiply}[node.op_type](*values))
-
-
-_FOLDS: dict[str, Callable[[onnx.NodeProto, list[np.ndarray], int], np.ndarray | None]] = {
-    "Add": _arithmetic,
-    "Cast": _cast,
-    "Concat": lambda node, values, _: np.concatenate(values, integer_of(node, "axis", 0)),
-    "Expand": _expanded,
-    "Mul": _arithmetic,
-    "Reshape": _reshaped,
-    "Slice": _sliced,
-    "Split": _split,
-    "Squeeze": lambda node, values, _: values[0].squeeze(_axes(node, values) or None),
-    "Transpose": lambda node, values, _: values[0].transpose(integers_of(node, "perm") or None),
-    "Unsqueeze": lambda node, values, _: np.expand_dims(values[0], _axes(node, values)),
-}
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -81,42 +82,56 @@ def one(model: onnx.ModelProto) -> Attention:
 
 
 IN_ORDER = np.arange(MODEL).reshape(HEADS, WIDTH)
+INSIDE_OUT = np.arange(MODEL).reshape(WIDTH, HEADS).T
+"""Column d * heads + h belongs to head h."""
 
-
-def test_heads_in_order() -> None:
-    only = one(attention(QUERIES, SPLIT, SCORES, JOIN, OUT))
-    for heads in (only.query, only.key, only.value):
-        np.testing.assert_array_equal(heads.columns, IN_ORDER)
-    np.testing.assert_array_equal(only.channels, IN_ORDER)
-    assert (only.scale, only.groups, only.rotary, only.cross) == (0.5, 1, False, False)
-    assert (only.pattern, only.scores, only.z) == ("p", "s", "z")
-
-
-def test_heads_inside_out() -> None:
-    """Column d * heads + h belongs to head h."""
-    turned = SPLIT.replace("by_head", "inside_out").replace("[0, 2, 1, 3]", "[0, 3, 1, 2]")
-    turned = turned.replace("[0, 2, 3, 1]", "[0, 3, 2, 1]")
-    only = one(attention(QUERIES, turned, SCORES, JOIN.replace("[0, 2, 1, 3]", "[0, 2, 3, 1]"), OUT))
-    wanted = np.arange(MODEL).reshape(WIDTH, HEADS).T
-    for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
-        np.testing.assert_array_equal(columns, wanted)
-
-
-def test_batch_and_heads_as_one_axis() -> None:
-    flat = "\n  flat = Constant<value_ints = [-1, 5, 4]>()"
-    parts = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>(k1)", "k2 = Transpose<perm = [0, 2, 1, 3]>(k1)")
-    merged = """
+TURNED = SPLIT.replace("by_head", "inside_out").replace("[0, 2, 1, 3]", "[0, 3, 1, 2]")
+TURNED = TURNED.replace("[0, 2, 3, 1]", "[0, 3, 2, 1]")
+MERGED = """
+  flat = Constant<value_ints = [-1, 5, 4]>()
   qf = Reshape(q, flat)
   kf = Reshape(k2, flat)
   ktf = Transpose<perm = [0, 2, 1]>(kf)
   vf = Reshape(v, flat)"""
-    scores = SCORES.replace("(q, kt)", "(qf, ktf)").replace("(p, v)", "(p, vf)").replace("z = ", "zf = ")
-    back = "\n  apart = Constant<value_ints = [-1, 3, 5, 4]>()\n  z = Reshape(zf, apart)"
-    model = attention(QUERIES, flat, parts, merged, scores, back, JOIN, OUT)
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+UNMERGED = "\n  apart = Constant<value_ints = [-1, 3, 5, 4]>()\n  z = Reshape(zf, apart)"
+CACHED = SPLIT.replace("kt =", "kn =").replace("v =", "vn =")
+JOINED = "\n  kt = Concat<axis = -1>(pk, kn)\n  v = Concat<axis = 2>(pv, vn)"
+PAST = f", float[batch, {HEADS}, {WIDTH}, past] pk, float[batch, {HEADS}, past, {WIDTH}] pv"
+PLAIN_K = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k = Transpose<perm = [0, 2, 1, 3]>")
+COUNTS = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
+LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "in order": ((QUERIES, SPLIT, SCORES, JOIN, OUT), {}),
+    "inside out": ((QUERIES, TURNED, SCORES, JOIN.replace("[0, 2, 1, 3]", "[0, 2, 3, 1]"), OUT), {}),
+    "batch and heads as one axis": (
+        (
+            *(QUERIES, SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k2 = Transpose<perm = [0, 2, 1, 3]>")),
+            *(MERGED, SCORES.replace("(q, kt)", "(qf, ktf)").replace("(p, v)", "(p, vf)").replace("z = ", "zf = ")),
+            *(UNMERGED, JOIN, OUT),
+        ),
+        {},
+    ),
+    "a cache": ((QUERIES, CACHED, JOINED, SCORES, JOIN, OUT), {"more": PAST}),
+    "an operator, flat": ((QUERIES, f"\n  z2 = Attention<{COUNTS}, scale = 0.5>(q0, k0, v0)", OUT), {"opset": 23}),
+    "an operator": ((QUERIES, PLAIN_K, "\n  z = Attention<scale = 0.5>(q, k, v)", JOIN, OUT), {"opset": 23}),
+    "an operator of onnxruntime": (
+        (QUERIES, f"\n  z2 = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, scale = 0.5>(q0, k0, v0)", OUT),
+        {"domains": ', "com.microsoft" : 1'},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_columns_of_heads(layout: str) -> None:
+    parts, options = LAYOUTS[layout]
+    model = attention(*parts, **options)
+    if layout.startswith("batch"):
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
     only = one(model)
     for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
-        np.testing.assert_array_equal(columns, IN_ORDER)
+        np.testing.assert_array_equal(columns, INSIDE_OUT if layout == "inside out" else IN_ORDER)
+    assert (only.scale, only.groups, only.rotary, only.cross) == (0.5, 1, False, False)
+    tensors = ("", "") if "operator" in layout else ("p", "s")
+    assert (only.pattern, only.scores) == tensors
 
 
 def test_one_key_head_for_all_queries() -> None:
@@ -138,36 +153,10 @@ def test_factors_and_biases() -> None:
     np.testing.assert_array_equal(added.positions, IN_ORDER)
 
 
-def test_a_cache_is_not_part_of_the_keys() -> None:
-    past = f", float[batch, {HEADS}, {WIDTH}, past] pk, float[batch, {HEADS}, past, {WIDTH}] pv"
-    cached = SPLIT.replace("kt =", "kn =").replace("v =", "vn =")
-    joined = "\n  kt = Concat<axis = -1>(pk, kn)\n  v = Concat<axis = 2>(pv, vn)"
-    only = one(attention(QUERIES, cached, joined, SCORES, JOIN, OUT, more=past))
-    np.testing.assert_array_equal(only.key.columns, IN_ORDER)
-    np.testing.assert_array_equal(only.value.columns, IN_ORDER)
-
-
 def test_queries_of_another_sequence() -> None:
     more = f", float[batch, others, {MODEL}] e"
     crossed = QUERIES.replace("(x, wk)", "(e, wk)").replace("(x, wv)", "(e, wv)")
     assert one(attention(crossed, SPLIT, SCORES, JOIN, OUT, more=more)).cross
-
-
-@pytest.mark.parametrize(("flat", "domain"), [(True, ""), (False, ""), (True, "com.microsoft")])
-def test_attention_operators(flat: bool, domain: str) -> None:
-    if domain:
-        call = f"\n  z2 = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, scale = 0.25>(q0, k0, v0)"
-        model = attention(QUERIES, call, OUT, domains=', "com.microsoft" : 1')
-    elif flat:
-        heads = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
-        model = attention(QUERIES, f"\n  z2 = Attention<{heads}, scale = 0.25>(q0, k0, v0)", OUT, opset=23)
-    else:
-        split = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k = Transpose<perm = [0, 2, 1, 3]>")
-        model = attention(QUERIES, split, "\n  z = Attention<scale = 0.25>(q, k, v)", JOIN, OUT, opset=23)
-    only = one(model)
-    assert (only.scale, only.pattern) == (0.25, "")
-    for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
-        np.testing.assert_array_equal(columns, IN_ORDER)
 
 
 NONLINEAR = QUERIES.replace("q0 =", "qm =") + "\n  q0 = Softplus(qm)"

@@ -13,7 +13,7 @@ import pytest
 from rewriter import Report, rewrite
 from rewriter.report.html import render, rendering, write_page
 from rewriter.report.html.page import render_heads
-from rewriter.report.html.rendering import resource, short
+from rewriter.report.html.rendering import short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large, passed
 from tests.textmodels import SILU, mlp
 
@@ -218,42 +218,6 @@ def test_write(tmp_path: Path) -> None:
     write_page(report, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == render(report)
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-# -- colours -------------------------------------------------------------------------------------------------------
-
-
-def luminance(colour: str) -> float:
-    digits = colour.lstrip("#")
-    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
-    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def themes() -> dict[str, dict[str, str]]:
-    found = [re.findall(r":root \{(.*?)\}", resource(name), re.DOTALL)[:2] for name in ("style.css", "heads.css")]
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", "".join(blocks))) for blocks in zip(*found, strict=True))
-    assert light.keys() == dark.keys()
-    return {"light": light, "dark": dark}
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_contrast(theme: str) -> None:
-    """WCAG AA: 4.5 for text, also on coloured tokens, 3 for the cursor and the darkest cell."""
-    colours = themes()[theme]
-    for name in ("ink", "muted", "link", "good", "bad", "open"):
-        for ground in ("paper", "panel"):
-            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
-    for ground in ("plus", "minus"):
-        assert contrast(colours["ink"], colours[ground]) >= 4.5
-    for mark in ("minus-line", "hot"):
-        assert contrast(colours[mark], colours["paper"]) >= 3.0
 
 
 def test_short_keeps_both_ends() -> None:
