@@ -140,16 +140,16 @@ def _step(
     return onnx.helper.make_node(operator, inputs, [output], f"{node.name or node.output[0]}/{suffix}", domain=domain)
 
 
-def _bias_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    bias = _step(node, "Add", list(node.input), last=False, part="bias")
-    return [bias, _step(node, "Gelu", list(bias.output), last=True, domain=MICROSOFT)]
+def _biased(operator: str) -> Lower:
+    """The activation behind the sum of all inputs; without a bias it is a plain activation, and stays."""
 
+    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        if len(node.input) < 2 or not node.input[1]:
+            return None
+        bias = _step(node, "Add", list(node.input), last=False, part="bias")
+        return [bias, _step(node, operator, list(bias.output), last=True, domain=MICROSOFT)]
 
-def _fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    if len(node.input) < 2 or not node.input[1]:
-        return None  # without a bias it is a plain activation
-    bias = _step(node, "Add", list(node.input), last=False, part="bias")
-    return [bias, _step(node, "FastGelu", list(bias.output), last=True, domain=MICROSOFT)]
+    return lowered
 
 
 def _gemm_fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -210,8 +210,8 @@ def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 
 LOWERINGS: dict[tuple[str, str], Lower] = {
-    (MICROSOFT, "BiasGelu"): _bias_gelu,
-    (MICROSOFT, "FastGelu"): _fast_gelu,
+    (MICROSOFT, "BiasGelu"): _biased("Gelu"),
+    (MICROSOFT, "FastGelu"): _biased("FastGelu"),
     (MICROSOFT, "GemmFastGelu"): _gemm_fast_gelu,
     (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
     (MICROSOFT, "FusedConv"): _fused_linear("Conv"),

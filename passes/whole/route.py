@@ -11,7 +11,7 @@ original values, and so do all rows of a carried tensor except the last R.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -21,6 +21,7 @@ from passes.match.blocks import Block
 from passes.match.linear import MICROSOFT, Miss
 from passes.sizes import BATCH, REST, TOKENS, ShapeReader, Size, Sizes, product
 from rewriter.graph.constants import Constants
+from rewriter.graph.extract import ancestors
 from rewriter.graph.view import GraphView, attributes, captured_names, label
 
 # -- rules ----------------------------------------------------------------------------------------------------------
@@ -513,7 +514,7 @@ def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
         return Miss("the model carries a bias token already; convert all of its blocks at once", "")
     constants = Constants(view)
     ends = tuple(_behind_residual(view, constants, block) for block in blocks)
-    needed = _ancestors(view, ends)
+    needed = frozenset(ancestors(view, frozenset(), ends))
     width = blocks[0].first[0].in_features
     entry = _entry(view, constants, needed, blocks, width)
     if entry is None or width is None:
@@ -573,7 +574,7 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
     """The sum of a block's output and the residual stream; the block's output, after b2, if no Add follows."""
     start = block.second[0].output
     tensor = start
-    above = _ancestors(view, [start])
+    above = ancestors(view, frozenset(), [start])
     while len(readers := view.consumers.get(tensor, ())) == 1:
         node = view.nodes[readers[0]]
         free = [name for name in node.input if name not in constants]
@@ -638,30 +639,13 @@ def _is_stream(view: GraphView, name: str, width: int | None) -> bool:
     return known.rank == _RANK and known.elem_type in floats and known.shape is not None and known.shape[-1] == width
 
 
-def _ancestors(view: GraphView, tensors: Sequence[str]) -> frozenset[int]:
-    """The nodes from which `tensors` are computed."""
-    return _closure([view.producer[name] for name in tensors], lambda index: _makers(view, index))
-
-
 def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
     """The nodes that read `tensor`, directly or indirectly."""
-    return _closure(
-        list(view.consumers.get(tensor, ())),
-        lambda index: (reader for name in view.nodes[index].output for reader in view.consumers.get(name, ())),
-    )
-
-
-def _makers(view: GraphView, index: int) -> Iterator[int]:
-    node = view.nodes[index]
-    return (view.producer[name] for name in (*node.input, *captured_names(node)) if name in view.producer)
-
-
-def _closure(start: list[int], step: Callable[[int], Iterable[int]]) -> frozenset[int]:
     found: set[int] = set()
-    pending = list(start)
+    pending = [tensor]
     while pending:
-        index = pending.pop()
-        if index not in found:
-            found.add(index)
-            pending.extend(step(index))
+        for index in view.consumers.get(pending.pop(), ()):
+            if index not in found:
+                found.add(index)
+                pending.extend(view.nodes[index].output)
     return frozenset(found)

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, magnitude
 from rewriter.compare.graphs import GraphDifference, difference
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
@@ -327,11 +327,7 @@ def _measured(mark: Boundary, old: Results, new: Results, variants: Variants) ->
         # An operator that decides something by rounding makes another function in float64: that is no rounding.
         rounded = [*rounded, exact] if moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps)) else rounded
     found = compared(name, old, rounded, new)
-    largest = 0.0
-    for case in old:
-        wide = np.abs(case[mark.tensor].astype(np.float64))
-        largest = max(largest, float(np.max(wide, initial=0.0, where=np.isfinite(wide))))
-    return Measured(mark, largest, found)
+    return Measured(mark, max(magnitude(case[name]) for case in old), found)
 
 
 def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: tuple[str, str]) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.graph.edit import inlined
-from rewriter.graph.view import Path, graph_at, holder_name, subgraphs
+from rewriter.graph.view import Path, graph_at
 
 FREQUENCY = 12345.678
 """Makes the noise of values that differ by 1e-3 or more uncorrelated."""
@@ -91,13 +91,10 @@ def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dic
 
 
 def _graph(model: onnx.ModelProto, path: Path) -> onnx.GraphProto | None:
-    graph = model.graph
-    for name, attribute in path:
-        holder = next((node for node in graph.node if holder_name(node) == name), None)
-        if holder is None or attribute not in dict(subgraphs(holder)):
-            return None
-        graph = dict(subgraphs(holder))[attribute]
-    return graph_at(model, path)
+    try:
+        return graph_at(model, path)
+    except (StopIteration, KeyError):
+        return None  # a part of the model, without that body
 
 
 def _inject(graph: onnx.GraphProto, point: Point, prefix: str) -> bool:

@@ -75,13 +75,6 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
 """Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
 pattern of token ids too."""
 
-_SUPPORTED = {
-    onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16,
-    onnx.TensorProto.BOOL, onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32,
-    onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16, onnx.TensorProto.UINT32,
-    onnx.TensorProto.UINT64,
-}  # fmt: skip
-
 
 def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...]:
     """One entry per input without a default.
@@ -96,7 +89,11 @@ def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
     """The numpy element type for `elem_type`; None if no values of that type can be generated."""
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type)) if elem_type in _SUPPORTED else None
+    try:
+        found: np.dtype[np.generic] = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+    except KeyError:
+        return None
+    return found if found.kind in "biu" or found.name in ("float16", "float32", "float64", "bfloat16") else None
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from passes.match.lower import LOWERINGS, _fast_gelu, _gemm_fast_gelu, lower
+from passes.match.lower import LOWERINGS, lower
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,9 @@ from passes.match.lower import LOWERINGS, _fast_gelu, _gemm_fast_gelu, lower
     ],
 )
 def test_gemm_fast_gelu(inputs: list[str], operators: list[str]) -> None:
-    made = _gemm_fast_gelu(helper.make_node("GemmFastGelu", inputs, ["y"], "n", domain="com.microsoft"))
+    made = LOWERINGS["com.microsoft", "GemmFastGelu"](
+        helper.make_node("GemmFastGelu", inputs, ["y"], "n", domain="com.microsoft")
+    )
     assert made is not None
     assert [node.op_type for node in made] == operators
     assert list(made[0].input) == ["x", "w"]
@@ -35,7 +37,9 @@ def test_gemm_fast_gelu(inputs: list[str], operators: list[str]) -> None:
 @pytest.mark.parametrize(("inputs", "apart"), [(["x"], False), (["x", ""], False), (["x", "b"], True)])
 def test_fast_gelu(inputs: list[str], apart: bool) -> None:
     """Without a bias there is nothing to take apart."""
-    made = _fast_gelu(helper.make_node("FastGelu", inputs, ["y"], "n", domain="com.microsoft"))
+    made = LOWERINGS["com.microsoft", "FastGelu"](
+        helper.make_node("FastGelu", inputs, ["y"], "n", domain="com.microsoft")
+    )
     assert [node.op_type for node in made or []] == (["Add", "FastGelu"] if apart else [])
 
 
