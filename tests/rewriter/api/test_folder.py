@@ -58,7 +58,7 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     assert np.abs(evaluate(made, {"x": x})["out"] - wanted).max() < 1e-12
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "**model.onnx**\n\n```\nblocks    mlp: silu as 8 heads over 1 bias token, exact\n" in card
-    assert "\nPASSED  1 block, 8 attention heads, certified for every input, run on cpu; written to model.onnx " in card
+    assert "\nPASSED 1 block, 8 attention heads, certified for every input, run on cpu; written to model.onnx " in card
     assert "**onnx/plain.onnx**\n\n```\ncopied as it is: there is no MLP block to convert\n```\n" in card
     assert str(out) not in card
     assert "; options providers=cpu." in card
