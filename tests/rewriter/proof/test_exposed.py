@@ -57,6 +57,9 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
 @pytest.mark.parametrize("first", ["m = MatMul(x, W1) y = Add(m, b1)", "m = MatMul(x, W1) y = Sub(m, b1)"])
 def test_every_tensor_is_proved(form: str, text: str, first: str) -> None:
     report = exposing(mlp(text, first=first), form, "q,scores,pattern,z")
+    if form == "masked" and "Sub" in first:  # no matrix of the first linear operator: the block is left, with a reason
+        assert "form masked replaces whole blocks, and Sub 'y' stands between" in (report.blocks[0].reason or "")
+        return
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.rewritten is not None
