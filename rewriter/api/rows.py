@@ -92,11 +92,19 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         axis=next((operator.axis for operator in block.first), -1),
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
-        entrywise=conversion.form in ("local", "compact"),
+        entrywise=conversion.form == "local" or _compact_rows(conversion),
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
         weights=conversion.emitted.weights,
     )
+
+
+def _compact_rows(conversion: Conversion) -> bool:
+    """Whether a block of form `compact` has the rows of the original: channels last, no axes split or merged."""
+    block, projections = conversion.block, conversion.projections
+    if conversion.form != "compact" or any(operator.axis != -1 for operator in (*block.first, *block.second)):
+        return False
+    return projections is None or projections.query.data == block.first[0].data
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:
