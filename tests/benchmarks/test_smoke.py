@@ -138,7 +138,7 @@ def test_forms(tmp_path: Path) -> None:
     times = [row for row in content["rows"] if "milliseconds" in row]
     assert [row["form"] for row in times] == ["control", *FORMS]
     memory = [row for row in content["rows"] if "measured" in row]
-    assert [row["form"] for row in memory] == (["local", "masked"] if available() else [])
+    assert [row["form"] for row in memory] == (["local", "compact"] if available() else [])
 
 
 @draws
