@@ -514,13 +514,13 @@ class _Rows:
 
     def softmax(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row = self._first(scope, node)
-        # Without an attribute the axis depends on the opset, and before 13 several axes were taken together.
-        known = row.row and integer_of(node, "axis", None) in _LAST and scope.model.opsets.get("", 0) >= 13
+        # Without an attribute the axis depends on the opset. Of the last axis, all versions say the same.
+        known = row.row and integer_of(node, "axis", None) in _LAST
         return row._replace(values=_array(softmax(list(row.values)))) if known else None
 
     def split(self, tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row, place = self._first(scope, node), tensor.place
-        parts = scope.find(node.input[1]).values if len(node.input) > 1 else None
+        parts = scope.find(node.input[1]).values if len(node.input) > 1 else integers_of(node, "split")
         if not row.row or integer_of(node, "axis", 0) not in _LAST or parts is None:
             return None
         start = int(sum(parts[:place]))
@@ -587,6 +587,6 @@ _SPECIAL = {
 
 
 def _is_last_axis(scope: Scope, node: onnx.NodeProto) -> bool:
-    """Whether the second operand is the last of four axes alone."""
-    axes = scope.find(node.input[1]).values if len(node.input) > 1 else None
-    return axes is not None and axes.size == 1 and int(axes.ravel()[0]) in _LAST
+    """Whether the axes of a node, an operand or before opset 13 an attribute, are the last of four alone."""
+    axes = scope.find(node.input[1]).values if len(node.input) > 1 else integers_of(node, "axes")
+    return axes is not None and len(found := np.ravel(axes)) == 1 and int(found[0]) in _LAST
