@@ -422,6 +422,10 @@ class Taylor(Arithmetic[arb_series]):
         """The function y."""
         return arb_series([self.centre, 1])
 
+    def line(self, line: Line) -> arb_series:
+        """The function a y + b: of wide balls, the difference of two steep lines knows less than its line."""
+        return line[0] * self.variable() + line[1]
+
     def div(self, a: arb_series, b: arb_series) -> arb_series:
         """a / b. Raises Undecided where b may be 0."""
         if b[0].contains(0):
@@ -438,8 +442,8 @@ class Taylor(Arithmetic[arb_series]):
         for each, line in exponents:
             if each is not most:
                 gap = each - most
-                if line is not None and its_line is not None:  # of wide balls, the difference knows less than its line
-                    gap = (line[0] - its_line[0]) * self.variable() + (line[1] - its_line[1])
+                if line is not None and its_line is not None:
+                    gap = self.line((line[0] - its_line[0], line[1] - its_line[1]))
                 total += gap.exp()
         return self.div(least, total)
 

@@ -176,8 +176,18 @@ def total(terms: Sequence[Expression]) -> Expression:
     return reduce(add, terms)
 
 
+_MANY_KEYS = 27
+
+
 def softmax(logits: Sequence[Expression]) -> list[Expression]:
-    """The weights exp(l_i) / sum_j exp(l_j), each as 1 / sum_j exp(l_j - l_i), which overflows nowhere."""
+    """The weights exp(l_i) / sum_j exp(l_j), each as 1 / sum_j exp(l_j - l_i), which overflows nowhere.
+
+    Of many keys, all share the sum of exp(l_j - max l), which has kinks where another logit becomes the largest.
+    """
+    if len(logits) > _MANY_KEYS:
+        most = reduce(maximum, logits)
+        powers = [apply("exp", sub(logit, most)) for logit in logits]
+        return [div(each, total(powers)) for each in powers]
     return [
         div(ONE, total([ONE if other is own else apply("exp", sub(other, own)) for other in logits])) for own in logits
     ]

@@ -174,10 +174,12 @@ def test_a_value_of_one_is_folded_away() -> None:
     assert substitute(gate, {U: ONE, G: VARIABLE}) is mul(VARIABLE, apply("sigmoid", VARIABLE))
 
 
-def test_a_softmax_is_a_distribution() -> None:
-    weights = softmax([VARIABLE, constant(2), neg(VARIABLE)])
+@pytest.mark.parametrize("further", [0, 40])
+def test_a_softmax_is_a_distribution(further: int) -> None:
+    weights = softmax([VARIABLE, constant(2), neg(VARIABLE), *[VARIABLE] * further])
     assert value(total(weights), 0.7) == pytest.approx(1.0)
-    assert value(weights[1], 0.7) == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(0.7) + math.exp(-0.7)))
+    whole = math.exp(2) + (1 + further) * math.exp(0.7) + math.exp(-0.7)
+    assert value(weights[1], 0.7) == pytest.approx(math.exp(2) / whole)
 
 
 def test_listings_tell_constants_apart_and_share_parts() -> None:
