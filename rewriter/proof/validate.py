@@ -25,6 +25,7 @@ from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlo
 from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
 from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
 from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, open_model, run_model
@@ -241,13 +242,32 @@ def _judged(
         raise ValidationError(f"the rewritten model does not run: {error}") from error
     points = noise_points(certificate, tested, noise)
     noisy = _with_noise(original, before.cases, points, settings.providers, progress, by_blocks=by_blocks)
+    rounding: dict[str, list[Results]] = {}
+    coarsest = max(points, key=lambda point: point.error).tensor if points else ""
+    names = {claim.output: claim.name for claim in claims}
+    judged = {name: _judgements(name, before, after, noisy.get(name, []), rule) for name in settings.providers}
+    vague = any(each.proves_nothing for found in judged.values() for each in found.values())
+    if vague and any(point.error for point in points):
+        # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+        exact = [replace(point, error=0.0) for point in points]
+        rounding = _with_noise(original, before.cases, exact, settings.providers, progress, by_blocks=by_blocks)
     apart = new if variants.alone is None else Side.of(variants.alone)
     blocks = []
     for number, claim in enumerate(tested):
         progress(f"testing {claim.name}", number, len(tested))
         seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
         blocks.append(tested_block(named, apart, claim, seen, ways, settings.seed))
-    runs = {name: _provider(name, before, after, noisy.get(name, []), rule) for name in settings.providers}
+    runs = {
+        name: _provider(
+            name,
+            before,
+            after,
+            found,
+            _judgements(name, before, after, rounding[name], rule) if name in rounding else {},
+            names.get(coarsest, coarsest),
+        )
+        for name, found in judged.items()
+    }
     failures = [
         *known,
         *(failure for block in blocks for failure in block.failures),
@@ -303,6 +323,12 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
     # The first, and the two smallest of the others, are all that a certified model needs.
     others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
     return (*cases[:1], *others[:2])
+
+
+_COARSE = (
+    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "--accuracy, or keep the products of gates in the graph with --gate product"
+)
 
 
 class NoCases(ValidationError):  # noqa: N818 - says what is missing
@@ -408,18 +434,43 @@ def _with_noise(
     return {way.provider: [runs.ways[way].results[k : k + len(cases)] for k in starts] for way in ways}
 
 
-def _provider(name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results], rule: Rule) -> ProviderRun:
-    """Apply the rule to every output, without and with optimisation."""
-    plain, optimised = (before.ways[Way(name, optimise)] for optimise in (False, True))
+def _judgements(
+    name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results], rule: Rule
+) -> dict[tuple[Way, str], Judgement]:
+    """The rule on every output, without and with optimisation."""
+    plain, optimised = (before.ways[Way(name, optimise)].results for optimise in (False, True))
+    ways = Way(name, optimise=False), Way(name, optimise=True)
+    return {
+        (way, output): rule(output, plain, [optimised, *noisy], after.ways[way].results)
+        for way in ways
+        for output in plain[0]
+    }
+
+
+def _provider(
+    name: str,
+    before: ModelRuns,
+    after: ModelRuns,
+    judged: Mapping[tuple[Way, str], Judgement],
+    by_rounding: Mapping[tuple[Way, str], Judgement],
+    coarsest: str,
+) -> ProviderRun:
+    """What the runs on one provider show.
+
+    `by_rounding` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest`
+    is the largest: they decide about numbers of which `judged` proves nothing.
+    """
+    optimised = before.ways[Way(name, optimise=True)]
     failures: list[str] = []
     found: dict[str, Judgement] = {}
-    for way in (Way(name, optimise=False), Way(name, optimise=True)):
-        for output in plain.results[0]:
-            each = rule(output, plain.results, [optimised.results, *noisy], after.ways[way].results)
-            if not each.holds:
-                failures.append(f"output {output} {each.reason} on {way}")
-            if output not in found or each.error > found[output].error:
-                found[output] = each
+    for (way, output), each in judged.items():
+        strict = by_rounding.get((way, output), each)
+        if each.proves_nothing and not strict.holds and is_float(optimised.results[0][output].dtype):
+            failures.append(f"output {output} {strict.reason} on {way}; {_COARSE.format(coarsest)}")
+        elif not each.holds:
+            failures.append(f"output {output} {each.reason} on {way}")
+        if output not in found or each.error > found[output].error:
+            found[output] = each
     rewritten = after.ways[Way(name, optimise=True)]
     fallen, there = _fallen(optimised, rewritten)
     outputs = _statistics(optimised.results, rewritten.results)
