@@ -15,8 +15,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.forms.spelling import bounded
-from passes.match.marks import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY
+from passes.forms.spelling import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY, bounded
 from passes.match.projections import Projections
 from passes.options import FormOptions
 from rewriter.graph.edit import Replacement

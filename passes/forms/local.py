@@ -23,6 +23,7 @@ from passes.conversion import Conversion
 from passes.forms.builder import Builder, metadata_of
 from passes.forms.compact import emit_compact, prepare_spelled
 from passes.forms.spelling import (
+    DOMAIN,
     LARGEST_PART,
     LARGEST_SINGLE,
     AnyKeys,
@@ -34,7 +35,6 @@ from passes.forms.spelling import (
     function_of,
 )
 from passes.match.linear import Miss
-from passes.match.marks import DOMAIN
 from passes.programs.groups import Progression, SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line

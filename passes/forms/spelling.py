@@ -29,11 +29,18 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from passes.match.marks import DOMAIN
 from passes.programs.head import LARGEST_QUERY
 from passes.programs.line import HIGHEST, LOWEST
 from passes.programs.powers import REACH
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
+
+# Marks on the nodes that this pass emits: the domain of a function, or an entry in the metadata of a node.
+DOMAIN = "attnonly"
+"""Operator domain of the model-local functions, and prefix of the metadata keys."""
+
+BLOCK_KEY = f"{DOMAIN}.block"
+PROGRAM_KEY = f"{DOMAIN}.program"
+PROJECTIONS_KEY = f"{DOMAIN}.projections"
 
 LARGEST_SINGLE = 2.0**60
 """Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
