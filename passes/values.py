@@ -6,7 +6,7 @@ this reads weights of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import Miss
-from rewriter.graph.constants import Read
+from rewriter.graph.constants import Read, computed
 from rewriter.graph.view import GraphView, attributes, label
 
 Array = NDArray[Any]
@@ -78,18 +78,7 @@ class Values:
             return np.broadcast_to(value.reshape(()), [int(size) for size in first.reshape(-1)])
         if node.op_type == "Cast" and np.isnan(first).any():
             return first  # a size that is not known, which no integer stands for
-        return self._run(node, operands)
-
-    def _run(self, node: onnx.NodeProto, operands: Mapping[str, Array]) -> Array:
-        from onnx.reference import ReferenceEvaluator  # slow to import
-
-        types = {name: onnx.helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in operands.items()}
-        given = [onnx.helper.make_tensor_value_info(name, each, None) for name, each in types.items()]
-        graph = onnx.helper.make_graph([node], "node", given, [onnx.ValueInfoProto(name=node.output[0])])
-        imports = [onnx.helper.make_opsetid("", self._view.opsets.get("", 1))]
-        model = onnx.helper.make_model(graph, opset_imports=imports)
-        with np.errstate(all="ignore"):
-            return np.asarray(ReferenceEvaluator(model).run(None, dict(operands))[0])
+        return np.asarray(computed([node], operands, node.output[:1], {"": self._view.opsets.get("", 1)})[0])
 
     def numbers(self, tensor: str) -> list[int]:
         """The elements of a constant as integers.

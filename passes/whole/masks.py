@@ -19,7 +19,7 @@ from onnx import helper
 
 from passes.match.linear import Miss
 from passes.sizes import BATCH, TOKENS, ShapeReader, Size
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import Constants, computed
 from rewriter.graph.extract import ancestors, reads
 from rewriter.graph.view import GraphView, label
 
@@ -225,8 +225,6 @@ class MaskReader:
 
     def _values(self, tensor: str, length: int, fill: Fill) -> NDArray[np.generic] | None:
         """The tensor for two sequences of a length, computed by the graph's own nodes; None where that fails."""
-        from onnx.reference import ReferenceEvaluator  # slow to import, and needed for form whole only
-
         view, stops = self._view, self._known_shapes
         above = sorted(ancestors(view, frozenset(stops), [tensor]))
         needed = {name for index in above for name in reads(view.nodes[index])} | {tensor}
@@ -244,16 +242,8 @@ class MaskReader:
         kept = [view.initializers[name] for name in sorted(needed) if name in view.initializers]
         if any(each.data_location == onnx.TensorProto.EXTERNAL for each in kept):
             return None
-        made = [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), None) for n, v in feeds.items()
-        ]
-        graph = helper.make_graph(
-            [view.nodes[index] for index in above], "mask", made, [onnx.ValueInfoProto(name=tensor)], kept
-        )
-        imports = [helper.make_opsetid(domain, version) for domain, version in view.opsets.items()]
         try:
-            with np.errstate(all="ignore"):
-                (value,) = ReferenceEvaluator(helper.make_model(graph, opset_imports=imports)).run([tensor], feeds)
+            (value,) = computed([view.nodes[index] for index in above], feeds, [tensor], view.opsets, kept)
         except Exception:  # noqa: BLE001 - whatever it cannot evaluate is refused by the caller
             return None
         return np.asarray(value)

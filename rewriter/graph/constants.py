@@ -130,12 +130,18 @@ class Constants:
         return _typed(result, target, wide)
 
 
+def elem_type_of(values: AnyArray) -> int:
+    """The TensorProto.DataType of an array; text has several kinds in numpy."""
+    text = values.dtype.kind in "OUS"
+    return int(onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
+
+
 def computed(
     nodes: Sequence[onnx.NodeProto],
     values: Mapping[str, AnyArray],
     outputs: Sequence[str],
     versions: Mapping[str, int],
-    new_ops: Sequence[type[Any]] = (),
+    constants: Sequence[onnx.TensorProto] = (),
 ) -> list[Any]:
     """What nodes make of known tensors, by onnx's reference evaluator.
 
@@ -144,7 +150,7 @@ def computed(
         values: the tensors that they read.
         outputs: the tensors that are asked for.
         versions: operator sets by domain.
-        new_ops: operators in place of the evaluator's own.
+        constants: initializers that they read as well.
 
     Raises:
         Exception: of any kind, for nodes that nothing would run.
@@ -152,14 +158,12 @@ def computed(
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     helper = onnx.helper
-    given = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), None) for n, v in values.items()
-    ]
-    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs])
+    given = [helper.make_tensor_value_info(name, elem_type_of(value), None) for name, value in values.items()]
+    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs], constants)
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     with np.errstate(all="ignore"):
         model = helper.make_model(graph, opset_imports=imports)
-        return list(ReferenceEvaluator(model, new_ops=list(new_ops) or None).run(None, dict(values)))
+        return list(ReferenceEvaluator(model).run(None, dict(values)))
 
 
 def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool) -> NDArray[np.generic]:

@@ -298,7 +298,7 @@ class _Matching:
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
         self._undecided: set[Tensor] = set()
-        self._broken: set[Tensor] = set()
+        self._broken: set[tuple[Tensor, Tensor]] = set()
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
@@ -404,7 +404,7 @@ class _Matching:
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):
             return True
-        if a in self._broken:  # parts of it would be held to another limit than what is claimed about the whole
+        if (a, b) in self._broken:  # parts of it would be held to another limit than what is claimed about the whole
             return False
         if (yield self._same_node(a, b)):
             return True
@@ -575,7 +575,7 @@ class _Matching:
         if not proved.holds:
             refuted = proved.at_least > proved.limit
             if refuted and a.name in self._claims:
-                self._broken.add(a)
+                self._broken.add((a, b))
             return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=refuted)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,

@@ -187,7 +187,8 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
     if len(logits) > _MANY_KEYS:
         most = reduce(maximum, logits)
         powers = [apply("exp", sub(logit, most)) for logit in logits]
-        return [div(each, total(powers)) for each in powers]
+        whole = total(powers)
+        return [div(each, whole) for each in powers]
     return [
         div(ONE, total([ONE if other is own else apply("exp", sub(other, own)) for other in logits])) for own in logits
     ]

@@ -21,6 +21,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError, ValidationError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.constants import computed, elem_type_of
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import bytes_of, reads
 from rewriter.graph.view import attributes, key_of, label
@@ -257,7 +258,7 @@ class _Kernels:
             made = {name for node in self.nodes for name in node.output}
             read = dict.fromkeys(name for node in self.nodes for name in reads(node) if name not in made)
             fed = {name: values[name] for name in read}
-            kinds = tuple((name, _elem_type(value)) for name, value in fed.items())
+            kinds = tuple((name, elem_type_of(value)) for name, value in fed.items())
             try:
                 if kinds not in self._sessions:
                     threads = 1 if sum(value.size for value in fed.values()) <= _SMALL else 0
@@ -286,11 +287,6 @@ class _Kernels:
         outputs = [onnx.ValueInfoProto(name=name) for name in self.gives]
         graph = helper.make_graph(self.nodes, "part", inputs, outputs)
         return helper.make_model(graph, opset_imports=self.opsets, ir_version=10)
-
-
-def _elem_type(value: Array) -> int:
-    is_text = value.dtype.kind in "OUS"
-    return int(TensorProto.STRING if is_text else helper.np_dtype_to_tensor_dtype(value.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,11 +334,7 @@ def _in_numpy(node: onnx.NodeProto, form: Operator, values: Values) -> Sequence[
 
 
 def _by_onnx(node: onnx.NodeProto, opsets: _Opsets, values: Values) -> Sequence[Array | None]:
-    from onnx.reference import ReferenceEvaluator
-
     feeds = {name: values[name] for name in node.input if name}
-    inputs = [helper.make_tensor_value_info(name, _elem_type(value), None) for name, value in feeds.items()]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    model = helper.make_model(helper.make_graph([node], "operator", inputs, outputs), opset_imports=opsets)
-    found = iter(ReferenceEvaluator(model).run(None, feeds))
+    versions = {each.domain: each.version for each in opsets}
+    found = iter(computed([node], feeds, [name for name in node.output if name], versions))
     return [next(found) if name else None for name in node.output]
