@@ -103,8 +103,8 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     stated = declared_changes(a, b)
     for name in (value.name for value in a.proto.graph.output):
         if name in right.numbers and left.numbers.get(name) != right.numbers[name]:
-            nodes = [side.nodes.get(side.makers.get(name, b"")) for side in (left, right)]
-            stated.append(Change("source of output", name, *(each and _describe(each) for each in nodes)))
+            one, two = (side.nodes.get(side.makers.get(name, b"")) for side in (left, right))
+            stated.append(Change("source of output", name, one and _describe(one), two and _describe(two)))
     same = [(number, node.name, *node.output) for number, node in right.all if number in left.nodes]
     named = {(number, node.name, *node.output) for number, node in left.all}
     counts = [Counter(_operator(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
@@ -318,14 +318,13 @@ def _weight_changes(a: _Numbered, b: _Numbered) -> Iterator[Change]:
     """Weights of one name with other bytes, and those that one side has neither by name nor by content."""
     held = [{digest for digest, _ in side.weights.values()} for side in (a, b)]
     for name in sorted(a.weights.keys() | b.weights.keys()):
-        found = [side.weights.get(name) for side in (a, b)]
-        kinds = [None if each is None else _kind_of(each[1]) for each in found]
-        digests = [each[0] for each in found if each is not None]
-        if len(digests) == 1:
-            if digests[0] not in held[found[1] is None]:
+        (one, ours), (two, theirs) = (side.weights.get(name, (b"", None)) for side in (a, b))
+        kinds = ours and _kind_of(ours), theirs and _kind_of(theirs)
+        if ours is None or theirs is None:
+            if (one or two) not in held[theirs is None]:
                 yield Change("weight", name, *kinds)
-        elif digests[0] != digests[1]:
-            values = [read_tensor(side.model, side.weights[name][1]) for side in (a, b)]
+        elif one != two:
+            values = read_tensor(a.model, ours), read_tensor(b.model, theirs)
             yield Change("weight", name, *kinds, apart(*values) if kinds[0] == kinds[1] else "")
 
 
@@ -381,8 +380,8 @@ def _stated(model: LoadedModel, used: set[str]) -> dict[str, dict[str, str]]:
 def _changed(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Change]:
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
-            sides = (None if name not in side else decoded(side[name]) for side in (ours, theirs))
-            yield Change(what, decoded(name), *sides)
+            one, two = (None if name not in side else decoded(side[name]) for side in (ours, theirs))
+            yield Change(what, decoded(name), one, two)
 
 
 def _function_name(function: onnx.FunctionProto) -> str:
