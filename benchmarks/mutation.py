@@ -1,9 +1,9 @@
 """Does a test notice when the checker is changed? `python -m benchmarks.mutation [--sample N] [-o FILE]`.
 
 Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an operator of arithmetic or logic, a
-number, a condition, a statement that is left out, a value that is not returned. The tests that enter its line run in a
-forked process until one fails, the fastest first; a mutant that all of them pass survives. Survivors are judged by
-hand: those in `EQUIVALENT` compute the same, or only take longer. Results are appended, so that a run can be resumed.
+number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
+in a forked process until one fails, the fastest first; a mutant that all of them pass survives. Survivors are judged by
+hand: many compute the same, or only take longer. Results are appended, so that a run can be resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import importlib.util
 import io
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -22,7 +21,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import FrameType
+from random import Random
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import click
@@ -31,18 +31,22 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOM = ROOT / "rewriter" / "proof" / "certificate"
 TESTS = "tests/rewriter/proof/certificate"
 _OTHER = {
-    ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",), ast.NotEq: ("==",),
-    ast.Is: ("is not",), ast.IsNot: ("is",), ast.In: ("not in",), ast.NotIn: ("in",),
-    ast.Add: ("-",), ast.Sub: ("+",), ast.Mult: ("/",), ast.Div: ("*",), ast.FloorDiv: ("*",), ast.Mod: ("*",), ast.Pow: ("*",),
-    ast.BitOr: ("&",), ast.BitAnd: ("|",), ast.And: ("or",), ast.Or: ("and",),
+    ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",),
+    ast.NotEq: ("==",), ast.Is: ("is not",), ast.IsNot: ("is",), ast.In: ("not in",), ast.NotIn: ("in",),
+    ast.Add: ("-",), ast.Sub: ("+",), ast.Mult: ("/",), ast.Div: ("*",), ast.FloorDiv: ("*",), ast.Mod: ("*",),
+    ast.Pow: ("*",), ast.BitOr: ("&",), ast.BitAnd: ("|",), ast.And: ("or",), ast.Or: ("and",),
 }  # fmt: skip
 """What may stand in place of an operator."""
 
 
 class Mutant(NamedTuple):
-    """One change: the text between two offsets of a file becomes another."""
+    """One change: the text between two offsets of a file becomes another.
+
+    `function` is the first line of the function around it, its decorators included; 0 where there is none.
+    """
 
     file: str
+    function: int
     line: int
     start: int
     end: int
@@ -54,19 +58,19 @@ class Mutant(NamedTuple):
         return f"{self.file}:{self.line}:{self.start}: {self.text}"
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
+def mutants(path: Path) -> Iterator[Mutant]:  # noqa: C901 - one case for each kind of node
     """Every mutant of a file, in order."""
     source = path.read_text(encoding="utf-8")
     starts = [0]
     for each in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(each))
 
-    def span(node: ast.AST) -> tuple[int, int]:
-        rows: Any = node
+    def span(rows: Any) -> tuple[int, int]:
         return starts[rows.lineno - 1] + rows.col_offset, starts[rows.end_lineno - 1] + rows.end_col_offset
 
     def made(node: Any, start: int, end: int, text: str) -> Mutant:
-        return Mutant(path.name, node.lineno, start, end, text)
+        around = [first for first, last in functions if first <= node.lineno <= last]
+        return Mutant(path.name, max(around, default=0), node.lineno, start, end, text)
 
     def text_of(node: ast.AST) -> str:
         return source[slice(*span(node))]
@@ -79,7 +83,13 @@ def mutants(path: Path) -> Iterator[Mutant]:
         for other in _OTHER.get(type(kind), ()):
             yield made(node, at, at + len(word), other)
 
-    for node in _code(ast.parse(source)):
+    tree = ast.parse(source)
+    functions = [
+        (min([each.lineno, *(one.lineno for one in each.decorator_list)]), each.end_lineno or 0)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef)
+    ]
+    for node in _code(tree):
         if isinstance(node, ast.Compare):
             for one, kind, two in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
                 yield from between(node, one, two, kind)
@@ -90,7 +100,7 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 yield from between(node, one, two, node.op)
         elif isinstance(node, ast.UnaryOp):
             yield made(node, *span(node), f"({text_of(node.operand)})")
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
             other = str(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
             yield made(node, *span(node), other)
         elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
@@ -135,33 +145,33 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         module.__file__ = str(self.path)
-        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
+        exec(compile(self.source, str(self.path), "exec"), module.__dict__)  # noqa: S102 - our own source
 
 
 class _Trace:
-    """A plugin of pytest: which lines of the room each test enters, and how long it takes."""
+    """A plugin of pytest: which functions of the room each test enters, and how long it takes."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, list[str]] = defaultdict(list)
+        self.tests: dict[str, list[str]] = defaultdict(list)
         self.seconds: dict[str, float] = {}
-        self._seen: set[str] = set()
+        self._seen: set[CodeType] = set()
+        self._start = 0.0
 
-    def _event(self, frame: FrameType, event: str, _: Any) -> Any:
-        name = frame.f_code.co_filename
-        if not name.startswith(str(ROOM)):
-            return None
-        self._seen.add(f"{Path(name).name}:{frame.f_lineno}")
-        return self._event
+    def _event(self, frame: FrameType, _event: str, _: object) -> None:
+        self._seen.add(frame.f_code)
 
-    def pytest_runtest_protocol(self, item: Any) -> None:
+    def pytest_runtest_logstart(self) -> None:
+        """Of pytest."""
         self._seen, self._start = set(), time.perf_counter()
         sys.settrace(self._event)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Of pytest."""
         sys.settrace(None)
         self.seconds[nodeid] = time.perf_counter() - self._start
-        for line in self._seen:
-            self.lines[line].append(nodeid)
+        for code in self._seen:
+            if code.co_filename.startswith(str(ROOM)):
+                self.tests[f"{Path(code.co_filename).name}:{code.co_firstlineno}"].append(nodeid)
 
 
 def _quietly(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
@@ -174,17 +184,17 @@ def _quietly(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
 
 
 def traced(cache: Path) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Tests by the line that they enter, and their seconds; measured once, in a process of its own."""
+    """Tests by the first line of the functions that they enter, and their seconds; measured once, in a fork."""
     if not cache.exists():
         if not (child := os.fork()):
             trace = _Trace()
             code = _quietly([TESTS], [trace])
-            cache.write_text(json.dumps([trace.lines, trace.seconds]))
+            cache.write_text(json.dumps([trace.tests, trace.seconds]))
             os._exit(code)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise click.ClickException(f"the tests of {TESTS} do not pass without a mutant")
-    lines, seconds = json.loads(cache.read_text())
-    return lines, seconds
+    tests, seconds = json.loads(cache.read_text())
+    return tests, seconds
 
 
 def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
@@ -202,7 +212,7 @@ def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
         sys.meta_path.insert(0, _Mutated(path, changed))
         try:
             code = _quietly(tests)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is, it was noticed
             code = 1
         os._exit(min(code, 255))
     return os.waitpid(child, 0)[1] == 0
@@ -222,22 +232,26 @@ def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
 def main(sample: int | None, seed: int, output: Path, most: float) -> None:
     """Run the mutants that are not in the output yet."""
     import flint  # noqa: F401 - imported once, before processes are forked
-    import hypothesis  # noqa: F401
     import onnx  # noqa: F401
     import onnxruntime  # noqa: F401
 
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    lines, seconds = traced(output.with_suffix(".trace"))
+    entering, seconds = traced(output.with_suffix(".trace"))
     found = [each for path in sorted(ROOM.glob("*.py")) for each in mutants(path)]
-    chosen = found if sample is None else random.Random(seed).sample(found, min(sample, len(found)))
+    chosen = found if sample is None else Random(seed).sample(found, min(sample, len(found)))  # noqa: S311
     done = {json.loads(line)["mutant"] for line in output.read_text().splitlines()} if output.exists() else set()
+    plain = found[0]._replace(start=0, end=0, text="")
+    if not survives(plain, [min(seconds, key=seconds.__getitem__)], 1.0):
+        raise click.ClickException("a test fails in a forked process even without a mutant")
     with output.open("a") as file:
         for mutant in chosen:
             if mutant.key in done:
                 continue
-            tests, budget = [], most
-            for test in sorted(lines.get(f"{mutant.file}:{mutant.line}", []), key=seconds.__getitem__):
+            tests: list[str] = []
+            budget = most
+            own = entering.get(f"{mutant.file}:{mutant.function}", []) if mutant.function else seconds
+            for test in sorted(own, key=seconds.__getitem__):
                 budget -= seconds[test]
                 if budget < 0 and tests:
                     break
