@@ -75,7 +75,7 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
     return {
         block.output: Claimed(
             block.bound,
-            block.domain if math.isfinite(block.domain) else None,
+            block.program.domain if math.isfinite(block.program.domain) else None,
             tuple(name for name in (block.y, block.value) if name),
         )
         for block in (record.blocks if record is not None else ())

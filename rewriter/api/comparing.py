@@ -291,19 +291,19 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     claims += tuple(_fitted_claim(block, named[block.name], accuracy) for block in fitted)
     model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
     made = {name for node in model.proto.graph.node for name in node.output}
-    marks = (_landmark(block, named[block.name].program if block.name in named else None) for block in blocks)
+    marks = (_landmark(block, named[block.name].program.name if block.name in named else None) for block in blocks)
     return Known(
         model=model,
         landmarks=tuple(mark for mark in marks if {*mark.outputs, *mark.starts, mark.end} <= made),
         claims=claims,
-        programs={name: each.program for name, each in named.items()},
+        programs={name: each.program.name for name, each in named.items()},
         notes=tuple(notes),
     )
 
 
 def _fitted_claim(block: Block, record: BlockRecord, accuracy: float | None) -> Claim:
     """The claim about a program that was fitted: what B's plan says is proved or fails, within the usual limits."""
-    mark = _landmark(block, record.program)
+    mark = _landmark(block, record.program.name)
     return Claim(
         name=block.name,
         inputs=mark.starts,
@@ -316,7 +316,7 @@ def _fitted_claim(block: Block, record: BlockRecord, accuracy: float | None) -> 
         unstable=True,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
-        domain=record.domain,
+        domain=record.program.domain,
         axis=next((operator.axis for operator in block.first), -1),
         accuracy=accuracy or 0.0,
     )
