@@ -12,6 +12,7 @@ import click
 
 from rewriter.cli.options import (
     MODEL,
+    STANDARD,
     check_new,
     check_page,
     check_report,
@@ -22,7 +23,6 @@ from rewriter.cli.options import (
     with_options,
     write_report,
 )
-from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
@@ -161,7 +161,7 @@ def heads(
     elif inputs is None:
         raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
     else:
-        check_page(page, (model, output, inputs), report=report, force=False)
+        check_page(page, (model, output, inputs, report))
     check_report(report, (model, output, inputs))
     if output is not None:
         check_suffix(output)
