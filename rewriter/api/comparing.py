@@ -62,7 +62,6 @@ class CompareKeywords(TypedDict, total=False):
     taps: bool
     bisect: bool
     generate: int | None
-    allow_links: bool
     progress: Progress
 
 
@@ -88,7 +87,6 @@ def validate(original: Source, rewritten: Source, **options: Unpack[CompareKeywo
         taps (False): compare every block's output as well, and find the first whose error exceeds its share.
         bisect (False): if the models differ, test every part of `rewritten` alone and name the faulty ones.
         generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
-        allow_links (False): let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
 
     Returns:
@@ -144,7 +142,6 @@ def _compared(
     taps: bool = False,
     bisect: bool = False,
     generate: int | None = None,
-    allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     if generate is not None and generate < 1:
@@ -153,7 +150,7 @@ def _compared(
     settings = Settings(providers=wanted, inputs=as_given(inputs), dims=dict(dims or {}), seed=seed)
     rule, run = Rule.of(atol, rtol), Run(progress)
     with run.step("load", "loading"):
-        a, b = (load_model(each, allow_links=allow_links) for each in sources)
+        a, b = (load_model(each) for each in sources)
     names = [name_of(each) for each in sources]
     result = Comparison(names[0], names[1], signature=signature_differences(a.proto, b.proto))
     if graph:
@@ -217,13 +214,13 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         stated = named.get(block.name)
         if stated is not None and stated.form == "local":
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
-            claim = replace(place_of(block), max_error=stated.bound, domain=stated.domain, accuracy=accuracy)
+            claim = replace(place_of(block), max_error=stated.bound, domain=stated.program.domain, accuracy=accuracy)
             claims += (replace(claim, unstable=True),)
     model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
     made = {name for node in model.proto.graph.node for name in node.output}
     places = (place_of(block) for block in blocks)
     within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
-    return Known(model, within, claims, {name: each.program for name, each in named.items()}, tuple(notes))
+    return Known(model, within, claims, {name: each.program.name for name, each in named.items()}, tuple(notes))
 
 
 @dataclass(frozen=True)
