@@ -262,9 +262,9 @@ class _Pair:
         if steps is not None and proof.providers:
             provider = self.settings.providers[0]
             with self.run.step("generate", "generating tokens"):
-                made = generate((self.a, self.b), self._cases(proof), provider, steps)
-            allowed = proof.providers[provider].compared[made.output].allowed
-            failures += made.failures(allowed, absolute=made.output in result.tolerated)
+                judged = proof.providers[provider].compared
+                made = generate((self.a, self.b), self._cases(proof), provider, steps, judged, result.tolerated)
+            failures += made.failures
             result = replace(result, generation=made)
         return replace(result, failures=tuple(failures))
 

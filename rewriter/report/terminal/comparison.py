@@ -182,17 +182,12 @@ def _tap_line(taps: Sequence[Measured]) -> Text:
 def _generation_lines(found: Generation, names: tuple[str, str]) -> Iterator[Text]:
     """How well the generated tokens agree."""
     how = f"through a cache of {counted(len(found.cache), 'tensor')}" if found.cache else "without a cache"
-    kl = f", KL at most {max(found.kl):.1e}" if found.kl else ""
     yield plain(
         f"generated {counted(found.steps, 'token')} of {counted(len(found.tokens), 'sequence')} {how}: "
-        f"{names[1]} agrees in {100 * found.agreement:.2f} % of choices{kl}"
+        f"{names[1]} agrees in {100 * found.agreement:.2f} % of choices"
     )
     if found.differences:
-        first = found.differences[0]
-        yield plain(
-            f"first difference: step {first.step}, token {first.other} instead of {first.chosen}, which leads by "
-            f"{first.margin:.1e}"
-        )
+        yield plain(f"first difference: {found.differences[0]}")
     if found.stopped:
         yield plain(f"generation stopped at {found.stopped}", "yellow")
 
