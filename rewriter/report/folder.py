@@ -95,7 +95,7 @@ def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> It
     for name, each in models.items():
         found = replace(each, model=name, output=name, files=())
         # No line but the last begins with a fence: names stand after a label or an indent.
-        lines = summary(found, 100) if each.converted else ["copied as it is: there is no MLP block to convert"]
+        lines = summary(found, 100) if each.converted else [one_line(f"copied {each.copied}", 400)]
         yield from (f"**{_escaped(name)}**", "", "```", *lines, *[one_line(found.summary, 400)] * bool(each.converted))
         yield from ("```", "")
     yield "Both models ran with onnxruntime on generated inputs; `attnonly-report.json` has all figures."
