@@ -140,20 +140,21 @@ def emit(plan: Plan) -> onnx.ModelProto:
     """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
     result = onnx.ModelProto()
     result.CopyFrom(plan.model)
-    replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in plan.conversions]
+    conversions = plan.conversions
+    replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     if _taken(plan.model, replacements):
-        inline = [replace(each, inline=True) for each in plan.conversions]
-        replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in inline]
+        conversions = tuple(replace(each, inline=True) for each in conversions)
+        replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     by_path: dict[Path, list[Replacement]] = {}
-    for conversion, replacement in zip(plan.conversions, replacements, strict=True):
+    for conversion, replacement in zip(conversions, replacements, strict=True):
         by_path.setdefault(conversion.block.path, []).append(replacement)
     for view in plan.views:
         if view.path in by_path:
             splice(result, view, by_path[view.path])
-    if not plan.conversions:
+    if not conversions:
         return result
     earlier = [each.record for each in plan.recognised.blocks]
-    return with_record(result, plan.conversions, plan.options, earlier)
+    return with_record(result, conversions, plan.options, earlier)
 
 
 def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:

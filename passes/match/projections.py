@@ -275,7 +275,7 @@ class _Reader:
         transposed = bool(stated.get("transB"))
         if operator.kind == "Einsum":
             read = einsum_map(stated["equation"].decode(), list(node.input).index(operator.weight))
-            transposed = read is not None and read.transposed
+            transposed = read is not None and read.made < read.contracted
         return Projection(
             operator.data,
             operator.weight,

@@ -149,6 +149,8 @@ def _check_inputs(models: Sequence[LoadedModel], names: Sequence[str]) -> None:
 
 
 def _start(model: LoadedModel, provider: str, options: BenchOptions) -> Start:
+    if model.mapped:
+        raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
     if model.path is None and model.file_size >= _LARGEST:
         raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
     source = model.path if model.path is not None else model.proto.SerializeToString()

@@ -70,7 +70,6 @@ def validate(
     taps: bool = False,
     bisect: bool = False,
     generate: int | None = None,
-    allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does: a certificate, and a run on a few inputs.
@@ -91,7 +90,6 @@ def validate(
         taps: compare every block's output as well, and find the first whose error exceeds its share.
         bisect: if the models differ, test every part of `rewritten` alone and name the faulty ones.
         generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
-        allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
 
     Returns:
@@ -104,7 +102,7 @@ def validate(
         ValidationError: nothing could be compared, for example because a model does not run.
     """
     how = _pairing(providers, inputs, dims, seed, (atol, rtol), generate, progress, taps=taps, bisect=bisect)
-    return _compare((original, rewritten), how, allow_links=allow_links, graph=False, outputs=True)
+    return _compare((original, rewritten), how, graph=False, outputs=True)
 
 
 def diff(
@@ -122,7 +120,6 @@ def diff(
     taps: bool = False,
     bisect: bool = False,
     generate: int | None = None,
-    allow_links: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Compare two models: their files, and what they compute.
@@ -141,7 +138,6 @@ def diff(
         taps: as for `validate`.
         bisect: as for `validate`.
         generate: as for `validate`.
-        allow_links: as for `validate`.
         progress: as for `validate`.
 
     Returns:
@@ -161,7 +157,7 @@ def diff(
     if not outputs and generate:
         raise UsageError("generate needs the models to be run: leave the outputs in")
     how = _pairing(providers, inputs, dims, seed, (atol, rtol), generate, progress, taps=taps, bisect=bisect)
-    return _compare((a, b), how, allow_links=allow_links, graph=graph, outputs=outputs)
+    return _compare((a, b), how, graph=graph, outputs=outputs)
 
 
 _LOOSE = 2.0**-10
@@ -222,12 +218,10 @@ def _by_name(given: Tolerances | None) -> dict[str | None, float]:
     return {None: float(given)}
 
 
-def _compare(
-    sources: tuple[Source, Source], pairing: Pairing, *, allow_links: bool, graph: bool, outputs: bool
-) -> Comparison:
+def _compare(sources: tuple[Source, Source], pairing: Pairing, *, graph: bool, outputs: bool) -> Comparison:
     run = Run(pairing.progress)
     with run.step("load", "loading"):
-        a, b = (load_model(each, allow_links=allow_links) for each in sources)
+        a, b = (load_model(each) for each in sources)
     models = a, b
     signature = signature_differences(a.proto, b.proto)
     result = Comparison(name_of(sources[0]), name_of(sources[1]), signature=signature)
@@ -297,19 +291,19 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     claims += tuple(_fitted_claim(block, named[block.name], accuracy) for block in fitted)
     model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
     made = {name for node in model.proto.graph.node for name in node.output}
-    marks = (_landmark(block, named[block.name].program if block.name in named else None) for block in blocks)
+    marks = (_landmark(block, named[block.name].program.name if block.name in named else None) for block in blocks)
     return Known(
         model=model,
         landmarks=tuple(mark for mark in marks if {*mark.outputs, *mark.starts, mark.end} <= made),
         claims=claims,
-        programs={name: each.program for name, each in named.items()},
+        programs={name: each.program.name for name, each in named.items()},
         notes=tuple(notes),
     )
 
 
 def _fitted_claim(block: Block, record: BlockRecord, accuracy: float | None) -> Claim:
     """The claim about a program that was fitted: what B's plan says is proved or fails, within the usual limits."""
-    mark = _landmark(block, record.program)
+    mark = _landmark(block, record.program.name)
     return Claim(
         name=block.name,
         inputs=mark.starts,
@@ -322,7 +316,7 @@ def _fitted_claim(block: Block, record: BlockRecord, accuracy: float | None) -> 
         unstable=True,
         path=block.path,
         width=next((operator.in_features for operator in block.first), None),
-        domain=record.domain,
+        domain=record.program.domain,
         axis=next((operator.axis for operator in block.first), -1),
         accuracy=accuracy or 0.0,
     )

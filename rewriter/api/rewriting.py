@@ -44,7 +44,6 @@ def rewrite(
     dry_run: bool = False,
     validate: bool = True,
     force: bool = False,
-    allow_links: bool = False,
     progress: Progress = silent,
     **options: Unpack[RewriteKeywords],
 ) -> Report:
@@ -60,7 +59,6 @@ def rewrite(
         dry_run: stop after the plan.
         validate: run the proof. Without it the result is written unproved.
         force: replace existing files.
-        allow_links: let external data be links inside one Hugging Face cache directory.
         progress: called with (current activity, steps done, total steps).
         **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
             below with their defaults.
@@ -84,7 +82,7 @@ def rewrite(
     run = Run(progress)
     with run.step("load", "loading"):
         # A result in memory must not depend on the file.
-        source = load_model(model, mapped=output is not None, allow_links=allow_links)
+        source = load_model(model, mapped=output is not None or dry_run)
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)

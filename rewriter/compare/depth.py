@@ -487,11 +487,6 @@ def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:
 
 def _causes(found: GraphDifference) -> list[str]:
     """The differences in words: first what changed, then what only one side has."""
-    functions = (
-        (False, f"the body of function {each.name} differs")
-        for each in found.fields
-        if each.what == "function" and each.a is not None and each.b is not None
-    )
-    weights = ((each.status != "changed", each.text) for each in found.tensors)
-    nodes = ((not (each.a and each.b), each.text) for each in found.regions)
-    return [text for _, text in sorted([*weights, *functions, *nodes], key=lambda cause: cause[0])]
+    functions = [each for each in found.fields if each.what == "function"]
+    changes = [*found.tensors, *functions, *found.regions]
+    return [each.text for each in sorted(changes, key=lambda each: None in (each.a, each.b))]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
-from rewriter.compare.graphs import GraphDifference, TensorChange, span
+from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
@@ -259,18 +259,14 @@ def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: boo
     if operators:
         a, b = sum(before.values()), sum(after.values())
         operators.append(("all nodes", a, b, b - a))
-    nodes = [
-        (*(span(side) if side else None for side in (each.a, each.b)), ", ".join(each.what) or None)
-        for each in found.regions
-    ]
-    weights = [(each.name, *(kind or None for kind in each.kind), *_largest(each)) for each in found.tensors]
-    heads = (*columns("text", "", *names), *columns("count", "elements", "largest difference", "at"))
+    nodes = [(each.a, each.b, each.how or None) for each in found.regions]
+    weights = [(each.name, each.a, each.b, each.how or None) for each in found.tensors]
     counted_columns = (Column(""), *columns("count", *names), Column("change", "change"))
     for title, columns_, rows in (
         ("Models", columns("text", "", "", *names), fields),
         ("Operators", counted_columns, operators),
-        ("Nodes that differ", columns("text", *names, "change"), nodes),
-        ("Weights that differ", heads, weights),
+        ("Nodes that differ", columns("text", *names, "differ in"), nodes),
+        ("Weights that differ", columns("text", "", *names, "differ in"), weights),
     ):
         many = not verbose and title.endswith("differ")
         if rows:
@@ -282,12 +278,6 @@ def _graph_parts(found: GraphDifference, names: tuple[str, str], *, verbose: boo
         f"the same in both: {found.same_nodes:,} nodes{renamed}, {found.same_tensors:,} weights bit for bit"
         f"{'; only names and remarks differ' if found.same and (found.renamed or found.remarks) else ''}"
     )
-
-
-def _largest(change: TensorChange) -> Row:
-    """How many elements of a weight differ, by how much, and where most."""
-    largest = None if change.max_difference is None else f"{change.max_difference:.3g}"
-    return change.elements, largest, ",".join(map(str, change.index)) if change.index else None
 
 
 def _short(text: str | None) -> str | None:

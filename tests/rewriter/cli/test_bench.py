@@ -53,7 +53,7 @@ def test_measures(capsys: Capture) -> None:
         (["a.onnx", "b.onnx", "--tokens", "0"], 2, "tokens is 0; it must be an integer of at least 1"),
         (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz: no such file"),
         (["a.onnx", "b.onnx", "--json", "nowhere/x.json"], 2, "does not exist; create it first"),
-        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace a model"),
+        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
         (["a.onnx", "b.onnx", "--provider", "tpu"], 2, "unknown execution provider 'tpu'"),
         (["fails.onnx", "fails.onnx"], 1, "fails.onnx: onnxruntime could not run the model: "),
     ],

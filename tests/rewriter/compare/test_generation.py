@@ -99,7 +99,7 @@ def test_an_encoder_is_refused() -> None:
 
 def test_text_without_tokens_is_refused() -> None:
     other = text_model("out = Relu(x)")
-    with pytest.raises(UsageError, match="--generate needs a model that reads token ids"):
+    with pytest.raises(UsageError, match="generate= needs a model that reads token ids"):
         validate(other, other, providers=["cpu"], generate=2)
 
 

@@ -27,8 +27,8 @@ PLANTED = {
     ),
     "weights that are not read": (
         "rewriter/compare/graphs.py",
-        "digest([self.kind.encode(), self.data().data])",
-        "digest([self.kind.encode()])",
+        "_digest([_kind_of(tensor).encode(), *data])",
+        "_digest([_kind_of(tensor).encode()])",
         "compare/test_graphs.py",
     ),
 }  # fmt: skip
