@@ -16,15 +16,14 @@ from rewriter.api.run import Run, name_of, silent
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
-from rewriter.graph.view import view_model
 from rewriter.options import build, values_of
 from rewriter.ort.providers import chosen_providers
-from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.inputs.facts import Kind, Role
 from rewriter.proof.inputs.given import Given, as_given
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
-from rewriter.proof.inputs.sizes import Setting
+from rewriter.proof.inputs.roles import InputSpec, input_specs
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
 from rewriter.report.environment import environment
@@ -190,7 +189,7 @@ def inputs_of(
             raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
         known: tuple[InputSpec, ...] = ()
         with suppress(UsageError):  # inputs for which no values can be made, such as strings
-            known = input_specs(model, view_model(model))
+            known = input_specs(model)
         return tuple(Inputs(case.name, _tokens(known, case.feeds), case.feeds) for case in load_cases(inputs, model))
     maker = Maker(model, seed=seed, dims=dims)
     return tuple(_made(maker, options, tokens) for tokens in options.tokens or (None,))
@@ -221,7 +220,7 @@ def _tokens(specs: Sequence[InputSpec], feeds: Mapping[str, NDArray[Any]]) -> in
     """Tokens in one run: those of the first input of ids or floats that has a dimension for them."""
     for spec in specs:
         if spec.role in (Role.IDS, Role.FLOATS, Role.INTEGERS) and spec.name in feeds:
-            sizes = [(kind_of(spec, axis), size) for axis, size in enumerate(feeds[spec.name].shape)]
+            sizes = list(zip(spec.kinds, feeds[spec.name].shape, strict=True))
             if any(kind is Kind.SEQUENCE for kind, _ in sizes):
                 return int(prod(size for kind, size in sizes if kind in (Kind.BATCH, Kind.SEQUENCE)))
     return None

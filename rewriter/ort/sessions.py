@@ -6,6 +6,7 @@ come back through a `Cast` to float32, which is exact.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,14 +45,20 @@ class Session:
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _bfloat16: frozenset[str]
-    _shrinks: bool
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def run(
+        self,
+        feeds: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str] | None = None,
+        over: Mapping[str, NDArray[Any]] | None = None,
+    ) -> dict[str, NDArray[Any]]:
         """Run the model once.
 
         Args:
             feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
             outputs: names of the outputs to compute; all by default.
+            over: results of another run: memory of their shapes is filled before outputs are written into it, so that
+                what is never written shows.
 
         Returns:
             Maps outputs to arrays.
@@ -62,10 +69,10 @@ class Session:
         """
         wanted = list(self.outputs if outputs is None else outputs)
         try:
-            if self._bfloat16.intersection([*feeds, *wanted]):
-                results = _run_as_values(self._session, feeds, wanted, _run_options(shrinks=self._shrinks))
+            if over is not None or self._bfloat16.intersection([*feeds, *wanted]):
+                results = _run_bound(self._session, feeds, wanted, over or {})
             else:
-                results = self._session.run(wanted, dict(feeds), _run_options(shrinks=self._shrinks))
+                results = self._session.run(wanted, dict(feeds), _run_options())
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
@@ -110,6 +117,7 @@ def open_session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_cpu_mem_arena = False  # every session would keep what its largest run needed
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
@@ -132,7 +140,6 @@ def open_session(
         _bfloat16=frozenset(
             value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
         ),
-        _shrinks=not spin,
     )
 
 
@@ -171,31 +178,44 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     )
 
 
-def _run_options(*, shrinks: bool) -> Any:
+@functools.cache
+def _run_options() -> Any:
     options = load_onnxruntime().RunOptions()
     options.log_severity_level = 4
-    if shrinks:
-        # Otherwise every session keeps what its largest run needed, and the float64 evaluation has a dozen of them.
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
-def _run_as_values(
-    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], options: Any
+def _run_bound(
+    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str], over: Mapping[str, NDArray[Any]]
 ) -> list[NDArray[Any]]:
-    ort = load_onnxruntime()
-    # A CPU value borrows the memory of its array, so `held` keeps the arrays alive until the run is over.
+    """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
+    binding = session.io_binding()
+    # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-    values = {}
+    places = {name: _filled(over[name]) for name in wanted if name in over and over[name].dtype.kind not in "OUS"}
     for name, array in held.items():
-        if array.dtype.name == "bfloat16":
-            bits = array.view(np.uint16)
-            kind = onnx.TensorProto.BFLOAT16
-            values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+        binding.bind_ortvalue_input(name, _value_of(array))
+    for name in wanted:
+        if name in places:
+            binding.bind_ortvalue_output(name, _value_of(places[name]))
         else:
-            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-    results = session.run_with_ort_values(wanted, values, options)
-    return [_array_of(result) for result in results]
+            binding.bind_output(name)
+    session.run_with_iobinding(binding, _run_options())
+    return [np.array(_array_of(result)) for result in binding.get_outputs()]
+
+
+def _filled(like: NDArray[Any]) -> NDArray[Any]:
+    """Memory of that type and shape, with what no run leaves there by chance: NaN, or -1."""
+    if like.dtype.kind == "b":
+        return np.ones_like(like)
+    return np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)
+
+
+def _value_of(array: NDArray[Any]) -> Any:
+    kind = load_onnxruntime().OrtValue
+    if array.dtype.name != "bfloat16":
+        return kind.ortvalue_from_numpy(array)
+    return kind.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 def _array_of(value: Any) -> NDArray[Any]:

@@ -32,6 +32,7 @@ from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, open_model
 from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
+from rewriter.proof.unwritten import gaps, told, united, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
@@ -224,7 +225,8 @@ def _judged(
     cases = cases_of(original, settings, longest, few=certificate.certified and not watched)
     try:
         own = inside if named is old else ((), ())
-        wanted = Wanted(both, *own, wide=wide, may_refuse=True, what="the original")
+        again = tuple(Way(name, optimise=False, again=True) for name in settings.providers)
+        wanted = Wanted((*both, *again), *own, wide=wide, may_refuse=True, what="the original")
         before = run_accepted(old, cases, wanted, settings, progress, by_blocks=by_blocks)
         if named is not old:
             # Only the lowered form, which computes the same, has the tensors under these names.
@@ -241,7 +243,17 @@ def _judged(
     except ValidationError as error:
         raise ValidationError(f"the rewritten model does not run: {error}") from error
     points = noise_points(certificate, tested, noise)
-    noisy = _with_noise(original, before.cases, points, settings.providers, progress, by_blocks=by_blocks)
+    left_out = united([gaps(before.ways[replace(way, again=False)].results, before.ways[way].results) for way in again])
+    for ran in (*before.ways.values(), *after.ways.values()):
+        ran.results = without(ran.results, left_out)
+    truth = None if before.truth is None else without(before.truth, left_out)
+    before = replace(before, truth=truth)
+
+    def with_noise(points: Sequence[Point]) -> dict[str, list[Results]]:
+        found = _with_noise(original, before.cases, points, settings.providers, progress, by_blocks=by_blocks)
+        return {name: [without(each, left_out) for each in draws] for name, draws in found.items()}
+
+    noisy = with_noise(points)
     rounding: dict[str, list[Results]] = {}
     coarsest = max(points, key=lambda point: point.error).tensor if points else ""
     names = {claim.output: claim.name for claim in claims}
@@ -250,7 +262,7 @@ def _judged(
     if vague and any(point.error for point in points):
         # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
         exact = [replace(point, error=0.0) for point in points]
-        rounding = _with_noise(original, before.cases, exact, settings.providers, progress, by_blocks=by_blocks)
+        rounding = with_noise(exact)
     apart = new if variants.alone is None else Side.of(variants.alone)
     blocks = []
     for number, claim in enumerate(tested):
@@ -284,7 +296,7 @@ def _judged(
         failures=tuple(dict.fromkeys(failures)),
         by_blocks=by_blocks,
         segments=(before.segments, after.segments),
-        notes=tuple(_notes(runs, certified=certificate.certified)),
+        notes=(*told(before.ways[ways[0]].results, left_out), *_notes(runs, certified=certificate.certified)),
     )
 
 
@@ -317,12 +329,7 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
     """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    cases = make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
-    if not few:
-        return cases
-    # The first, and the two smallest of the others, are all that a certified model needs.
-    others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
-    return (*cases[:1], *others[:2])
+    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
 
 
 _COARSE = (

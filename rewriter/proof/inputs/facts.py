@@ -1,0 +1,322 @@
+"""What the operators that read an input say of it: the size of an axis, what it counts, which numbers are valid.
+
+One walk over the graph. The axes of an input are known where an operator reads it as it is: a matrix product, a
+convolution or a norm fixes the width; attention with a past fixes the number of key heads and their size, which follows
+from the packed width of the projection. Numbers are followed further, from inputs and from where the model counts
+itself (Range, CumSum, a slice of stored positions), to the tables whose rows they select. Tables of relative positions
+do not count: their row numbers are differences, at which the walk ends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import prod
+
+import onnx
+
+from rewriter.graph.constants import Constants
+from rewriter.graph.edit import inlined
+from rewriter.graph.types import FLOATS, Dim
+from rewriter.graph.view import GraphView, all_views, integer_of, key_of
+
+
+class Role(Enum):
+    """What an input means, and therefore which values are valid."""
+
+    FLAG = auto()
+    MASK = auto()
+    PAST = auto()
+    POSITIONS = auto()
+    TOKEN_TYPES = auto()
+    PAST_LENGTH = auto()
+    TOTAL_LENGTH = auto()
+    LAST_INDEX = auto()
+    LENGTHS = auto()
+    TIMESTEP = auto()
+    KEEP = auto()
+    IDS = auto()
+    INTEGERS = auto()
+    FLOATS = auto()
+
+
+class Kind(Enum):
+    """What a dimension counts; the values appear in the names of cases."""
+
+    BATCH = "batch"
+    SEQUENCE = "sequence"
+    PAST = "past"
+    TOTAL = "past and sequence"
+    ENCODER = "encoder sequence"
+    FRAMES = "frames"
+    SAMPLES = "samples"
+    CHOICES = "choices"
+    CHANNELS = "channels"
+    HEIGHT = "height"
+    WIDTH = "width"
+    HEADS = "heads"
+    FEATURES = "features"
+    HIDDEN = "hidden size"
+    ONE = "one"
+
+
+_SAME = {"Identity", "Cast"}
+_CARRIERS = frozenset(
+    """
+    Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Slice Expand Tile Split Clip Dropout Pad Gather CastLike
+    """.split()  # noqa: SIM905 - more readable
+)
+"""Operators whose outputs contain values of their first input."""
+
+_MIXERS = {"Concat", "Where", "Min", "Max", "Mul"}
+"""Operators whose outputs contain values of several inputs."""
+
+_LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
+    ("", "Gather"): ((1, 0),),
+    ("", "GatherND"): ((1, 0),),
+    ("com.microsoft", "EmbedLayerNormalization"): ((0, 2), (1, 4), (8, 3)),
+    ("com.microsoft", "GatherBlockQuantized"): ((1, 0),),
+    ("com.microsoft", "RotaryEmbedding"): ((1, 2), (1, 3)),
+    ("", "RotaryEmbedding"): ((3, 1), (3, 2)),
+}
+"""Maps domain and operator to pairs of (operand with row numbers, operand with the table)."""
+
+_WIDTHS = frozenset(
+    """
+    MatMul FusedMatMul Add Mul LayerNormalization SimplifiedLayerNormalization RMSNormalization SkipLayerNormalization
+    SkipSimplifiedLayerNormalization
+    """.split()  # noqa: SIM905
+)
+"""Operators that tie the last axis of their first operand to a weight."""
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Where an attention operator has its past, and numbers about it.
+
+    Attributes:
+        pasts: operands with past keys and past values.
+        projections: operands with queries (of which keys and values may be a part), keys and values.
+        heads: the attributes with the number of heads of queries and of keys.
+        numbers: operands that are one number, and what they mean.
+    """
+
+    pasts: tuple[int, ...]
+    projections: tuple[int, int, int]
+    heads: tuple[str, str]
+    numbers: Mapping[int, Role] = field(default_factory=dict)
+
+
+_ATTENTION = {
+    ("com.microsoft", "GroupQueryAttention"): _Attention(
+        (3, 4), (0, 1, 2), ("num_heads", "kv_num_heads"), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}
+    ),
+    ("com.microsoft", "MultiHeadAttention"): _Attention(
+        (6, 7), (0, 1, 2), ("num_heads", "num_heads"), {8: Role.PAST_LENGTH}
+    ),
+    ("", "Attention"): _Attention((4, 5), (0, 1, 2), ("q_num_heads", "kv_num_heads")),
+}
+_PAST_AXES = (Kind.BATCH, Kind.HEADS, Kind.PAST, Kind.HIDDEN)
+
+_FEWEST = 8
+"""Minimum number of positions; smaller tables are of token types."""
+
+_COUNTED = None
+"""The source of numbers that the model counts itself."""
+
+_Flow = set[tuple[str | None, int]]
+"""What a tensor carries: pairs of a source, an input or `_COUNTED`, and the offset that was added to it."""
+
+
+@dataclass(eq=False)
+class Facts:
+    """What a graph says of its inputs; an axis is an input's name and the number of the axis.
+
+    Attributes:
+        roles: the inputs whose meaning is known.
+        kinds: what an axis counts.
+        sizes: the size that an axis must have.
+        least: the size that an axis must have at least.
+        rows: an input's numbers are below this: the rows of the smallest table that it indexes.
+        longest: number of positions of the smallest position table; None if there is none.
+        one_by_one: whether several sequences with a past take one new token at a time.
+    """
+
+    roles: dict[str, Role] = field(default_factory=dict)
+    kinds: dict[tuple[str, int], Kind] = field(default_factory=dict)
+    sizes: dict[tuple[str, int], int] = field(default_factory=dict)
+    least: dict[tuple[str, int], int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    longest: int | None = None
+    one_by_one: bool = False
+
+    def limit(self, positions: Dim) -> None:
+        """A table has so many positions."""
+        if isinstance(positions, int) and positions >= _FEWEST:
+            self.longest = min(positions, self.longest or positions)
+
+
+def facts_of(model: onnx.ModelProto) -> Facts:
+    """Walk over a model once, its control-flow bodies and local functions included."""
+    facts = Facts()
+    given = {value.name for value in model.graph.input}
+    flows: dict[str, _Flow] = defaultdict(set, {name: {(name, 0)} for name in given})
+    plain = dict(zip(given, given, strict=True))
+    for view in all_views(inlined(model) if model.functions else model):
+        scope = _Scope(view, Constants(view), facts, flows, plain)
+        for node in view.nodes:
+            scope.read(node)
+    return facts
+
+
+@dataclass(frozen=True, eq=False)
+class _Scope:
+    """One graph on the walk; `plain` maps a tensor to the input that it is, perhaps in another type."""
+
+    view: GraphView
+    constants: Constants
+    facts: Facts
+    flows: dict[str, _Flow]
+    plain: dict[str, str]
+
+    def read(self, node: onnx.NodeProto) -> None:
+        """Note what one node says, and what its outputs carry."""
+        if node.op_type in _SAME and node.input[0] in self.plain:
+            self.plain[node.output[0]] = self.plain[node.input[0]]
+        self._positions(node)
+        for table, count, source, offset in self._lookups(node):
+            if source is _COUNTED:
+                self._limit(table, offset)
+            elif count is not None:
+                # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
+                self.facts.rows[source] = min(max(count - offset, 1), self.facts.rows.get(source, count))
+        if key_of(node) in _ATTENTION:
+            self._attention(node, _ATTENTION[key_of(node)])
+        for name in filter(self.plain.__contains__, node.input):
+            for axis, size in self._sizes(node, name):
+                self.facts.sizes.setdefault((self.plain[name], axis), size)
+        carried = self._carried(node)
+        for name in filter(None, node.output):
+            self.flows[name] |= carried
+
+    def _shape(self, node: onnx.NodeProto, operand: int) -> tuple[Dim, ...]:
+        """The shape of an operand; empty if it is missing or unknown."""
+        name = node.input[operand] if operand < len(node.input) else ""
+        tensor = self.view.initializers.get(name)
+        return tuple(tensor.dims) if tensor is not None else self.view.type_of(name).shape or ()
+
+    def _limit(self, table: str, offset: int = 0) -> None:
+        """Positions index `table`, if it is a matrix of floats."""
+        shape = self.constants.shape(table) or ()
+        if table in self.constants and self.view.type_of(table).elem_type in FLOATS and len(shape) == 2:
+            self.facts.limit(shape[0] - offset)
+
+    def _positions(self, node: onnx.NodeProto) -> None:
+        """Tables of positions that nobody indexes."""
+        if node.op_type == "EmbedLayerNormalization" and len(node.input) > 3:
+            self._limit(node.input[3])  # without position ids, it counts itself
+        if self._is_cut(node):
+            self._limit(node.input[0])  # cut to a computed length: positions are implicit
+        if node.op_type == "GroupQueryAttention" and integer_of(node, "do_rotary", 0) and len(node.input) > 7:
+            self._limit(node.input[7])
+
+    def _is_cut(self, node: onnx.NodeProto) -> bool:
+        """Whether it cuts a constant to a computed length."""
+        if node.op_type != "Slice" or node.input[0] not in self.constants:
+            return False
+        return not all(not name or name in self.constants for name in node.input[1:3])
+
+    def _lookups(self, node: onnx.NodeProto) -> Iterator[tuple[str, int | None, str | None, int]]:
+        """The tables that a node selects from, their rows, and whose numbers select."""
+        for index, table in _LOOKUPS.get(key_of(node), ()):
+            if max(index, table) < len(node.input):
+                shape = self._shape(node, table)
+                axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
+                count = shape[axis] if -len(shape) <= axis < len(shape) else None
+                for source, offset in self.flows[node.input[index]]:
+                    yield node.input[table], count if isinstance(count, int) else None, source, offset
+
+    def _attention(self, node: onnx.NodeProto, layout: _Attention) -> None:
+        facts = self.facts
+        for operand, role in layout.numbers.items():
+            if operand < len(node.input) and node.input[operand] in self.plain:
+                facts.roles[self.plain[node.input[operand]]] = role
+        queries, keys = (integer_of(node, name, 0) for name in layout.heads)
+        for place, operand in enumerate(layout.pasts, 1):
+            name = self.plain.get(node.input[operand] if operand < len(node.input) else "")
+            if name is None:
+                continue
+            facts.roles[name] = Role.PAST
+            facts.kinds |= {(name, axis): kind for axis, kind in enumerate(_PAST_AXES)}
+            shapes = [self._shape(node, layout.projections[each]) for each in (place, 0)]
+            facts.sizes |= {(name, 1): keys} if keys else {}
+            size = self._head_size(node, shapes, queries, keys)
+            facts.sizes |= {(name, 3): size} if size else {}
+            if node.op_type == "GroupQueryAttention":
+                facts.one_by_one = True
+                if integer_of(node, "sliding_window_cache", 0):  # its capacity, however many tokens are in it
+                    facts.least[name, 2] = integer_of(node, "local_window_size", 1)
+
+    def _head_size(self, node: onnx.NodeProto, shapes: list[tuple[Dim, ...]], queries: int, keys: int) -> int | None:
+        """From the projection's own width, that of queries, or the table of cosines of half a head."""
+        own, query = shapes
+        if len(query) > 3 and isinstance(query[-1], int):
+            return query[-1]
+        packed = not own and node.op_type == "GroupQueryAttention"
+        for shape, heads in ((own, keys), (query, queries + 2 * keys if packed else queries)):
+            if len(shape) == 3 and isinstance(shape[-1], int) and heads:
+                return shape[-1] // heads
+        cosines = self._shape(node, 7) if node.op_type == "GroupQueryAttention" else ()
+        return 2 * cosines[1] if len(cosines) == 2 and isinstance(cosines[1], int) else None
+
+    def _sizes(self, node: onnx.NodeProto, name: str) -> Iterator[tuple[int, int]]:
+        """The axes of an input whose sizes a node fixes."""
+        kind, rank = node.op_type, len(self.view.type_of(name).shape or ())
+        if kind == "Concat" and rank > 2:
+            axis = integer_of(node, "axis", 0) % rank
+            others = [self._shape(node, place) for place, each in enumerate(node.input) if each != name]
+            if node.output[0] in self.view.outputs:  # what is appended to, and handed out again
+                self.facts.kinds[self.plain[name], axis] = Kind.PAST
+            for dims in others:
+                yield from ((k, dim) for k, dim in enumerate(dims) if k != axis and isinstance(dim, int))
+        if name != node.input[0] or len(node.input) < 2:
+            return
+        weight = self._shape(node, 1)
+        if kind == "Conv" and len(weight) > 1 and isinstance(weight[1], int):
+            yield 1, weight[1] * integer_of(node, "group", 1)
+        elif kind == "Gemm" and len(weight) == 2:
+            size = weight[int(integer_of(node, "transB", 0) == 1)]
+            yield from [(1, size)] if isinstance(size, int) else []
+        elif kind == "Reshape":
+            shape = self.constants.value(node.input[1])
+            wanted = [] if shape is None else [int(each) for each in shape.ravel()]
+            if max(wanted[: rank - 1], default=1) <= 0 < min(wanted[rank - 1 :], default=0):
+                yield rank - 1, prod(wanted[rank - 1 :])
+        elif kind == "MatMulNBits":
+            yield rank - 1, integer_of(node, "K", 0)
+        elif kind in _WIDTHS and node.input[1] in self.constants and rank:
+            size = weight[-2] if kind.endswith("MatMul") and len(weight) > 1 else weight[-1] if weight else None
+            if isinstance(size, int) and size > 1:
+                yield rank - 1, size
+
+    def _carried(self, node: onnx.NodeProto) -> _Flow:
+        kind, given = node.op_type, [self.flows[name] if name else set() for name in node.input]
+        if key_of(node)[0]:
+            return set()
+        if kind == "Range":
+            return {(_COUNTED, 0)}
+        if kind == "CumSum":  # counts from 1, unless it leaves the element itself out
+            return {(_COUNTED, 1 - integer_of(node, "exclusive", 0))}
+        if kind == "Slice" and node.input[0] in self.constants:
+            return {(_COUNTED, 0)} if self._is_cut(node) else set()
+        if kind in {"Add", "Sub"} and any(given):
+            numbers = [self.constants.scalar(name) for name in node.input]
+            if kind == "Sub" and (given[1] or numbers[1] is None):
+                return set()
+            offset = int(sum(number for number in numbers if number is not None)) * (1 if kind == "Add" else -1)
+            return {(source, before + offset) for flow in given for source, before in flow}
+        if kind in _MIXERS:
+            return set().union(*given[kind == "Where" :])
+        return given[0] if kind in _CARRIERS and given else set()
