@@ -263,8 +263,8 @@ def attribute(
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
-    Patterns and normalisation denominators are held at their values; both sums equal the logit, and the residual is
-    printed.
+    Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
+    the residual is printed.
     """
     check_report(report, (model, *_files_of(inputs)))
     from rewriter.interpret.attribute import attribute as attributed
@@ -283,7 +283,7 @@ def attribute(
     lines = [f"logit {found.logit:.6g}{entries}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
-        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(found.by_neuron(parts), top, found.tokens)]
+        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(parts, top, found.tokens)]
     _echo(lines, report)
     return 0
 

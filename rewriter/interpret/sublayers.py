@@ -10,7 +10,7 @@ encoder and a decoder has `encoder.3.attn` and `decoder.3.cross_attn`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from passes.forms import choose
@@ -24,6 +24,7 @@ from passes.plan import Plan
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
 from passes.recognise import Made, block_of
+from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 from rewriter.interpret.original import Attention
@@ -49,6 +50,8 @@ class NeuronHeads:
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
+        function: the activation itself, of arrays in float64; of h(g) u the h.
+        gated: whether it is multiplied by what `value` computes.
     """
 
     name: str
@@ -63,6 +66,8 @@ class NeuronHeads:
     gate: str
     own: str
     bound: float
+    function: Callable[[Array], Array]
+    gated: bool
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -129,6 +134,8 @@ def _heads(
         gate="" if whole else block.gate,
         own="" if whole else block.value,
         bound=chosen.program.max_error + chosen.program.coefficient_error,
+        function=lambda y: block.identified.activation.function(y, block.identified.parameters),
+        gated=block.identified.gated is not None,
     )
 
 

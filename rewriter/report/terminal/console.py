@@ -170,7 +170,7 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
     if model:
         console.line(model, "bold")
     if model and not report.converted:
-        console.line("copied    as it is: there is no MLP block to convert")
+        console.line(f"copied    {report.copied}")
     else:
         for text in summary(report, console.width):
             console.line(text)
