@@ -61,7 +61,9 @@ def build(entry: Entry, size: str, dtype: Dtype = "fp32", seed: int = 0) -> Posi
         randomise(model, entry, generator)
         _spread_logits(model)
         inputs = example_inputs(entry, size, CALIBRATION, seed=seed + 1)
-        calibrate(model, entry, entry.mlp_blocks(size), lambda: module(*inputs), generator)
+        calibrate(
+            model, entry, entry.mlp_blocks(size) - entry.routed(entry.config(size)), lambda: module(*inputs), generator
+        )
     module.requires_grad_(requires_grad=False)
     module.to(DTYPES[dtype])
     return module
@@ -91,6 +93,8 @@ def untrained(entry: Entry, size: str) -> Any:
     settings = _class(entry.config_class)(**entry.config(size))
     settings.use_cache = False
     settings._attn_implementation = "eager"  # noqa: SLF001 - classes without from_config have no public way
+    if entry.routed(entry.config(size)):
+        settings._experts_implementation = "batched_mm"  # noqa: SLF001 - no exporter takes the loop over experts
     return _class(entry.model_class)(settings)
 
 

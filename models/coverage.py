@@ -38,6 +38,7 @@ LABELS = {
     "relu": "relu",
     "relu2": "relu_squared",
     "quick_gelu": "quick_gelu",
+    "silu_clipped": "silu_clipped",
 }
 """Activation name in transformers to its label in the rewriter."""
 
@@ -256,6 +257,8 @@ def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
     """The labels that a converted block may have; half precisions cannot always distinguish the two GELUs."""
     label = LABELS[entry.activation]
     labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
+    if label == "silu_clipped":
+        labels.add("clip")  # of the value
     if outcome.job.dtype != "fp32" or outcome.group == "precision" or outcome.variant.endswith("fp16"):
         if label in ("gelu", "gelu_tanh"):
             labels |= {"gelu", "gelu_tanh"}

@@ -84,6 +84,7 @@ class Entry:
         activation_class: Class of the activation modules, where it is not the one that transformers has for
             `activation`.
         refusals: Exporters that cannot do this entry, each with the reason.
+        routed: Number of MLP blocks, among `blocks`, whose weights are those of all experts in one tensor.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Entry:
     package: str = ""
     activation_class: str = ""
     refusals: Mapping[str, str] = field(default_factory=dict)
+    routed: Callable[[Config], int] = lambda _: 0
 
     @property
     def architecture(self) -> str:

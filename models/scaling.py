@@ -22,6 +22,7 @@ from models.entry import Entry
 BIAS_STD = 0.3
 NORM_STD = 0.2
 LOGIT_STD = 3.0
+EXPERT_STD = 3.0  # of pre-activations of experts, which are not calibrated one by one
 NEURON_MEDIAN = 1.5  # median over neurons of the root mean square of a pre-activation
 NEURON_SIGMA = 0.5  # of its lognormal distribution
 OUTLIER = 18.0  # largest pre-activation of a block on the calibration batch; other inputs reach further
@@ -66,6 +67,8 @@ def calibrate(model: Any, entry: Entry, blocks: int, run: Run, generator: torch.
     Raises:
         RuntimeError: Their number is not the number of MLP blocks that the configuration defines.
     """
+    if not blocks:
+        return
     feeding: list[Any] = []
     with watch_activations(model, entry, lambda linear, _: feeding.append(linear)):
         run()
@@ -94,7 +97,7 @@ def watch_activations(model: Any, entry: Entry, seen: Callable[[Any, Tensor], ob
     last: list[Any] = [None, None]
 
     def remember(linear: Any, _: Any, output: Tensor) -> None:
-        last[:] = [linear, output]
+        last[:] = [linear, output] if isinstance(output, Tensor) else [None, None]  # a router may be a Linear
 
     def compare(_: Any, inputs: tuple[Tensor, ...]) -> None:
         if last[1] is not None and inputs[0].untyped_storage().data_ptr() == last[1].untyped_storage().data_ptr():
@@ -129,6 +132,9 @@ def _spread(linear: Any, output: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _weight_std(module: Any, key: str, parameter: Tensor) -> float | None:
+    if parameter.ndim == 3 and hasattr(module, "num_experts"):
+        fan_in = parameter.shape[1 if module.is_transposed else 2]
+        return (1.0 if key.startswith("down") else EXPERT_STD) / math.sqrt(fan_in)
     if not isinstance(module, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)):
         return None
     if key == "bias":

@@ -14,21 +14,16 @@ from math import ceil, prod
 import numpy as np
 
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block
+from passes.match.blocks import OPAQUE, Block
 from passes.match.dataflow import analyse
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
+from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.view import GraphView, label
 
-NONLINEAR = frozenset(
-    [
-        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Clip", "Shrink"),
-        *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish"),
-        *("Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "MaxPool", "MoE", "QMoE", "Exp"),
-    ]
-)
+COUNTED = NONLINEAR | {"MaxPool"} | OPAQUE.keys()
 """Operators that count against purity. Softmax and normalisations do not: attention-only transformers have both. What
 stands inside heads does not count either: their exponentials, and the Clip that keeps a query finite."""
 
@@ -194,7 +189,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
         for index, node in enumerate(view.nodes):
             inside = (view.path, index) in converted
             constant = all(name in constants for name in node.output)
-            if node.op_type in NONLINEAR and not inside and not constant:
+            if node.op_type in COUNTED and not inside and not constant:
                 counts[label(node).partition(" ")[0]] += 1
     products = sum(conversion.block.product for conversion in plan.conversions)
     if products:

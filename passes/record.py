@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
@@ -24,11 +24,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import onnx
 
 from passes.conversion import Conversion
-from passes.match.projections import Projection
-from passes.options import FORM_NAMES, Options
-from passes.programs.head import Head
+from passes.match.projections import Projections
+from passes.options import DEFAULT_OPTIONS, FORM_NAMES, WHOLE, FormOptions, Options
 from passes.programs.program import Program
-from rewriter.graph.view import Path, all_graphs
+from rewriter.graph.view import Path
 from rewriter.options import values_of
 
 KEY = "attnonly.plan"
@@ -46,84 +45,55 @@ _LONGEST = 2**14
 _INDICES = frozenset(("nodes", "node", "slot"))
 """Fields of a `Projection` that say where it stands in the graph that it was planned on."""
 
+_MOST_ENTRIES = 2**26
+"""Entries of a table of positions, above which no plan has them."""
+
 
 class UnreadableError(ValueError):
     """A plan is not as described above; the message says where."""
 
 
 @dataclass(frozen=True)
-class BlockWeights:
-    """The linear operators of a block that was replaced with them.
-
-    With `value` equal to `query` the block computes `f(x W1 + b1) W2 + b2`, otherwise `f(x Wg + bg) (x W1 + b1) W2 +
-    b2`. Neuron n has column n of W1 and Wg, and row n of W2.
-
-    Attributes:
-        query: gives the pre-activation y.
-        value: gives the factor of the activation; `query` itself where the block is no gate.
-        output: W2; its `data` is the tensor of the heads' outputs, empty where there is none.
-        result: the output of the block.
-    """
-
-    query: Projection
-    value: Projection
-    output: Projection
-    result: str
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The network's stream where it carries bias tokens for a block: they are its last rows.
-
-    Attributes:
-        bias_tokens: how many.
-        tensor: the stream, with columns for an indicator and `bias_tokens` plus `max_tokens` positions behind those of
-            the model.
-        max_tokens: columns for positions of tokens.
-    """
-
-    bias_tokens: int
-    tensor: str = ""
-    max_tokens: int = 0
-
-
-@dataclass(frozen=True)
 class BlockRecord:
-    """What a plan says of one block. Of y, value and output, none exists in a file whose block has `weights`.
+    """What a plan says of one block: what its heads compute, and what they were written from.
 
     Attributes:
         name: the block.
         path: the way from the main graph to the graph that contains it.
         activation: name in the table of activations, or `f` for a function that it does not name.
         parameters: its parameters.
-        program: name of the head program.
+        program: the head program, with coefficients as the form rounds them.
         bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
-        rounding: what evaluating the program adds to it.
         form: the form.
-        y: the pre-activation.
+        y: the pre-activation; like value and output no tensor of a file whose block has `projections`.
         output: the tensor with the activation's values.
+        types: element types of output, y and value.
+        double: whether the heads' arithmetic is float64.
         value: the factor of the activation, empty where there is none or its product stayed in the graph.
-        heads: the fitted heads; empty where the program follows from the activation.
-        domain: largest |y| for which the bound holds.
-        weights: the linear operators, if they were replaced too.
-        stream: the network's stream, if that carries bias tokens for the block.
+        inline: whether the heads are written out instead of calling a model-local function.
+        options: the choices about the form.
+        projections: the linear operators, if they were replaced too.
+        carried: bias tokens that the network's stream carries for the block, as its last rows.
+        stream: that stream, with columns for an indicator and positions behind those of the model.
     """
 
     name: str
     path: Path
     activation: str
     parameters: tuple[float, ...]
-    program: str
+    program: Program
     bound: float
-    rounding: float
     form: str
     y: str
     output: str
+    types: tuple[int, int, int]
+    double: bool = False
     value: str = ""
-    heads: tuple[Head, ...] = ()
-    domain: float = math.inf
-    weights: BlockWeights | None = None
-    stream: Stream | None = None
+    inline: bool = False
+    options: FormOptions = DEFAULT_OPTIONS
+    projections: Projections | None = None
+    carried: int = 0
+    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,10 +118,9 @@ def with_record(
     model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options, earlier: Sequence[BlockRecord] = ()
 ) -> onnx.ModelProto:
     """Put the plan into `model`, which is changed: the blocks of earlier runs, and those that were converted now."""
-    made = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.output}
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
-    record = Record(tool_version(), unusual, (*earlier, *(_record_of(each, made) for each in conversions)))
+    record = Record(tool_version(), unusual, (*earlier, *map(_record_of, conversions)))
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     text = json.dumps({"version": VERSION} | _as_json(record), separators=(",", ":"), ensure_ascii=False)
@@ -167,39 +136,27 @@ def tool_version() -> str:
         return "unknown"
 
 
-def _record_of(conversion: Conversion, made: set[str]) -> BlockRecord:
-    block, named, program = conversion.block, conversion.block.identified, conversion.program
-    z = f"{block.name}/heads/z"
-    projections, weights, stream = conversion.projections, None, None
-    if projections is not None:
-        output = replace(projections.output, data=z if z in made else "")
-        weights = BlockWeights(projections.query, projections.value, output, projections.result)
-    if conversion.carried:
-        stream = Stream(conversion.carried, conversion.stream, conversion.options.positions)
+def _record_of(conversion: Conversion) -> BlockRecord:
+    block, named = conversion.block, conversion.block.identified
     return BlockRecord(
         name=block.name,
         path=block.path,
         activation=named.activation.name,
         parameters=tuple(map(float, named.parameters)),
-        program=program.name,
+        program=conversion.program,
         bound=float(conversion.max_error),
-        rounding=float(program.rounding),
         form=conversion.form,
         y=block.gate,
         output=block.output,
+        types=(block.elem_type, block.gate_type, block.value_type),
+        double=conversion.compute_type == onnx.TensorProto.DOUBLE,
         value="" if block.value == block.gate else block.value,
-        heads=_plain(program) if named.activation.program is None and named.activation.gate is None else (),
-        domain=float(program.domain),
-        weights=weights,
-        stream=stream,
+        inline=conversion.inline,
+        options=conversion.options,
+        projections=conversion.projections,
+        carried=conversion.carried,
+        stream=conversion.stream,
     )
-
-
-def _plain(program: Program) -> tuple[Head, ...]:
-    """All heads of a program, with its linear term and its constant as one more."""
-    program = program.as_heads
-    rest = Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant)
-    return (*program.heads, rest) if program.linear or program.constant else program.heads
 
 
 def _as_json(value: Any) -> Any:
@@ -250,19 +207,29 @@ def read_record(model: onnx.ModelProto) -> Record | None:
 def _check(block: BlockRecord) -> None:
     """What the types of the fields do not say."""
     names = [block.name, block.y, block.output, *(step for steps in block.path for step in steps)]
-    weights = block.weights
-    if weights is not None:
-        if weights.query.data != weights.value.data or (weights.query == weights.value) is bool(block.value):
+    whole, width = block.projections, 1
+    if whole is not None:
+        if whole.query.data != whole.value.data or (whole.query == whole.value) is bool(block.value):
             raise UnreadableError("a block has a value and no gate, or a gate and no value")
-        names += [weights.query.data, weights.result]
-        for each in (weights.query, weights.value, weights.output):
+        width = max(whole.query.in_features, whole.output.out_features)
+        names += [whole.query.data, whole.result]
+        for each in (whole.query, whole.value, whole.output):
             names += [each.weight, *(bias.name for bias in each.biases)]
     if not all(names):
         raise UnreadableError("a block or a tensor has an empty name")
-    if block.bound < 0.0 or block.rounding < 0.0 or block.domain <= 0.0:
+    if not 0.0 <= block.bound < math.inf or block.program.domain <= 0.0:
         raise UnreadableError("a block has a bound below 0 or an empty domain")
+    rows = (
+        block.carried
+        + block.options.positions
+        + max((len(head.bias_tokens) for head in block.program.heads), default=0)
+    )
+    if rows * max(rows, width) > _MOST_ENTRIES:
+        raise UnreadableError("a block has too many positions or bias tokens")
     if block.form not in FORM_NAMES:
         raise UnreadableError(f"the form of a block is not one of {', '.join(FORM_NAMES)}")
+    if block.stream and block.form != WHOLE:
+        raise UnreadableError("a block of another form than whole reads a stream")
 
 
 @cache
@@ -318,6 +285,6 @@ def _real(value: Any, where: str) -> float:
         number = float.fromhex(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise UnreadableError(f"{where} is no hexadecimal number") from error
-    if not math.isfinite(number):
-        raise UnreadableError(f"{where} is not finite")
+    if math.isnan(number):
+        raise UnreadableError(f"{where} is no number")
     return number

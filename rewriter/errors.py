@@ -1,10 +1,12 @@
 """Errors that reach the user, each with the exit status of the command line.
 
-A message is one line: what is wrong, and what to do about it.
+A message is one line: what is wrong, and what to do about it. It is written with the flags of the command line, which
+prints it as it is; as the text of an exception the flags are keywords: `--force` reads `force=True`.
 """
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import ClassVar
 
@@ -21,10 +23,20 @@ class ExitStatus(IntEnum):
     INTERNAL_ERROR = 70
 
 
+_KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True", "bisect": "bisect=True"}
+_KEYWORDS |= {"provider": "providers=", "dim": "dims=", "max-tokens": "max_tokens=", "option": ""}
+_KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "generate", "inputs", "only")}
+_KEYWORDS |= {name: f"{name}=" for name in ("scope", "skip", "taps", "top")}
+_FLAG = re.compile(rf"--({'|'.join(_KEYWORDS)})\b(?!-)( (?=\w+=)| (?=local|whole|heads|product))?")
+
+
 class RewriteError(Exception):
     """Base of every error that the caller can act on."""
 
     exit_status: ClassVar[ExitStatus] = ExitStatus.USAGE
+
+    def __str__(self) -> str:
+        return _FLAG.sub(lambda flag: _KEYWORDS[flag[1]], super().__str__())
 
 
 class UsageError(RewriteError):

@@ -10,8 +10,9 @@ from models.architectures.audio import AUDIO
 from models.architectures.decoders import DECODERS
 from models.architectures.encoder_decoders import ENCODER_DECODERS
 from models.architectures.encoders import ENCODERS
+from models.architectures.experts import EXPERTS
 from models.architectures.plain import PLAIN
 from models.architectures.vision import VISION
 from models.entry import Entry
 
-ARCHITECTURES: tuple[Entry, ...] = (*DECODERS, *ENCODERS, *ENCODER_DECODERS, *VISION, *AUDIO, *PLAIN)
+ARCHITECTURES: tuple[Entry, ...] = (*DECODERS, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION, *AUDIO, *PLAIN)

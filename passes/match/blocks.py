@@ -39,6 +39,7 @@ class Block:
         elem_type: TensorProto element type of the activation's output, 0 when unknown.
         gate_type: that of the gate, which differs where the region contains casts.
         value_type: that of the value.
+        channels: size of the last axis of the output, None where unknown.
         product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
     """
 
@@ -54,6 +55,7 @@ class Block:
     elem_type: int
     gate_type: int
     value_type: int
+    channels: int | None = None
     product: bool = False
 
     @property
@@ -72,8 +74,8 @@ class Block:
     @property
     def neurons(self) -> int | None:
         """d_ff: channels of the activation, None where the weights' shapes do not say."""
-        # W2 first: a W1 that holds gate and value side by side has 2 d_ff columns.
-        known = [op.in_features for op in self.second] + [op.out_features for op in self.first]
+        # W1 last: one that holds gate and value side by side has 2 d_ff columns.
+        known = [*(op.in_features for op in self.second), self.channels, *(op.out_features for op in self.first)]
         return next((size for size in known if size), None)
 
 
@@ -98,10 +100,17 @@ class Findings:
     left: tuple[Left, ...]
 
 
-_REFUSED = dict.fromkeys(
-    ("MoE", "QMoE"), "its experts are inside one operator; export them as plain operators to have them converted"
-)
-"""Operators with MLPs inside, which this pass cannot take apart."""
+OPAQUE = {
+    **dict.fromkeys(
+        ("MoE", "QMoE", "MoEPacked"),
+        "its experts are inside one operator; export them as plain operators to have them converted",
+    ),
+    **dict.fromkeys(
+        ("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"),
+        "its activation is inside one operator; write the model without this fusion to have it converted",
+    ),
+}
+"""Operators with MLPs or activations inside, which this pass cannot take apart."""
 
 
 def find(
@@ -174,7 +183,15 @@ class _Finder:
         for leaf, miss in self._flow.near_misses.items():
             if not self._choices.made.intersection(readers.get(leaf, ())):
                 left.append(self._near_miss(leaf, miss))
-        left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in _REFUSED]
+        made = self._choices.made
+        left += [self._stray(*each) for each in self._flow.reached.items() if each[0] not in made]
+        left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in OPAQUE]
+        # What is an activation only since it is the value of a gate goes with the gate.
+        values = {block.value for block in blocks}
+        alone = [block for block in blocks if block.output in self._flow.values and block.output not in values]
+        reason = "the gate that it is the value of is not converted"
+        left += [self._refusal(block, Miss(reason, block.output)) for block in alone if not block.second]
+        blocks = [block for block in blocks if block not in alone or block.second]
         return Findings(tuple(blocks), tuple(left))
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
@@ -201,6 +218,7 @@ class _Finder:
                 elem_type=self._view.type_of(output).elem_type or gate,
                 gate_type=gate,
                 value_type=value,
+                channels=self._channels(output) if output in self._flow.values else None,
             )
             return self._without_product(block) if self._choices.product and identified.gated else block
         return Left(
@@ -270,7 +288,7 @@ class _Finder:
             return Miss(identified.reason, node)
         if self._choices.every:
             return None  # Theorem 8 needs an activation, but no second operator
-        if not sinks:
+        if not sinks and output not in self._flow.values:
             if self._flow.blocked.get(output):
                 return self._flow.blocked[output][0]
             if output in self._view.outputs:
@@ -282,7 +300,7 @@ class _Finder:
             return Miss(
                 f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node])
             )
-        if not any(sink.rowwise for sink in sinks):
+        if sinks and not any(sink.rowwise for sink in sinks):
             return Miss(
                 f"the second operator is a {sinks[0].kind}, which mixes positions",
                 label(self._view.nodes[sinks[0].node]),
@@ -301,7 +319,16 @@ class _Finder:
     def _refused(self, index: int) -> Left:
         node = self._view.nodes[index]
         name = self._namer.name(self._view, (), (), (index,))
-        return Left(name, self._view.where, "", "", "", Miss(f"{label(node)}: {_REFUSED[node.op_type]}", label(node)))
+        return Left(name, self._view.where, "", "", "", Miss(f"{label(node)}: {OPAQUE[node.op_type]}", label(node)))
+
+    def _stray(self, index: int, second: str) -> Left:
+        """An activation operator on the way to a linear one, that is applied to something else than a projection."""
+        node = self._view.nodes[index]
+        maker = self._view.made_by(node.input[0])
+        origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"
+        name = self._namer.name(self._view, (), (), (index,))
+        miss = Miss(f"{origin} is not the output of a linear operator with constant weights", label(node))
+        return Left(name, self._view.where, "", "", second, miss)
 
     def _operators(self, leaf: str) -> tuple[LinearOperator, ...]:
         source = self._flow.source_of(leaf)
@@ -309,6 +336,10 @@ class _Finder:
 
     def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
         return Region(output, leaves, self._flow.between(self._view, leaves, output))
+
+    def _channels(self, output: str) -> int | None:
+        last = (self._view.type_of(output).shape or (None,))[-1]
+        return last if isinstance(last, int) else None
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf.
@@ -330,9 +361,5 @@ class _Finder:
 
 
 def kinds(operators: tuple[LinearOperator, ...]) -> str:
-    """The operators as reports print them: `MatMul 64x256`."""
-    shown = []
-    for operator in operators:
-        size = f" {operator.in_features}x{operator.out_features}" if operator.in_features else ""
-        shown.append(operator.kind + size)
-    return " + ".join(dict.fromkeys(shown))
+    """The operators as reports print them."""
+    return " + ".join(dict.fromkeys(operator.shown for operator in operators))

@@ -13,16 +13,16 @@ Abstract interpretation over a small lattice, in time linear in the size of the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
 
-from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, Miss, linear_operator
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, integer_of, integers_of, label
+from rewriter.graph.view import ONNX_DOMAINS, PARTS, GraphView, integer_of, integers_of, key_of, label, operator_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class Dataflow:
         blocked: activation output to the reasons why other consumers are not linear operators.
         extended: activation outputs that are part of a larger activation.
         scales: scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
+        values: activation output to its fact as the value of a gate.
+        reached: such an operator to the linear operator, as reports print it, that reads what becomes of its output.
+        strays: tensor to the activation operator, by index, that was applied to no projection.
         near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
     """
 
@@ -80,11 +83,14 @@ class Dataflow:
     blocked: dict[str, list[Miss]] = field(default_factory=lambda: defaultdict(list))
     extended: set[str] = field(default_factory=set)
     scales: set[str] = field(default_factory=set)
+    values: dict[str, Fact] = field(default_factory=dict)
+    reached: dict[int, str] = field(default_factory=dict)
+    strays: dict[str, int] = field(default_factory=dict)
     near_misses: dict[str, Miss] = field(default_factory=dict)
 
     def source_of(self, tensor: str) -> Source | None:
         """The producers of a leaf, None for other tensors."""
-        fact = self.facts.get(tensor)
+        fact = self.values.get(tensor) or self.facts.get(tensor)
         return None if fact is None else fact.source
 
     def activation_behind(self, tensor: str) -> str | None:
@@ -108,12 +114,13 @@ class Dataflow:
 
 
 _SHAPE_ONLY = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
-_PARTS = {"Split", "Slice"}
 _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """They round, but they stay in the graph: only what lies between them is replaced."""
 FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 """The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
+_NO_ACTIVATION = ("Attention", "Embedding", "Norm", "Quantize", "BiasAdd")
+"""Parts of the names of onnxruntime's operators that are known not to be activations."""
 _SUMS = {"Add", "Sub", "Sum"}
 
 
@@ -143,6 +150,8 @@ class _Analysis:
         if found is None:
             return False
         if isinstance(found, Miss):
+            if any(name in self._constants for name in node.input[:2]):
+                self._sink(node.input, operator_of(node))
             self._block(node, found)
             return True
         self._flow.operators[index] = found
@@ -152,6 +161,7 @@ class _Analysis:
             # the pre-activation would depend on more than W1 and b1.
             miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
         self._flow.facts[found.output] = Fact((found.output,), source=Source((found,), miss=miss), axis=found.axis)
+        self._sink([found.data], found.shown)
         activation = self._flow.activation_behind(found.data)
         if activation is not None:
             axis = self._flow.facts[found.data].axis
@@ -163,10 +173,15 @@ class _Analysis:
                 self._flow.sinks[activation].append(found)
         return True
 
+    def _sink(self, data: Iterable[str], shown: str) -> None:
+        """Note that a linear operator reads what became of an activation operator's output."""
+        for stray in (self._flow.strays[name] for name in data if name in self._flow.strays):
+            self._flow.reached.setdefault(stray, shown)
+
     def _other(self, index: int, node: onnx.NodeProto) -> None:
         if elementwise.lookup(node) is not None:
             self._elementwise(index, node)
-        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | _PARTS | _QUANTISING:
+        elif self._view.is_onnx(node) and node.op_type in _SHAPE_ONLY | PARTS | _QUANTISING:
             self._shape_only(index, node)
         elif self._view.is_onnx(node) and node.op_type == "BatchNormalization" and self._is_per_channel(node):
             self._follow(node.output[0], node.input[0], self._flow.facts[node.input[0]], index, 1 - self._rank_of(node))
@@ -176,7 +191,9 @@ class _Analysis:
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        foreign = node.domain not in (*ONNX_DOMAINS, MICROSOFT)
+        foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS
+        if node.domain == MICROSOFT and any(part in node.op_type for part in _NO_ACTIVATION):
+            foreign = False
         for name in dict.fromkeys(node.input):
             fact = self._flow.facts.get(name)
             if foreign and fact is not None and fact.source is not None:
@@ -199,13 +216,9 @@ class _Analysis:
         # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
         # own, whatever its bounds.
         tied = node.op_type in _QUANTISING
+        self._stray(index, node, [data])
         if fact is None or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
-            return
-        # Columns with a stride, as where gate and value are interleaved, cannot be stated as `start:stop`.
-        if node.op_type == "Slice" and not self._contiguous(node, fact.axis):
-            if fact.axis is not None:  # where it is lost, the stride may be one of tokens
-                self._flow.near_misses.setdefault(data, Miss("the projection is sliced with a stride", label(node)))
             return
         axis = self._axis_after(node, fact.axis)
         for output in outputs:
@@ -213,8 +226,10 @@ class _Analysis:
 
     def _axis_after(self, node: onnx.NodeProto, axis: int | None) -> int | None:
         """The channel axis in the output of a shape-only operator; None where it is lost."""
-        if axis is None or node.op_type in _PARTS | _QUANTISING:
+        if axis is None or node.op_type in {"Split", "Slice", "GatherElements"} | _QUANTISING:
             return axis
+        if node.op_type in PARTS:
+            return None  # an axis may go, and others come
         if node.op_type == "Transpose":
             order = integers_of(node, "perm")
             if order is None or axis + len(order) not in order:
@@ -228,19 +243,6 @@ class _Analysis:
         ):
             return None
         return -1
-
-    def _contiguous(self, node: onnx.NodeProto, channels: int | None) -> bool:
-        """Whether a Slice takes neighbouring channels; tokens may be left out."""
-        if len(node.input) < 5 or not node.input[4]:
-            return True
-        steps = self._constants.value(node.input[4])
-        if steps is None or (steps == 1).all():
-            return steps is not None
-        axes, rank = self._constants.value(node.input[3]) if node.input[3] else None, self._rank_of(node)
-        if axes is None or channels is None or not rank:
-            return False
-        strided = axes.reshape(-1)[steps.reshape(-1) != 1]
-        return channels not in [int(axis) - rank * int(axis >= 0) for axis in strided]
 
     def _follow(self, output: str, data: str, fact: Fact, index: int, axis: int | None) -> None:
         """Record that `output` is an affine or shape-only image of `data`.
@@ -280,11 +282,15 @@ class _Analysis:
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
         data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        self._stray(index, node, data)
         if node.op_type == "Mul" and self._flow.scales.intersection(data):
             self._rescaled(index, node, [name for name in data if name not in self._flow.scales])
             return
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
+            return
+        chosen = [name for name in data if name in self._view.picked and name not in self._flow.facts]
+        if chosen and self._expert_bias(index, node, [name for name in data if name not in chosen]):
             return
         constant = [name for name in names if name in self._constants]
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
@@ -296,6 +302,27 @@ class _Analysis:
             self._mixed(node, data)
             return
         self._combine(index, node, data, [fact for fact in facts if fact is not None])
+
+    def _stray(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
+        """Follow an activation operator that reads no projection, so that it is reported if a linear one reads it."""
+        known = next((self._flow.strays[name] for name in data if name in self._flow.strays), None)
+        if (
+            known is None
+            and node.op_type in elementwise.NONLINEAR
+            and not any(name in self._flow.facts for name in data)
+        ):
+            known = index
+        if known is not None:
+            self._flow.strays.update(dict.fromkeys(node.output, known))
+
+    def _expert_bias(self, index: int, node: onnx.NodeProto, data: list[str]) -> bool:
+        """Follow a projection by an expert that the router chose, whose bias is chosen like its weight."""
+        fact = self._flow.facts.get(data[0]) if len(data) == 1 and node.op_type in ("Add", "Sum") else None
+        source = self._affine_source(fact) if fact is not None else None
+        if fact is None or source is None or not all(each.weight in self._view.picked for each in source.operators):
+            return False
+        self._follow(node.output[0], data[0], fact, index, fact.axis)
+        return True
 
     def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
         """Multiply by a scale of dynamic quantisation: the result is another scale, or the product as floats."""
@@ -363,8 +390,12 @@ class _Analysis:
         )
 
     def _one_per_channel(self, shape: tuple[int, ...], fact: Fact) -> bool:
-        """Whether a constant varies along the channel axis alone."""
+        """Whether a constant varies along the channel axis alone, and along that of experts where there are some."""
         wide = [axis - len(shape) for axis, dim in enumerate(shape) if dim != 1]
+        source = self._affine_source(fact)
+        experts = {operator.experts for operator in source.operators} if source is not None else set()
+        if len(wide) == 2 and {shape[axis] for axis in wide if axis != fact.axis} & experts:
+            return True
         return len(wide) <= 1 and (fact.axis is None or all(axis == fact.axis for axis in wide))
 
     def _mixed(self, node: onnx.NodeProto, data: list[str]) -> None:
@@ -382,7 +413,7 @@ class _Analysis:
             else:
                 self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
             return
-        facts = self._shifted_values(data, facts)
+        facts = self._values(node, data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not self._is_affine(node, data)
         if not nonlinear and len(leaves) > 1:
@@ -403,23 +434,30 @@ class _Analysis:
         # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
         self._flow.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
 
-    def _shifted_values(self, data: list[str], facts: list[Fact]) -> list[Fact]:
-        """Facts of the operands of a node, where b + 1 beside a function of another projection is a leaf, like b.
+    def _values(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
+        """Facts of the operands of a node, where the value beside a function of another projection is a leaf.
 
         h(a) (b + 1) is then a gate whose value has another bias; 2 b stays a function of b, so that the gate is 2 h.
+        h(a) k(b) is a gate whose value is an activation itself; of the two, the value is what takes fewer nodes.
         """
         if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
             return facts
         found = list(facts)
+        alone = [fact.source is None and len(fact.leaves) == 1 for fact in facts]
+        steps = [
+            self._flow.between(self._view, fact.leaves, name) if single else ()
+            for name, fact, single in zip(data, facts, alone, strict=True)
+        ]
+        factors = node.op_type == "Mul" and all(alone) and all(fact.nonlinear for fact in facts)
         for place, (name, fact, other) in enumerate(zip(data, facts, reversed(facts), strict=True)):
-            source = self._affine_source(fact)
-            if fact.source is None and source is not None and fact.leaves[0] not in other.leaves:
-                steps = self._flow.between(self._view, fact.leaves, name)
-                if any(self._view.nodes[step].op_type in _SUMS for step in steps):
-                    found[place] = Fact(
-                        (name,), source=replace(source, trailing=(*source.trailing, *steps)), axis=fact.axis
-                    )
-                    self._flow.facts[name] = found[place]
+            source = self._flow.source_of(fact.leaves[0]) if alone[place] else None
+            if source is None or fact.leaves[0] in other.leaves:
+                continue
+            leaf = Fact((name,), source=replace(source, trailing=(*source.trailing, *steps[place])), axis=fact.axis)
+            if not fact.nonlinear and any(self._view.nodes[step].op_type in _SUMS for step in steps[place]):
+                found[place] = self._flow.facts[name] = leaf
+            elif factors and (len(steps[place]), -place) < (len(steps[1 - place]), place - 1):
+                found[place] = self._flow.values[name] = leaf
         return found
 
     def _is_affine(self, node: onnx.NodeProto, data: list[str]) -> bool:

@@ -6,8 +6,9 @@ does not qualify gives a `Miss` with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 import onnx
@@ -51,6 +52,7 @@ class LinearOperator:
         in_features: size of the input axis, None when unknown.
         out_features: size of the output axis, None when unknown.
         added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
+        experts: how many matrices there are, of which each token meets one, some or all; 0 where all meet the same.
     """
 
     node: int
@@ -63,6 +65,13 @@ class LinearOperator:
     in_features: int | None
     out_features: int | None
     added: str = ""
+    experts: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The operator as reports print it: `MatMul 64x256`, or `MatMul 64x256 of 8 experts`."""
+        size = f" {self.in_features}x{self.out_features}" if self.in_features else ""
+        return self.kind + size + (f" of {self.experts} experts" if self.experts else "")
 
 
 Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
@@ -75,33 +84,45 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     return None if recognise is None else recognise(view, constants, index)
 
 
+def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
+    """The one of two factors that is the weight: a constant, or the matrices of the experts that a router chose."""
+    held = [name for name in names if name in constants]
+    # A matrix of an expert comes from a constant of three axes; one of two is a table, of embeddings for example.
+    chosen = [name for name in names if len(constants.shape(view.picked.get(name, "")) or ()) > 2]
+    return held[0] if len(held) == 1 else chosen[0] if not held and len(chosen) == 1 else ""
+
+
 def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
     left, right = node.input[0], node.input[1]
     if left in constants and right in constants:
         return None
-    if left not in constants and right not in constants:
+    weight = _weight(view, constants, (left, right))
+    if not weight:
         return Miss("neither factor is constant", label(node))
-    weight, data = (right, left) if right in constants else (left, right)
-    shape = constants.shape(weight)
-    # Leading axes of size 1 broadcast: the same matrix for every token.
-    if shape is not None and len(shape) > 2 and any(dim != 1 for dim in shape[:-2]):
-        return Miss("the weight differs along a batch axis (grouped or per-expert weights)", label(node))
-    features: Features = (shape[-2], shape[-1]) if shape is not None and len(shape) >= 2 else (None, None)
+    features = _matrix(view, constants, weight)
     if weight == right:
-        return _operator(view, index, "MatMul", data, weight, features)
-    return _operator(view, index, "MatMul (W X)", data, weight, features[::-1], axis=-2)
+        return _operator(view, constants, index, "MatMul", left, weight, features)
+    return _operator(view, constants, index, "MatMul (W X)", right, weight, features[::-1], axis=-2)
 
 
 def _fused_matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
     flags = _integers(node)
     left, right = node.input[0], node.input[1]
-    if right not in constants or left in constants:
+    if right != _weight(view, constants, (left, right)):
         return Miss("its second factor must be constant, and its first must not", label(node))
     if flags.get("transA") or flags.get("transBatchA") or flags.get("transBatchB"):
         return Miss("the data factor is transposed, so the product mixes tokens", label(node))
-    return _operator(view, index, "FusedMatMul", left, right, _matrix(constants, right, transposed=flags.get("transB")))
+    return _operator(
+        view,
+        constants,
+        index,
+        "FusedMatMul",
+        left,
+        right,
+        _matrix(view, constants, right, transposed=flags.get("transB")),
+    )
 
 
 def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -110,37 +131,41 @@ def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator |
     left, right = node.input[0], node.input[1]
     if left in constants and right in constants:
         return None
-    if left not in constants and right not in constants:
+    weight = _weight(view, constants, (left, right))
+    if not weight:
         return Miss("neither factor is constant", label(node))
     bias = node.input[2] if len(node.input) > 2 else ""
-    added = "" if bias in constants else bias
+    added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
     # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
     if any(attribute.name == "activation" for attribute in node.attribute):
         return Miss("it is fused with an unknown activation", label(node))
-    if right in constants and not flags.get("transA"):
-        features = _matrix(constants, right, transposed=flags.get("transB"))
-        return replace(_operator(view, index, node.op_type, left, right, features), added=added)
-    if left in constants and not flags.get("transB"):
-        features = _matrix(constants, left, transposed=not flags.get("transA"))
-        return replace(_operator(view, index, f"{node.op_type} (W X)", right, left, features, axis=-2), added=added)
+    if weight == right and not flags.get("transA"):
+        features = _matrix(view, constants, right, transposed=flags.get("transB"))
+        return replace(_operator(view, constants, index, node.op_type, left, right, features), added=added)
+    if weight == left and not flags.get("transB"):
+        features = _matrix(view, constants, left, transposed=not flags.get("transA"))
+        return replace(
+            _operator(view, constants, index, f"{node.op_type} (W X)", right, left, features, axis=-2), added=added
+        )
     return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
 
 
 def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
-    held = [name for name in node.input if name in constants]
-    if len(held) == len(node.input):
+    if all(name in constants for name in node.input):
         return None
-    if len(node.input) != 2 or not held:
+    weight = _weight(view, constants, node.input) if len(node.input) == 2 else ""
+    if not weight:
         return Miss("it does not multiply data with one constant weight", label(node))
     equation = next((item.s.decode("ascii", "replace") for item in node.attribute if item.name == "equation"), "")
-    (weight,) = held
     read = einsum_map(equation, weight=list(node.input).index(weight))
     if read is None:
         return Miss(f"'{equation}' is not the product of a matrix with one axis of the data", label(node))
-    features = _matrix(constants, weight, transposed=read.transposed)
+    shape = constants.shape(weight) or ()
+    known = len(shape) == read.rank
+    features = (shape[read.contracted], shape[read.made]) if known else (None, None)
     data = next(name for name in node.input if name != weight)
-    return _operator(view, index, "Einsum", data, weight, features, axis=read.axis)
+    return _operator(view, constants, index, "Einsum", data, weight, features, axis=read.axis)
 
 
 @dataclass(frozen=True)
@@ -149,15 +174,19 @@ class EinsumMap:
 
     Attributes:
         axis: the axis of data and output, counted from the end.
-        transposed: whether the matrix is [out, in].
+        contracted: the axis of the weight that is summed over.
+        made: the axis of the weight that takes its place.
+        rank: the number of axes of the weight; further ones are those of experts.
     """
 
     axis: int
-    transposed: bool
+    contracted: int
+    made: int
+    rank: int
 
 
 def einsum_map(equation: str, weight: int) -> EinsumMap | None:
-    """Read `bsd,df->bsf` and the like, `weight` being the position of the matrix; None for anything else."""
+    """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others."""
     left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
     if not arrow or len(operands) != 2:
@@ -165,19 +194,20 @@ def einsum_map(equation: str, weight: int) -> EinsumMap | None:
     matrix, data = operands[weight], operands[1 - weight]
     # A letter that occurs twice in a term takes a diagonal.
     known = all(len(set(term)) == len(term) for term in (matrix, data, output))
-    if not known or len(matrix) != 2 or "." in matrix or len(data) != len(output):
+    if not known or len(matrix) < 2 or "." in matrix:
         return None
-    # One letter of the matrix is contracted, the other takes its place in the output; nothing else may move.
-    shared, new = set(matrix) & set(data), set(matrix) - set(data)
-    if len(shared) != 1 or len(new) != 1:
+    # Letters of the weight alone are made, those that the output lacks are contracted. Tokens must all remain.
+    contracted = [letter for letter in data if letter in matrix and letter not in output]
+    made = [letter for letter in output if letter in matrix and letter not in data]
+    if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
         return None
-    (contracted,), (made,) = shared, new
-    if contracted in output or data.replace(contracted, made) != output:
-        return None
-    axis = data.index(contracted) - len(data)
-    if "." in data[axis:]:
+    # Of several, as where a sum over experts follows, the last is that of the neurons.
+    axis = data.index(contracted[-1]) - len(data)
+    if output.index(made[-1]) - len(output) != axis or "." in data[axis:]:
         return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
-    return EinsumMap(axis, transposed=matrix[0] == made)
+    if len(matrix) == 2 and data.replace(contracted[0], made[0]) != output:
+        return None
+    return EinsumMap(axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix))
 
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -202,7 +232,7 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
     kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
     features: Features = (shape[1] * group, shape[0]) if shape else (None, None)
     axis = 1 - len(shape) if shape else -1
-    return _operator(view, index, kind, node.input[0], node.input[1], features, rowwise=pointwise, axis=axis)
+    return _operator(view, constants, index, kind, node.input[0], node.input[1], features, rowwise=pointwise, axis=axis)
 
 
 def _quantised(weight: int) -> Recognise:
@@ -216,10 +246,10 @@ def _quantised(weight: int) -> Recognise:
         if data in constants:
             return None
         sizes = _integers(node)
-        features: Features = _matrix(constants, name)
+        features: Features = _matrix(view, constants, name)
         if "N" in sizes and "K" in sizes:  # packed weights, whose dims are not those of the matrix
             features = (sizes["K"], sizes["N"])
-        return _operator(view, index, node.op_type, data, name, features)
+        return _operator(view, constants, index, node.op_type, data, name, features)
 
     return recognise
 
@@ -227,12 +257,11 @@ def _quantised(weight: int) -> Recognise:
 Features = tuple[int | None, int | None]
 
 
-def _matrix(constants: Constants, weight: str, *, transposed: int | bool | None = False) -> Features:
-    """Input and output features of a weight matrix, (None, None) where its shape is unknown."""
-    shape = constants.shape(weight)
-    if shape is None or len(shape) < 2:
-        return (None, None)
-    return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
+def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: int | bool | None = False) -> Features:
+    """Input and output features of a weight matrix, None where its shape is unknown."""
+    shape = constants.shape(weight) or view.type_of(weight).shape or ()
+    rows, columns = (size if isinstance(size, int) else None for size in (*shape[-2:], None, None)[:2])
+    return (None, None) if len(shape) < 2 else (columns, rows) if transposed else (rows, columns)
 
 
 def _integers(node: onnx.NodeProto) -> dict[str, int]:
@@ -241,6 +270,7 @@ def _integers(node: onnx.NodeProto) -> dict[str, int]:
 
 def _operator(
     view: GraphView,
+    constants: Constants,
     index: int,
     kind: str,
     data: str,
@@ -250,6 +280,9 @@ def _operator(
     rowwise: bool = True,
     axis: int = -1,
 ) -> LinearOperator:
+    known = features[0] and features[1] and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
+    whole = constants.shape(view.picked.get(weight, weight)) if known else None
+    experts = prod(whole) // ((features[0] or 1) * (features[1] or 1)) if whole else 0
     return LinearOperator(
         node=index,
         kind=kind,
@@ -260,6 +293,7 @@ def _operator(
         axis=axis,
         in_features=features[0],
         out_features=features[1],
+        experts=experts if experts > 1 else 0,
     )
 
 

@@ -14,14 +14,13 @@ import onnx
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from rewriter.graph.edit import all_nodes, inlined
+from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
-    *("Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "ThresholdedRelu"),
-    *("HardSwish", "HardSigmoid", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Clip"),
-    *("QuickGelu", "FastGelu", "BiasGelu"),
-    *("Abs", "Exp", "Max", "Where"),  # activations are spelled with these alone
+    *NONLINEAR,
+    *("Abs", "Max", "Where"),  # activations are spelled with these alone
 }
 """Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
 

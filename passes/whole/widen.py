@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import onnx
@@ -18,16 +19,14 @@ from onnx import helper, numpy_helper
 
 from passes.conversion import Conversion
 from passes.forms.whole import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM
-from passes.sizes import TOKENS
-from passes.whole.follow import Whole
+from passes.sizes import TOKENS, Sizes, factors, token_axes
 from passes.whole.masks import Mask, Scores
-from passes.whole.route import Pad, Route, Step, Target, token_axes
+from passes.whole.route import Whole
 from rewriter.graph.edit import drop_dead_constants, forget_types
 from rewriter.graph.view import GraphView, all_views, attributes
 
 _HALF = 0.5
-_LAST = 2**62
-_INT64 = int(onnx.TensorProto.INT64)
+_BATCH = f"{PREFIX}/batch"
 
 
 def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelProto:
@@ -46,7 +45,7 @@ def stream_of(whole: Whole, tensor: str) -> str:
 
 def wide_name(whole: Whole, stream: str) -> str:
     """The name of the wide stream whose first columns are the tensor `stream`."""
-    return f"{PREFIX}/wide" if stream == whole.route.entry else f"{PREFIX}/{stream}/wide"
+    return f"{PREFIX}/wide" if stream == whole.entry else f"{PREFIX}/{stream}/wide"
 
 
 def carry_whole(
@@ -57,7 +56,7 @@ def carry_whole(
     views = all_views(wider)
     on_stream = tuple(
         replace(
-            _moved(conversion, view, views[0], whole.route),
+            _moved(conversion, view, views[0], whole),
             carried=whole.bias_tokens,
             stream=stream_of(whole, conversion.inputs[0]),
         )
@@ -66,19 +65,16 @@ def carry_whole(
     return wider, views, on_stream
 
 
-def _moved(conversion: Conversion, old: GraphView, new: GraphView, route: Route) -> Conversion:
-    """The conversion with its region's nodes as indices of the new view, which carries bias tokens along `route`."""
-    block = conversion.block
-    projections = conversion.projections
+def _moved(conversion: Conversion, old: GraphView, new: GraphView, whole: Whole) -> Conversion:
+    """The conversion with its region's nodes as indices of the new view, and tensors that have other names there."""
+    block, projections = conversion.block, conversion.projections
     if projections is not None:
-        # `carry` renamed the Shape outputs from which it subtracts m.
-        shapes = (raw if (raw := raw_shape(name)) in new.producer else name for name in projections.shapes)
-        # The entry and outputs of the graph have their bias tokens under another name.
+        # The entry and outputs of the graph have their bias tokens under another name. No Shape is left.
         query, value = (
-            replace(each, data=carried_name(old, route, each.data)) for each in (projections.query, projections.value)
+            replace(each, data=carried_name(old, whole, each.data)) for each in (projections.query, projections.value)
         )
-        result = carried_name(old, route, projections.result)
-        projections = replace(projections, query=query, value=value, result=result, shapes=tuple(shapes))
+        result = carried_name(old, whole, projections.result)
+        projections = replace(projections, query=query, value=value, result=result, shapes=())
     nodes = tuple(sorted(new.producer[old.nodes[index].output[0]] for index in block.region.nodes))
     return replace(conversion, projections=projections, block=replace(block, region=replace(block.region, nodes=nodes)))
 
@@ -89,12 +85,12 @@ class _Widener:
     def __init__(self, view: GraphView, whole: Whole) -> None:
         self._view = view
         self._whole = whole
-        self._route = whole.route
+        self._sizes = whole.sizes
         self._m = whole.bias_tokens
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._made: dict[tuple[object, ...], str] = {}
-        self._dtype = helper.tensor_dtype_to_np_dtype(whole.route.elem_type)
+        self._dtype = helper.tensor_dtype_to_np_dtype(whole.elem_type)
         self._alias: dict[str, str] = {}
         self._skipped: dict[int, Mask | None] = {}
         self.left: set[str] = set()
@@ -111,24 +107,23 @@ class _Widener:
         result.graph.node.extend(nodes)
         result.graph.initializer.extend(self._constants.values())
         # Declared shapes of carried tensors say N where there are now N + R rows.
-        forget_types(result.graph, self._route.sizes)
+        forget_types(result.graph, self._sizes)
         return result
 
     def _run(self) -> list[onnx.NodeProto]:
-        entry = self._route.entry
+        entry, way = self._whole.entry, frozenset(self._whole.nodes)
         if entry not in self._view.producer:
             self._get_on()
         for index, node in enumerate(self._view.nodes):
-            step = self._route.steps.get(index)
-            if step is None:  # off the route: it reads the tokens only
-                self._copy(node, [self._cut(name) if name in self._route.sizes else name for name in node.input])
-            else:
-                self._on_route(index, node, step)
+            if index in way:
+                self._on_way(index, node)
+            else:  # it reads the tokens only
+                self._copy(node, [self._cut(name) if name in self._sizes else name for name in node.input])
             if entry in node.output:
                 self._get_on()
             # A carried graph output keeps its name for the tokens alone; the wide tensor gets another one.
             for name in node.output:
-                if name in self._view.outputs and name in self._route.sizes and name != entry:
+                if name in self._view.outputs and name in self._sizes and name != entry:
                     self._nodes[-1].output[list(node.output).index(name)] = _wide(name)
                     self._cut(name, output=name)
         return self._nodes
@@ -136,11 +131,13 @@ class _Widener:
     # -- nodes of the graph ----------------------------------------------------------------------------------
 
     def _name(self, tensor: str) -> str:
-        return self._alias.get(tensor) or carried_name(self._view, self._route, tensor)
+        return self._alias.get(tensor) or carried_name(self._view, self._whole, tensor)
 
-    def _on_route(self, index: int, node: onnx.NodeProto, step: Step) -> None:
+    def _on_way(self, index: int, node: onnx.NodeProto) -> None:
         whole = self._whole
-        if index in whole.sums:
+        if node.op_type == "Shape":
+            self._shape(node)
+        elif index in whole.sums:
             self._sum(node, *whole.sums[index])
         elif index in whole.scores:
             self._scores(node, whole.scores[index])
@@ -149,18 +146,58 @@ class _Widener:
         elif index in whole.biases:
             self._biased(node, whole.biases[index])
         else:
-            self._edited(node, step)
+            inputs = [self._name(name) for name in node.input]
+            for name, axes in whole.pads.get(index, ()):
+                padded = self._pad(name, axes, len(whole.shapes.of(name) or ()))
+                inputs = [padded if each == name else each for each in inputs]
+            if node.op_type in ("Reshape", "Expand"):
+                self.left.add(inputs[1])
+                inputs[1] = self._shape_of(self._sizes[node.output[0]], ROWS, rest=node.op_type == "Reshape")
+            self._copy(node, inputs)
 
-    def _edited(self, node: onnx.NodeProto, step: Step) -> None:
-        """Copy a node with the edits of its step; a softmax needs none, since W_QK keeps the bias tokens apart."""
-        inputs = [self._name(name) for name in node.input]
-        for pad in step.pads:
-            inputs = [self._pad(pad) if name == pad.tensor else name for name in inputs]
-        if step.target is not None:
-            inputs[1] = self._retarget(node.output[0], inputs[1], step.target)
-        copy = self._copy(node, inputs)
-        if any(step.correct):
-            self._corrected(copy, step.correct)
+    def _shape(self, node: onnx.NodeProto) -> None:
+        """The shape of a tensor as it was, so that everything computed from shapes keeps its value."""
+        given, sizes = attributes(node), self._sizes[node.input[0]]
+        part, out = sizes[given.get("start", 0) : given.get("end", len(sizes))], str(node.output[0])
+        self.left.add(out)
+        if None in part:
+            self._copy(node, [self._cut(node.input[0])])
+        else:
+            self._node("Identity", [self._shape_of(part, COUNT)], f"{out}/shape", out)
+
+    def _shape_of(self, sizes: Sizes, tokens: str, *, rest: bool = False) -> str:
+        """A shape with as many tokens as `tokens` says; with `rest`, the first product of batch and others is -1."""
+        parts: list[int | str] = []
+        for size in sizes:
+            number, batch, rows = factors(size or 0)
+            if not batch and not rows:
+                parts.append(number)
+            elif (number, batch, rows) == (1, 0, 1):
+                parts.append(tokens)
+            elif rest:
+                parts.append(-1)
+                rest = False
+            else:
+                parts.append(self._product([self._integers(number), *[_BATCH] * batch, *[tokens] * rows]))
+        names: list[str] = []
+        for fixed, run in groupby(parts, lambda part: isinstance(part, int)):
+            each = list(run)
+            names += [self._integers(*map(int, each))] if fixed else map(str, each)
+        key = ("shape", *names)
+        if key not in self._made:
+            label = "_".join(str(part).removeprefix(f"{PREFIX}/") for part in parts)
+            self._made[key] = names[0] if len(names) == 1 else self._node("Concat", names, f"shape_{label}", axis=0)
+        return self._made[key]
+
+    def _product(self, names: list[str]) -> str:
+        key = ("product", *names)
+        if key not in self._made:
+            total, label = names[0], names[0].rpartition("_")[2]
+            for name in names[1:]:
+                label = f"{label}_{name.rpartition('/')[2]}"
+                total = self._node("Mul", [total, name], f"product_{label}")
+            self._made[key] = total
+        return self._made[key]
 
     def _copy(self, node: onnx.NodeProto, inputs: Sequence[str]) -> onnx.NodeProto:
         copy = onnx.NodeProto()
@@ -174,13 +211,13 @@ class _Widener:
 
     def _get_on(self) -> None:
         """The stream behind the embeddings: rows of bias tokens, columns of indicators and positions."""
-        entry, width = self._route.entry, self._route.width
+        entry, width = self._whole.entry, self._whole.width
         shape = self._node("Shape", [entry], "entry_shape")
-        batch = self._node("Gather", [shape, self._integers(0)], "batch", axis=0)
+        self._node("Gather", [shape, self._integers(0)], "batch", axis=0)
         self._node("Gather", [shape, self._integers(1)], "tokens", axis=0)
         self._node("Add", [COUNT, self._integers(self._m)], "rows")
         tokens, bias = token_columns(self._whole), bias_rows(self._whole)
-        each = self._node("Concat", [batch, self._integers(1, 1)], "each_batch", axis=0)
+        each = self._node("Concat", [_BATCH, self._integers(1, 1)], "each_batch", axis=0)
         table = self._constant(POSITION_ROWS.removeprefix(f"{PREFIX}/"), tokens.astype(self._dtype))
         own = self._node("Slice", [table, self._integers(0), COUNT, self._integers(1)], "own_columns")
         spread = self._node("Expand", [own, each], "own_columns_each")
@@ -194,13 +231,13 @@ class _Widener:
 
     def _sum(self, node: onnx.NodeProto, stream: str, written: str) -> None:
         """A residual addition to all columns; what the sublayer writes has zeros in the further ones."""
-        width, out = self._route.width, str(node.output[0])
+        width, out = self._whole.width, str(node.output[0])
         before, three = self._wide(stream), self._in_batches(self._name(written), written, out)
         pads = self._integers(0, 0, 0, 0, 0, self._further)
         padded = self._node("Pad", [three, pads], f"{out}/written_wide")
         wide = self._node("Add", [before, padded], f"{out}/wide", wide_name(self._whole, out))
         columns = [wide, self._integers(0), self._integers(width), self._integers(2)]
-        if self._flat(out):
+        if self._whole.flat(out):
             model = self._node("Slice", columns, f"{out}/model_columns")
             self._node("Reshape", [model, self._integers(-1, width)], f"{out}/flat", out)
         else:
@@ -212,7 +249,7 @@ class _Widener:
         key = ("wide", stream)
         if stream in self._whole.renewed and key not in self._made:
             three = self._in_batches(self._name(stream), stream, stream)
-            further = self._columns(wide_name(self._whole, self._whole.renewed[stream]), self._route.width, None)
+            further = self._columns(wide_name(self._whole, self._whole.renewed[stream]), self._whole.width, None)
             self._made[key] = self._node("Concat", [three, further], f"{stream}/joined", name, axis=2)
         return name
 
@@ -234,16 +271,11 @@ class _Widener:
     def _further(self) -> int:
         return further_columns(self._whole)
 
-    def _flat(self, tensor: str) -> bool:
-        return len(self._route.sizes[tensor]) == 2
-
     def _in_batches(self, name: str, tensor: str, label: str) -> str:
         """[batch, rows, width], where batch and tokens may be one axis."""
-        if not self._flat(tensor):
+        if not self._whole.flat(tensor):
             return name
-        shape = self._node(
-            "Concat", [self._integers(-1), ROWS, self._integers(self._route.width)], f"{label}/by_batch", axis=0
-        )
+        shape = self._shape_of((-1, TOKENS, self._whole.width), ROWS)
         return self._node("Reshape", [name, shape], f"{label}/in_batches")
 
     # -- biases ----------------------------------------------------------------------------------------------
@@ -251,12 +283,11 @@ class _Widener:
     def _biased(self, node: onnx.NodeProto, place: int) -> None:
         """The bias as the weight of the stream's column of ones; bias tokens have 0 there and stay rows of zeros."""
         tensor, out = str(node.input[place]), str(node.output[0])
-        size = self._route.sizes[out][-1]
-        width = -1 if size is None else size.number
+        width = self._sizes[out][-1] or -1
         row = self._node("Reshape", [tensor, self._integers(1, width)], f"{out}/bias_row")
-        ones = self._columns(stream_of(self._whole, out), self._route.width, self._route.width + 1)
+        ones = self._columns(stream_of(self._whole, out), self._whole.width, self._whole.width + 1)
         bias = self._node("MatMul", [ones, row], f"{out}/bias")
-        if self._flat(out):
+        if self._whole.flat(out):
             bias = self._node("Reshape", [bias, self._integers(-1, width)], f"{out}/bias_flat")
         if node.op_type in ("Add", "Sub"):
             inputs = [bias if number == place else self._name(name) for number, name in enumerate(node.input)]
@@ -278,13 +309,13 @@ class _Widener:
         query, key = (self._name(name) for name in node.input)
         for index in scores.scales:
             scale = self._view.nodes[index]
-            inputs = [query if name in self._route.sizes else name for name in scale.input]
+            inputs = [query if name in self._sizes else name for name in scale.input]
             query = f"{PREFIX}/{scale.output[0]}/of_queries"
             self._copy(scale, inputs).output[0] = query
         masks = [mask for _, mask in scores.masks]
-        positions = self._columns(stream_of(self._whole, str(node.input[0])), self._route.width + 1, None)
+        positions = self._columns(stream_of(self._whole, str(node.input[0])), self._whole.width + 1, None)
         turned, weighed = self._turned(positions), self._weighed(positions, self._pseudo_mask(masks))
-        rank = len(self._route.sizes[str(node.input[0])])
+        rank = len(self._sizes[str(node.input[0])])
         query = self._joined(query, weighed, rank, -1, f"{out}/query")
         key = self._joined(key, turned, rank, -2, f"{out}/key")
         self._copy(node, [query, key])
@@ -341,7 +372,7 @@ class _Widener:
 
     def _masked(self, node: onnx.NodeProto, mask: Mask | None) -> None:
         """Nothing where a scale went to the queries and a mask into W_QK; a mask that is data is added as it is."""
-        scores = next(name for name in node.input if name in self._route.sizes)
+        scores = next(name for name in node.input if name in self._sizes)
         out = str(node.output[0])
         self.left.update(name for name in node.input if name != scores)
         if mask is None or not mask.data:
@@ -358,14 +389,14 @@ class _Widener:
             table = self._constant(f"{mask.data}/not_by_position", keep)
             own = self._node("Slice", [table, *bounds, self._integers(0, 1)], f"{mask.data}/own")
             data = self._node("Mul", [mask.data, own], f"{mask.data}/data/{self._limit}")
-            self._made[key] = self._pad(Pad(data, (-2, -1), mask.rank))
+            self._made[key] = self._pad(data, (-2, -1), mask.rank)
         return self._made[key]
 
     # -- off the route ---------------------------------------------------------------------------------------
 
     def _cut(self, tensor: str, output: str | None = None) -> str:
         """The rows of a carried tensor that belong to tokens."""
-        if tensor == self._route.entry:
+        if tensor == self._whole.entry:
             return tensor  # under its own name the entry has no bias tokens; with them it is `STREAM`
         if tensor in self._view.outputs and output is None:
             return tensor
@@ -375,7 +406,7 @@ class _Widener:
         return self._made[key]
 
     def _cut_axes(self, tensor: str, output: str | None) -> str:
-        sizes, name = self._route.sizes[tensor], self._name(tensor)
+        sizes, name = self._sizes[tensor], self._name(tensor)
         label, zero = f"{tensor}/tokens", self._integers(0)
         axes = token_axes(sizes)
         if all(sizes[axis] == TOKENS for axis in axes):
@@ -386,55 +417,21 @@ class _Widener:
             return name
         # Batch and tokens are merged into the first axis, so the bias tokens are not at its end but after every
         # sequence: split it as [batch, N + m], cut, and merge again.
-        shape = self._node("Shape", [name], f"{label}_shape")
-        rest = self._node("Slice", [shape, self._integers(1), self._integers(_LAST), zero], f"{label}_rest")
-        apart = self._node("Concat", [self._integers(-1), ROWS, rest], f"{label}_apart_shape", axis=0)
+        apart = self._shape_of((-1, TOKENS, factors(sizes[0] or 0)[0], *sizes[1:]), ROWS)
         split = self._node("Reshape", [name, apart], f"{label}_apart")
         kept = self._node("Slice", [split, zero, COUNT, self._integers(1)], f"{label}_kept")
-        flat = self._node("Concat", [self._integers(-1), rest], f"{label}_flat_shape", axis=0)
-        return self._node("Reshape", [kept, flat], f"{label}_flat", output)
+        return self._node("Reshape", [kept, self._shape_of(sizes, COUNT, rest=True)], f"{label}_flat", output)
 
-    # -- edits -----------------------------------------------------------------------------------------------
-
-    def _pad(self, pad: Pad) -> str:
-        """Append m rows along the axes where the operand does not broadcast; their values do not affect any token."""
-        # Whether an axis has size 1 and broadcasts may depend on the input, so it is decided at run time.
-        key = ("pad", pad.tensor, pad.axes)
+    def _pad(self, tensor: str, axes: tuple[int, ...], rank: int) -> str:
+        """Append R rows along axes; their values do not affect any token."""
+        key = ("pad", tensor, axes)
         if key not in self._made:
-            name = f"{pad.tensor}/padded_{'_'.join(str(-axis) for axis in pad.axes)}"
-            more = np.zeros(pad.rank, np.int64)
-            more[list(pad.axes)] = self._m
-            shape = self._node("Shape", [pad.tensor], f"{name}_shape")
-            one = self._node("Equal", [shape, self._integers(1)], f"{name}_broadcasts")
-            long = self._node("Cast", [self._node("Not", [one], f"{name}_long")], f"{name}_is_long", to=_INT64)
-            zeros = self._constant(f"zeros_{pad.rank}", np.zeros(pad.rank, np.int64))
-            grown = self._node("Mul", [long, self._constant(f"{name}_more", more)], f"{name}_rows")
-            pads = self._node("Concat", [zeros, grown], f"{name}_pads", axis=0)
-            self._made[key] = self._node("Pad", [pad.tensor, pads], name)
+            pads = [0] * 2 * rank
+            for axis in axes:
+                pads[axis] = self._m
+            name = f"{tensor}/padded_{'_'.join(str(-axis) for axis in axes)}"
+            self._made[key] = self._node("Pad", [tensor, self._integers(*pads)], name)
         return self._made[key]
-
-    def _retarget(self, output: str, shape: str, target: Target) -> str:
-        """The shape operand of a Reshape or Expand, with N + m for N."""
-        # Shapes themselves are not carried and still say N, so it is replaced at the positions known to hold tokens.
-        keep, rows, fixed = np.ones(target.length, np.int64), *np.zeros((2, target.length), np.int64)
-        keep[list(target.rows)], rows[list(target.rows)] = 0, 1
-        for place, number in target.fixed:
-            keep[place], fixed[place] = 0, number
-        if not target.rows and not target.fixed:
-            return shape
-        kept = self._node("Mul", [shape, self._constant(f"{output}/keep", keep)], f"{output}/kept")
-        more = self._constant(f"{output}/fixed", fixed)
-        if target.rows:
-            counted = self._node("Mul", [ROWS, self._constant(f"{output}/is_rows", rows)], f"{output}/rows_there")
-            more = self._node("Add", [counted, more], f"{output}/known")
-        return self._node("Add", [kept, more], f"{output}/shape")
-
-    def _corrected(self, node: onnx.NodeProto, places: Sequence[bool]) -> None:
-        """Subtract m from a shape, so that everything computed from shapes keeps its value."""
-        shape = node.output[0]
-        node.output[0] = raw_shape(shape)
-        more = self._constant(f"{shape}/more", self._m * np.asarray(places, np.int64))
-        self._node("Sub", [node.output[0], more], f"{shape}/less", shape)
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
@@ -488,8 +485,8 @@ def token_columns(whole: Whole) -> NDArray[np.float64]:
 
 def bias_rows(whole: Whole) -> NDArray[np.float64]:
     """[1, R, D + 1 + R + T]: zeros, and a one-hot position."""
-    width = whole.route.width + further_columns(whole)
-    return np.eye(whole.bias_tokens, width, whole.route.width + 1)[None]
+    width = whole.width + further_columns(whole)
+    return np.eye(whole.bias_tokens, width, whole.width + 1)[None]
 
 
 def rests(whole: Whole, apart: float) -> NDArray[np.float64]:
@@ -509,16 +506,11 @@ def neuron_mask(whole: Whole, bias_tokens: int) -> NDArray[np.float64]:
     return weight
 
 
-def raw_shape(tensor: str) -> str:
-    """The name of a shape before R is subtracted from it."""
-    return f"{PREFIX}/{tensor}/rows"
-
-
-def carried_name(view: GraphView, route: Route, tensor: str) -> str:
-    """The name of a tensor with its bias tokens; tensors off the route keep theirs."""
-    if tensor == route.entry:
+def carried_name(view: GraphView, whole: Whole, tensor: str) -> str:
+    """The name of a tensor with its bias tokens; tensors off the way keep theirs."""
+    if tensor == whole.entry:
         return STREAM
-    return _wide(tensor) if tensor in route.sizes and tensor in view.outputs else tensor
+    return _wide(tensor) if tensor in whole.sizes and tensor in view.outputs else tensor
 
 
 def _wide(tensor: str) -> str:

@@ -23,7 +23,6 @@ def certify(
     *,
     claims: Mapping[str, tuple[float, float | None]] | None = None,
     limit: float = UNCLAIMED,
-    allow_links: bool = False,
 ) -> Certification:
     """Prove that `rewritten` computes the outputs of `original` over the reals, for every input of every size.
 
@@ -37,7 +36,6 @@ def certify(
         claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
             all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
         limit: the limit of all other activations.
-        allow_links: let external data be links inside one Hugging Face cache directory.
 
     Returns:
         The certificate; `exit_status` is 0 if it is one, and 1 if it was refused, with the reasons in `problems`.
@@ -48,7 +46,7 @@ def certify(
     """
     if not 0.0 <= limit < math.inf:
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
-    models = [load_model(source, mapped=True, allow_links=allow_links) for source in (original, rewritten)]
+    models = [load_model(source, mapped=True) for source in (original, rewritten)]
     held = _planned(models[1]) if claims is None else {name: _claimed(name, *each) for name, each in claims.items()}
     found = prove(*models, claims=held, limit=limit)
     files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
@@ -57,7 +55,7 @@ def certify(
 
 def certification_of(original: Source, rewritten: Source, certificate: Certificate) -> Certification:
     """A certificate that the judge made, with digests of the files that it is about; it is not computed again."""
-    models = [load_model(source, mapped=True, allow_links=True) for source in (original, rewritten)]
+    models = [load_model(source, mapped=True) for source in (original, rewritten)]
     files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
     return Certification(files[0], files[1], certificate)
 
@@ -77,7 +75,7 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
     return {
         block.output: Claimed(
             block.bound,
-            block.domain if math.isfinite(block.domain) else None,
+            block.program.domain if math.isfinite(block.program.domain) else None,
             tuple(name for name in (block.y, block.value) if name),
         )
         for block in (record.blocks if record is not None else ())

@@ -43,7 +43,6 @@ def inspect(
     gate: str = "heads",
     head_dimension: int | None = None,
     tokens: int = TOKENS,
-    allow_links: bool = False,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
@@ -53,7 +52,6 @@ def inspect(
         gate: `heads` or `product`, as for `rewrite`.
         head_dimension: d_head for the head accounting; default: that of the model's own attention.
         tokens: sequence length for which the costs of the forms are computed.
-        allow_links: let external data be links inside one Hugging Face cache directory.
 
     Raises:
         UsageError: an option is invalid.
@@ -61,7 +59,7 @@ def inspect(
     """
     run = Run(silent)
     with run.step("load", "loading"):
-        source = load_model(model, allow_links=allow_links)
+        source = load_model(model)
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options, partial(read_tensor, source))

@@ -12,19 +12,20 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 from rewriter.cli.convert import convert
 from rewriter.cli.inspect import doctor, inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
 from rewriter.cli.options import with_json_files
 from rewriter.cli.pairs import bench, certify, diff, validate
-from rewriter.cli.streams import forgiving
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.text import quoted
 
@@ -43,6 +44,7 @@ COMMANDS: dict[str, click.Command] = {
 }
 """Subcommand name to command; the plain command is `convert`."""
 
+_COMPLETE = "_REWRITE_COMPLETE"
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -55,11 +57,60 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise _Terminated
 
 
+class Forgiving:
+    """A text stream that drops what its reader no longer wants, as in `rewrite MODEL -o OUT | head -1`.
+
+    The work is done before anything is printed, so the exit status stays that of the work.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # also what is still buffered, which the interpreter would write as it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or drop."""
+        with self._dropping():
+            self._stream.flush()
+
+
+class _Completing(click.Group):
+    """What a shell completes: the first word is a command or a model, the others belong to the command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args) if args[0] in COMMANDS else ("rewrite", convert, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and what the plain one takes."""
+        plain = convert.make_context("rewrite", [], resilient_parsing=True)
+        return [*super().shell_complete(ctx, incomplete), *convert.shell_complete(plain, incomplete)]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with an `ExitStatus`."""
+    if _COMPLETE in os.environ:
+        group = _Completing("rewrite", commands=COMMANDS, add_help_option=False)
+        sys.exit(shell_complete(group, {}, "rewrite", _COMPLETE, os.environ[_COMPLETE]))
     signal.signal(signal.SIGTERM, _terminate)
-    with forgiving():
-        status = run(arguments)
+    sys.stdout, sys.stderr = Forgiving(sys.stdout), Forgiving(sys.stderr)
+    status = run(arguments)
+    sys.stdout.flush()
     sys.exit(status)
 
 
@@ -70,7 +121,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         command, rest = _dispatch(given)
         result: Any = command.main(rest, prog_name=_name(command), standalone_mode=False)
     except RewriteError as error:
-        click.echo(f"rewrite: {error}", err=True)
+        click.echo(f"rewrite: {error.args[0]}", err=True)
         return int(error.exit_status)
     except click.ClickException as error:
         name = _name(error.ctx.command) if isinstance(error, click.UsageError) and error.ctx else "rewrite"

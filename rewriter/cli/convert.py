@@ -1,8 +1,7 @@
-"""`rewrite MODEL -o OUT`, the plain command; `rewriter.rewrite` does the work."""
+"""`rewrite MODEL -o OUT`, the plain command; `rewriter.rewrite` and `rewriter.rewrite_folder` do the work."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,26 @@ import click
 from passes.options import Options
 from rewriter.cli.options import (
     SETTINGS,
+    STANDARD,
     check_page,
     check_report,
     check_suffix,
     declared_options,
     file_option,
-    links_option,
     rare_options,
     report_option,
     write_report,
 )
-from rewriter.cli.streams import STANDARD, from_standard_input, to_standard_output
-from rewriter.errors import ExitStatus, UsageError
+from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
 
-_HELP_STATUS = """\b
+COMMON = (
+    *("output", "form", "only", "skip", "dry_run", "no_validate", "providers", "inputs", "html", "force", "report"),
+    "help_all",
+)
+"""The options that `rewrite --help` lists; `--help-all` lists all."""
+
+_EPILOG = """\b
 Commands for models (rewrite COMMAND --help):
   inspect    print the blocks of a model, their size and their heads
   certify    prove for every input that one model computes what another does
@@ -54,6 +58,25 @@ Exit status:
 """
 
 
+class Screen(click.Command):
+    """A command whose help lists the options in `COMMON` only."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON
+        shown = [param for param in self.get_params(ctx) if param.name in names or "--help" in param.opts]
+        records = [record for param in shown if (record := param.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
+
+
+def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta["all"] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
@@ -65,11 +88,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.command(
-    name="rewrite",
-    epilog=_HELP_STATUS,
-    context_settings=SETTINGS,
-)
+@click.command(name="rewrite", cls=Screen, epilog=_EPILOG, context_settings=SETTINGS)
 @click.argument("model", type=click.Path(path_type=Path))
 @file_option("-o", "--output", metavar="OUT", help="Where to write the result.")
 @declared_options(Options)
@@ -77,7 +96,6 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
 @declared_options(Settings)
 @rare_options(Options, Settings)
-@links_option
 @file_option("--html", metavar="FILE.html", help="Write the report as a page.")
 @file_option("--certificate", metavar="FILE.json", help="Write the certificate; `rewrite certify --check` checks it.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
@@ -85,12 +103,16 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print versions.")
+@click.option(
+    "--help-all", is_flag=True, expose_value=False, is_eager=True, callback=_help_all, help="Show all options."
+)
 def convert(
     model: Path,
     output: Path | None,
     *,
     dry_run: bool,
     no_validate: bool,
+    force: bool,
     report: Path | None,
     html: Path | None,
     certificate: Path | None,
@@ -100,87 +122,53 @@ def convert(
 ) -> int:
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
 
-    MODEL is an ONNX file, - for standard input, or a folder such as optimum writes: then OUT is a new folder with all
-    models converted, and the other files copied. The result appears at OUT (-: standard output) only if it computes
-    what MODEL does: certified for every input, and run with onnxruntime on a few; otherwise no file is written.
+    MODEL is an ONNX file, or a folder such as optimum writes: then OUT is a new folder with all models converted, and
+    the other files copied. The result appears at OUT only if it computes what MODEL does: certified for every input,
+    and run with onnxruntime on a few.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
-    if model.is_dir():
-        refused = {"--html": html, "--certificate": certificate, "--force": options.pop("force")}
-        refused["--allow-links"] = options.pop("allow_links")
-        options |= {"dry_run": dry_run, "validate": not no_validate}
-        return _convert_folder(model, output, refused, report=report, quiet=quiet, verbose=verbose, **options)
-    check_suffix(output)
-    check_report(report, (model, output), suffix=".json", force=options["force"])
+    if STANDARD in (model, output):
+        raise UsageError("models are read from files and written to files; '-' is for --report only")
+    others = (model, output, report, html)
+    check_report(report, (model, output), force=force)
+    folder = model.is_dir()
+    if folder:
+        unfit = {"--html": html, "--certificate": certificate, "--force": force}
+        flag = next((flag for flag, given in unfit.items() if given), None)
+        if flag is not None:
+            raise UsageError(
+                f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one"
+            )
+    else:
+        check_suffix(output)
+        options["force"] = force
     if html is not None:
-        check_page(html, (model, output), report=report, force=options["force"])
+        check_page(html, others[:3], force=force)
     if certificate is not None:
-        if no_validate or dry_run or STANDARD in (model, output):
-            raise UsageError("--certificate needs a run from a file to a file that proves its result")
-        check_report(certificate, (model, output, report, html), suffix=".json", force=options["force"])
-    from rewriter import rewrite
-    from rewriter.report.terminal.console import Console, show_rewriting
+        if no_validate or dry_run:
+            raise UsageError("--certificate needs a run that proves its result")
+        check_report(certificate, others, force=force)
+    from rewriter import rewrite, rewrite_folder
+    from rewriter.report.folder import FolderReport
+    from rewriter.report.terminal.console import Console, show_folder, show_rewriting
 
-    if STANDARD in (output, report) and output == report:
-        raise UsageError("-o - and --report - would mix in standard output; give one of them a file")
-    # What a stream carries must not be mixed with tables.
-    console = Console(quiet=quiet, verbose=verbose, error=STANDARD in (output, report))
-    with from_standard_input(model) as source, to_standard_output(output) as out, console.progress() as progress:
-        result = rewrite(
-            source,
-            out,
-            dry_run=dry_run,
-            validate=not no_validate,
-            progress=progress,
-            **options,
-        )
-    # Streams have no name that outlives the command.
-    result = replace(result, model=str(model), output=None if result.output is None else str(output))
-    if output == STANDARD:
-        result = replace(result, files=())
+    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
+    with console.progress() as progress:
+        options |= {"dry_run": dry_run, "validate": not no_validate, "progress": progress}
+        result = rewrite_folder(model, output, **options) if folder else rewrite(model, output, **options)
     write_report(report, result.to_json)
-    if certificate is not None and result.output is not None and result.validation is not None:
+    if isinstance(result, FolderReport):
+        show_folder(console, result)
+        return int(result.exit_status)
+    proof = result.validation
+    if certificate is not None and result.output is not None and proof is not None and proof.certificate is not None:
         from rewriter.api.certifying import certification_of
 
-        if result.validation.certificate is not None:
-            certification_of(model, result.output, result.validation.certificate).write(certificate)
+        certification_of(model, result.output, proof.certificate).write(certificate)
     if html is not None:
         from rewriter.report.html import write_page
 
         write_page(result, html)
     show_rewriting(console, result)
-    return int(result.exit_status)
-
-
-def _convert_folder(
-    folder: Path,
-    output: Path | None,
-    refused: dict[str, Any],
-    *,
-    report: Path | None,
-    quiet: bool,
-    verbose: bool,
-    **options: Any,
-) -> int:
-    """Convert all models of a folder, and print each result under its name; `refused` are flags for one model."""
-    flag = next((flag for flag, given in refused.items() if given), None)
-    if flag is not None:
-        raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert the files one by one")
-    if output == STANDARD:
-        raise UsageError("a folder cannot go to standard output; give -o a name for the new folder")
-    check_report(report, (folder, output))
-    from rewriter import rewrite_folder
-    from rewriter.report.terminal.console import Console, show_rewriting
-
-    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
-    with console.progress() as progress:
-        result = rewrite_folder(folder, output, progress=progress, **options)
-    write_report(report, result.to_json)
-    for name, each in result.models.items():
-        show_rewriting(console, each, model=name)
-    colour = {ExitStatus.CONVERTED: "bold green", ExitStatus.VALIDATION_FAILED: "bold red"}
-    for line in result.copied_lines():
-        console.line(line)
-    console.line(result.summary, colour.get(result.exit_status, "yellow"), always=True)
     return int(result.exit_status)

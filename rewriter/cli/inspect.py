@@ -1,27 +1,33 @@
-"""`rewrite inspect MODEL` and `rewrite doctor`: what is in a model, and whether this machine can work on it."""
+"""`rewrite inspect` and `rewrite doctor`: what is in a model, and what this machine can do. Nothing is written."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from passes.options import Options
 from rewriter.cli.options import (
     MODEL,
-    SETTINGS,
+    STANDARD,
     check_report,
     command,
     declared_options,
-    links_option,
     report_option,
     write_report,
 )
-from rewriter.cli.streams import STANDARD, from_standard_input
+from rewriter.text import size
+
+if TYPE_CHECKING:
+    from passes.accounting import Accounting, BlockAccount, FormCost
+    from rewriter.api.inspection import Inspection
+    from rewriter.report.tables import Row, Table
+    from rewriter.report.terminal.console import Console
 
 
-@click.command(context_settings=SETTINGS)
+@command(MODEL, ok="some block can be converted", nothing="none can")
 @click.argument("model", type=click.Path(path_type=Path))
 @declared_options(
     Options,
@@ -35,31 +41,77 @@ from rewriter.cli.streams import STANDARD, from_standard_input
     show_default=True,
     help="Sequence length for which heads, keys and patterns of each form are counted.",
 )
-@links_option
 @report_option("what was found")
-def inspect(
-    model: Path,
-    scope: str,
-    *,
-    tokens: int,
-    allow_links: bool,
-    report: Path | None,
-) -> int:
-    """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing.
-
-    Exit status: 0 if some block can be converted, 3 if none can; 2 and 4 as for `rewrite`.
-    """
+def inspect(model: Path, *, scope: str, tokens: int, report: Path | None) -> int:
+    """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing."""
     check_report(report, (model,))
     from rewriter import inspect as look
-    from rewriter.cli.accounting import show_inspection
     from rewriter.report.terminal.console import Console
 
-    with from_standard_input(model) as source:
-        found = look(source, scope=scope, tokens=tokens, allow_links=allow_links)
-    found = replace(found, report=replace(found.report, model=str(model)))
+    found = look(model, scope=scope, tokens=tokens)
     write_report(report, found.to_json)
-    show_inspection(found, Console(error=report == STANDARD))
+    _show(found, Console(error=report == STANDARD))
     return int(found.report.exit_status)
+
+
+def _show(found: Inspection, console: Console) -> None:
+    from rewriter.report.sections import block_parts
+    from rewriter.report.terminal.console import show_verdict
+
+    for part in block_parts(found.report):
+        console.part(part)
+    for note in found.report.notes:
+        console.line(f"note: {note}", "yellow")
+    accounting = found.accounting
+    if accounting.blocks:
+        console.part(_blocks(accounting))
+        console.part(_forms(accounting))
+        refused = Counter(reason for block in accounting.blocks for reason in block.refused)
+        for (form, reason), number in refused.items():
+            console.line(f"form {form} cannot take {number} of the blocks: {reason}", "yellow")
+        share = f"{100 * accounting.share:.1f} %"
+        console.line(f"these blocks take {share} of the multiply-adds of linear operators per token")
+    if accounting.head_dimension is not None:
+        heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
+        console.line(f"the model's own attention: {heads}head dimension {accounting.head_dimension}")
+    console.line(f"purity once converted, nonlinearities that remain: {accounting.purity}")
+    made = Counter(row.activation for row in found.report.left if row.reason == "it is attention heads already")
+    for activation, count in made.most_common():
+        console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
+    if not found.report.converted:
+        show_verdict(console, found.report)
+
+
+def _blocks(accounting: Accounting) -> Table:
+    """The size of the blocks, and their heads."""
+    from rewriter.report.tables import Cell, Column, Table, columns
+
+    def row(each: BlockAccount) -> Row:
+        staged = each.staged and Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
+        return (each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged)
+
+    heads = (
+        *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
+        *(Column("share", "share"), *columns("count", "heads", "three sublayers")),
+    )
+    title = "Accounting: heads of form local, and of three sublayers (W1, activation, W2)"
+    return Table(title, heads, tuple(map(row, accounting.blocks)))
+
+
+def _forms(accounting: Accounting) -> Table:
+    """The cost of a block in each form; blocks of equal cost share a row."""
+    from passes.forms import FORMS
+    from rewriter.report.tables import Column, Table, columns
+
+    def row(form: FormCost, blocks: int) -> Row:
+        heads = " + ".join(f"{number:,}" for number in form.heads)
+        return (form.form, blocks, heads, form.keys, size(form.pattern_bytes), FORMS[form.form].help)
+
+    heads = columns("count", "blocks", "heads", "keys", "pattern of all heads")
+    found = Counter(form for block in accounting.blocks for form in block.forms)
+    title = f"Forms: one block at {accounting.tokens:,} tokens"
+    rows = tuple(row(form, blocks) for form, blocks in found.items())
+    return Table(title, (Column("form"), *heads, Column("in the graph")), rows)
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")
@@ -68,23 +120,21 @@ def inspect(
 def doctor(model: Path | None, *, report: Path | None) -> int:
     """Look at versions, execution providers, memory and disk, and say how to mend what is wrong.
 
-    Every execution provider is started in a process of its own. With MODEL, its size is compared with memory and disk.
+    Every execution provider is started. With MODEL, its size is compared with memory and disk.
     """
     check_report(report, (model,))
-    from rewriter.api.diagnosing import doctor as look
+    from rewriter import doctor as look
     from rewriter.report.terminal.console import Console
-    from rewriter.text import size
 
     found, console = look(model), Console(error=report == STANDARD)
     write_report(report, found.to_json)
-    for label, value in found.environment.items():
-        console.line(f"{label:18}{value}")
-    for name, reason in found.providers.items():
-        console.line(f"{name:18}{reason or 'works'}")
-    console.line(f"{'memory':18}{'unknown' if found.memory is None else f'{size(found.memory)} available'}")
-    console.line(f"{'disk':18}{size(found.disk)} free")
+    lines = [*found.environment.items(), *((name, reason or "works") for name, reason in found.providers.items())]
+    lines.append(("memory", "unknown" if found.memory is None else f"{size(found.memory)} available"))
+    lines.append(("disk", f"{size(found.disk)} free"))
     if found.model_bytes is not None:
-        console.line(f"{'model':18}{size(found.model_bytes)} with its weights")
+        lines.append(("model", f"{size(found.model_bytes)} with its weights"))
+    for label, value in lines:
+        console.line(f"{label:18}{value}")
     for problem in found.problems:
         console.line(f"{'problem':18}{problem}", "red")
     console.line("see the problems above" if found.problems else "FINE  nothing is wrong", "bold")

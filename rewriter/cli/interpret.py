@@ -12,6 +12,7 @@ import click
 
 from rewriter.cli.options import (
     MODEL,
+    STANDARD,
     check_new,
     check_page,
     check_report,
@@ -22,7 +23,6 @@ from rewriter.cli.options import (
     with_options,
     write_report,
 )
-from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
@@ -161,7 +161,7 @@ def heads(
     elif inputs is None:
         raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
     else:
-        check_page(page, (model, output, inputs), report=report, force=False)
+        check_page(page, (model, output, inputs, report))
     check_report(report, (model, output, inputs))
     if output is not None:
         check_suffix(output)
@@ -263,8 +263,8 @@ def attribute(
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
-    Patterns and normalisation denominators are held at their values; both sums equal the logit, and the residual is
-    printed.
+    Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
+    the residual is printed.
     """
     check_report(report, (model, *_files_of(inputs)))
     from rewriter.interpret.attribute import attribute as attributed
@@ -283,7 +283,7 @@ def attribute(
     lines = [f"logit {found.logit:.6g}{entries}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
-        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(found.by_neuron(parts), top, found.tokens)]
+        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(parts, top, found.tokens)]
     _echo(lines, report)
     return 0
 

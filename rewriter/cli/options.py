@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 
 import click
 
-from rewriter.cli.streams import STANDARD
 from rewriter.errors import RewriteError, UsageError
 from rewriter.options import Option, options_of, unknown_option
 from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+STANDARD = Path("-")
+"""What stands for standard output on the command line."""
 
 MODEL = {4: "the model is unreadable, malformed or unsafe"}
 MODELS = {4: "a model is unreadable, malformed or unsafe", 5: "a requested execution provider is not available"}
@@ -72,7 +74,7 @@ def check_report(
             f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
         )
     if report.absolute() in [other.absolute() for other in others if other is not None]:
-        raise UsageError(f"the report {quoted(report)} would replace a model; choose another path for it")
+        raise UsageError(f"the report {quoted(report)} would replace another file of this command; choose another path")
     if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
         advice = "choose another path" if report.is_dir() else "remove it, or choose another path"
         raise UsageError(f"{quoted(report)} exists and is not a {suffix} file; {advice}")
@@ -136,23 +138,12 @@ def check_suffix(output: Path | None) -> None:
 _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 
-def check_page(page: Path, others: Sequence[Path | None], *, report: Path | None, force: bool) -> None:
-    """Refuse, before the long work, a page that cannot be made or written; `report` is the path of the JSON."""
+def check_page(page: Path, others: Sequence[Path | None], *, force: bool = False) -> None:
+    """Refuse, before the long work, a page that cannot be made or written."""
     from rewriter.report.html import require_jinja
 
     require_jinja()
     check_report(page, others, suffix=".html", force=force)
-    if report is not None and page.absolute() == report.absolute():
-        raise UsageError(f"{quoted(page)} cannot be both the JSON report and the page; choose another path for one")
-
-
-def links_option(command: Command) -> Command:
-    """The option of whatever reads model files."""
-    return click.option(
-        "--allow-links",
-        is_flag=True,
-        help="Let external data be links into the blobs of the same Hugging Face cache directory.",
-    )(command)
 
 
 _JUDGING = (
@@ -177,8 +168,9 @@ _JUDGING = (
 
 def comparison_options(command: Command) -> Command:
     """The options of `validate` and `diff`."""
-    command = with_options(_JUDGING)(links_option(command))
-    decorated: Command = declared_options(Settings, only=("providers", "inputs", "dims"))(command)
+    decorated: Command = declared_options(Settings, only=("providers", "inputs", "dims"))(
+        with_options(_JUDGING)(command)
+    )
     return decorated
 
 
@@ -221,7 +213,7 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
             try:
                 values[name] = each.parsed(value if sign else None)
             except RewriteError as error:
-                raise click.BadParameter(str(error)) from error
+                raise click.BadParameter(error.args[0]) from error
         return values
 
     def decorated(command: Any) -> Any:
@@ -282,7 +274,7 @@ def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
     try:
         return tuple(parse_provider(text).text for text in texts)
     except RewriteError as error:
-        raise click.BadParameter(str(error)) from error
+        raise click.BadParameter(error.args[0]) from error
 
 
 def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:

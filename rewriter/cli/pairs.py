@@ -10,17 +10,16 @@ import click
 
 from rewriter.cli.options import (
     MODELS,
+    STANDARD,
     check_report,
     command,
     comparison_options,
     declared_options,
     file_option,
-    links_option,
     report_option,
     with_options,
     write_report,
 )
-from rewriter.cli.streams import STANDARD
 from rewriter.errors import ExitStatus
 from rewriter.proof.settings import Settings
 from rewriter.timing import BenchOptions
@@ -123,11 +122,8 @@ def _compared(
     metavar="FILE.json",
     help="Compute the certificate afresh, and compare it with the one in this file.",
 )
-@links_option
 @report_option("the certificate", "-o")
-def certify(
-    original: Path, rewritten: Path, *, check: Path | None, allow_links: bool, report: Path | None
-) -> ExitStatus:
+def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path | None) -> ExitStatus:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
     Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers;
@@ -141,7 +137,7 @@ def certify(
 
     stated = None if check is None else read_certificate(check)
     console = Console(error=report == STANDARD)
-    found = prove(original, rewritten, allow_links=allow_links)
+    found = prove(original, rewritten)
     write_report(report, found.to_json)
     if stated is not None:
         return show_check(console, found, stated)

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -157,13 +157,6 @@ def write_text(path: Path, text: str) -> None:
     atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
-def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, in chunks: a single write may accept less than it is given."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view[:CHUNK]) :]
-
-
 def sync_directory(directory: Path) -> None:
     """Make renames in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -179,7 +172,7 @@ def sync_directory(directory: Path) -> None:
 
 # -- folders of a model, such as optimum writes ---------------------------------------------------------------------
 
-_SKIPPED = (".git", ".cache", ".ipynb_checkpoints", "__pycache__")
+_SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 """Folders that belong to tools, not to the model."""
 
 
@@ -189,25 +182,23 @@ def files_of(folder: Path) -> tuple[Path, ...]:
     Raises:
         UsageError: the folder cannot be read, or holds links or devices, which are not followed.
     """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = []
     with os_errors("read", folder):
-        return tuple(sorted(path.relative_to(folder) for path in _walk(folder)))
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            raise UsageError(
-                f"{quoted(path)} is a link, which may lead anywhere; copy the folder with its contents (cp -rL), and "
-                "convert the copy"
-            )
-        if stat.S_ISDIR(mode):
-            if path.name not in _SKIPPED:
-                yield from _walk(path)
-        elif stat.S_ISREG(mode):
-            yield path
-        else:
-            raise UsageError(f"{quoted(path)} is not a regular file; remove it from the folder")
+        for here, folders, names in os.walk(folder, onerror=fail):
+            folders[:] = sorted({*folders} - _SKIPPED)
+            for path in (Path(here, name) for name in (*folders, *names)):
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    raise UsageError(
+                        f"{quoted(path)} is a link or no regular file; copy the folder with its contents (cp -rL), and "
+                        "convert the copy"
+                    )
+            found += [Path(here, name).relative_to(folder) for name in names]
+    return tuple(sorted(found))
 
 
 def check_new_folder(out: Path, source: Path) -> None:
@@ -226,37 +217,30 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 
 @contextmanager
-def staged_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`; `publish` renames it. Without that, it is removed when the block ends."""
-    out = out.absolute()
-    sweep(out)
+def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Path]:
+    """Copy files of `source` to a hidden folder beside `out`, which `publish` renames; else it is removed at the end.
+
+    Raises:
+        UsageError: a file cannot be read or written.
+    """
     with ExitStack() as stack:
         with os_errors("write", out):
-            staged, _ = stack.enter_context(hidden(out, FOLDER))
+            staged, _ = stack.enter_context(hidden(out.absolute(), FOLDER))
+            for path in files:
+                (staged / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / path, staged / path, follow_symlinks=False)
         yield staged
 
 
 def publish(staged: Path, out: Path) -> None:
     """Give a staged folder its name, atomically and durably. Raises UsageError where the name is taken meanwhile."""
     with os_errors("rename to", out):
-        for folder, _, _ in os.walk(staged):
+        for folder, _, names in os.walk(staged):
+            for path in (Path(folder, name) for name in names):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
             sync_directory(Path(folder))
         if os.path.lexists(out):  # a rename would replace an empty folder
             raise UsageError(f"{quoted(out)} exists by now; choose another output and run again")
         os.rename(staged, out)  # noqa: PTH104 - Path.rename replaces files on some systems, and says less
         sync_directory(out.absolute().parent)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a regular file, durably; the folders of `target` are made. Raises UsageError."""
-    with os_errors("copy", source):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(reading, "rb") as file:
-            writing = create(target)
-            try:
-                while piece := file.read(CHUNK):
-                    write_all(writing, piece)
-                os.fsync(writing)
-            finally:
-                os.close(writing)

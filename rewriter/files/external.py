@@ -4,23 +4,22 @@ The rules are deliberately stricter than those of onnx and onnxruntime (CVE-2022
 and related ones):
 
 - A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
-- No part of it below the model's directory is a symbolic link, and the file is regular with one hard link.
+- No part of it below the model's directory is a symbolic link, and the file is regular with one hard link. Every part
+  is opened relative to its parent without following links, so that none can be swapped in.
 - The keys are location, offset, length and checksum, each at most once. The checksum is not verified, since that would
   read every byte. `basepath` is refused because onnxruntime does not load a model that has it.
 - Offset and length are decimal numbers below 2**63, and the range lies inside the file; the length is what dims and
   element type require. A missing offset is 0, a missing length extends to the end of the file.
 
-Every part of the path is opened relative to its parent without following links, so a link that is swapped in between
-check and open is refused as well.
-
-Where a user allows links, they are those of a Hugging Face cache, which has one directory per model: files in
-`snapshots/REVISION/` are links to `../../blobs/HASH`. The locations of a model's external data are rewritten as paths
-below that directory, without a link: `blobs/HASH`. From then on the rules above hold as ever. So a link only ever says
-which of the blobs is meant; whatever it is changed to, nothing outside of `blobs` is opened through it.
+The only links that are read are those of a Hugging Face cache, which has one directory per model: files in
+`snapshots/REVISION/` are links to `../../blobs/HASH`. The locations in the model are replaced by paths below that
+directory, without a link: `blobs/HASH` (`through_cache`). From then on the rules above hold as ever: a link only says
+which of the blobs is meant, and whatever it is changed to, nothing outside of `blobs` is opened through it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -34,17 +33,13 @@ import numpy.typing as npt
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.tensors import MAX_BYTES, TYPED_FIELDS, byte_count, element_type
+from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields
 from rewriter.files.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})
 _READ = 64 * 2**20
 _BLOBS, _SNAPSHOTS = "blobs", "snapshots"
-_LINK_ADVICE = (
-    "copy the model with its data (`cp -rL DIRECTORY COPY`), or pass --allow-links (allow_links=True) for a model in "
-    "a Hugging Face cache, which stores links"
-)
 
 
 @dataclass(frozen=True)
@@ -85,33 +80,41 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
 
 def open_inside(base_dir: Path, location: str, tensor: str) -> int:
     """Open the data file `location` below `base_dir` and return its file descriptor. Raises ModelError."""
-    parts = location_parts(location, tensor)
+    parts = _parts(location, tensor)
+    what = f"external data {quoted(location)} of tensor {quoted(tensor)}"
     try:
         handle = os.open(base_dir, os.O_RDONLY | os.O_DIRECTORY)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"cannot open the model's directory {quoted(base_dir)}: {_reason(error)}; check its path and mode"
         ) from error
-    for index, part in enumerate(parts):
-        parent, last = handle, index == len(parts) - 1
+    for part in parts:
+        parent = handle
         try:
-            # stat before open: opening a device can have side effects, and opening a FIFO would block.
-            _check_kind(os.stat(part, dir_fd=parent, follow_symlinks=False), location, tensor, last=last)
-            flags = os.O_NONBLOCK if last else os.O_DIRECTORY
-            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=parent)
+            # Non-blocking, because opening a FIFO would wait for a writer.
+            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                raise ModelError(
+                    f"{what} is or lies behind a symbolic link; copy the model with its data (`cp -rL DIRECTORY COPY`)"
+                ) from error
             raise ModelError(
-                f"cannot open external data {quoted(location)} of tensor {quoted(tensor)}: {_reason(error)}; "
-                "put the data file beside the model, where it was saved"
+                f"cannot open {what}: {_reason(error)}; put the data file beside the model, where it was saved"
             ) from error
         finally:
             os.close(parent)
-    try:
-        # Checked again on the open file, which may not be the one that stat saw.
-        _check_kind(os.fstat(handle), location, tensor, last=True)
-    except ModelError:
+    status, fault = os.fstat(handle), None
+    if not stat.S_ISREG(status.st_mode):
+        fault = "is not a regular file; export the model again"
+    elif status.st_nlink > 1:
+        # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
+        fault = (
+            f"has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a new "
+            "directory (`cp -r`, without -l) and use the copy"
+        )
+    if fault is not None:
         os.close(handle)
-        raise
+        raise ModelError(f"{what} {fault}")
     return handle
 
 
@@ -120,18 +123,21 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
     base, name = Path(base_dir).absolute(), quoted(tensor.name)
     if element_type(tensor).name == "STRING":
         raise ModelError(f"string tensor {name} cannot have external data; export the model again")
-    inline = any(len(getattr(tensor, field)) for field in TYPED_FIELDS)
-    if inline or tensor.HasField("raw_data") or tensor.HasField("segment"):
+    if filled_fields(tensor) or tensor.HasField("segment"):
         raise ModelError(f"tensor {name} has both inline and external data; export the model again")
-    entries = _entries(tensor)
-    location = entries["location"]
-    need = byte_count(tensor)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
+        raise ModelError(
+            f"tensor {name} has the external data keys {', '.join(quoted(entry.key) for entry in tensor.external_data)}"
+            "; onnxruntime loads location, offset, length and checksum, each once: save the model again with "
+            "onnx.save(..., save_as_external_data=True)"
+        )
+    location, need = entries["location"], byte_count(tensor)
     offset = _number(entries.get("offset", "0"), "offset", tensor.name)
     handle = open_inside(base, location, tensor.name)
     try:
         size = os.fstat(handle).st_size
-        rest = str(max(size - offset, 0))
-        length = _number(entries.get("length", rest), "length", tensor.name)
+        length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
         if offset + length > size:
             raise ModelError(
                 f"tensor {name} reads bytes {offset} to {offset + length} of {quoted(location)}, which has "
@@ -142,67 +148,21 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"tensor {name} has {length} bytes of external data where its dimensions need {need}; "
                 "model and data file do not belong together: export the model again"
             )
-        yield handle, ExternalRef(tensor.name, location, base.joinpath(*location_parts(location, "")), offset, length)
+        yield handle, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length)
     finally:
         os.close(handle)
 
 
-def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
-    entries: dict[str, str] = {}
-    name = quoted(tensor.name)
-    for entry in tensor.external_data:
-        if entry.key in entries:
-            raise ModelError(f"tensor {name} has the external data key {quoted(entry.key)} twice; export it again")
-        if entry.key not in KEYS:
-            raise ModelError(
-                f"tensor {name} has the external data key {quoted(entry.key)}, which onnxruntime does not "
-                "load; save the model again with onnx.save(..., save_as_external_data=True)"
-            )
-        entries[entry.key] = entry.value
-    if "location" not in entries:
-        raise ModelError(f"tensor {name} has external data without a location; export the model again")
-    return entries
-
-
-def location_parts(location: str, tensor: str) -> list[str]:
+def _parts(location: str, tensor: str) -> list[str]:
     """The names on the way to a data file. Raises ModelError where it could leave the model's directory."""
-    parts: list[str] = []
     # protobuf returns bytes for a string that is not valid UTF-8.
-    fault = "is empty" if not location else None if isinstance(location, str) else "is not UTF-8"
-    if fault is None:
-        parts = location.removeprefix("./").split("/")
-        faults = (
-            ("\0" in location, "contains a NUL"),
-            ("\\" in location, "contains a backslash"),
-            (location.startswith("/"), "is absolute"),
-            (re.match(r"[A-Za-z]:", location) is not None, "names a drive"),
-            (".." in parts, "leaves its directory with '..'"),
-            (bool({"", "."} & set(parts)), "is not a plain path to a file"),
-        )
-        fault = next((text for broken, text in faults if broken), None)
-    if fault:
+    parts = location.removeprefix("./").split("/") if isinstance(location, str) else [""]
+    if {"", ".", ".."} & {*parts} or re.search(r"[\0\\]|^[A-Za-z]:", location):
         raise ModelError(
-            f"external data location {quoted(location)} of tensor {quoted(tensor)} {fault}; "
-            "it must be a relative path below the model's directory: save the model again"
+            f"external data location {quoted(location)} of tensor {quoted(tensor)} is not a plain relative path below "
+            "the model's directory (without '..', backslashes and drives); save the model again"
         )
     return parts
-
-
-def _check_kind(status: os.stat_result, location: str, tensor: str, *, last: bool) -> None:
-    what = f"external data {quoted(location)} of tensor {quoted(tensor)}"
-    if stat.S_ISLNK(status.st_mode):
-        raise ModelError(f"{what} {'is' if last else 'lies behind'} a symbolic link; {_LINK_ADVICE}")
-    if last and not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a FIFO, socket or device"
-        raise ModelError(f"{what} is {kind}, not a regular file; export the model again")
-    if not last and not stat.S_ISDIR(status.st_mode):
-        raise ModelError(f"{what} lies below something that is not a directory; export the model again")
-    if last and status.st_nlink > 1:
-        # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
-        raise ModelError(
-            f"{what} has {status.st_nlink} hard links, so it may be someone else's file; "
-            "copy the model and its data to a new directory (`cp -r`, without -l) and use the copy"
-        )
 
 
 def _number(text: str, key: str, tensor: str) -> int:
@@ -219,53 +179,30 @@ def _reason(error: OSError | ValueError) -> str:
     return (isinstance(error, OSError) and error.strerror) or "its name cannot be used here"
 
 
-def without_links(proto: onnx.ModelProto, folder: Path) -> Path:
-    """Let the external data of `proto` name the files that its links point to.
+def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
+    """Let the external data of `proto` name the blobs that its links point to, if those are links of a cache.
 
     Args:
-        proto: a model that was read from `folder`; changed in place if one of its data files is a link.
+        proto: a model that was read from `folder`; changed in place if one of its data files is such a link.
         folder: the directory of the model.
 
     Returns:
-        The directory in which external data is resolved from now on: `folder` if no data file is a link, else that
-        of the cache.
-
-    Raises:
-        ModelError: a link is not one of a Hugging Face cache, or does not lead into its `blobs`.
+        The directory in which external data is resolved: that of the cache if locations were changed, else `folder`.
     """
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
-    parts = {entry.value: location_parts(entry.value, "") for entry in entries}
-    links = [location for location, each in parts.items() if os.path.islink(folder.joinpath(*each))]  # noqa: PTH114 - no error
-    if not links:
-        return folder
     here = folder.resolve()
     cache = next((parent.parent for parent in here.parents if parent.name == _SNAPSHOTS), None)
-    if cache is None or not (cache / _BLOBS).is_dir() or (cache / _BLOBS).is_symlink():
-        raise ModelError(
-            f"external data {quoted(links[0])} is a link, and the model is not in a Hugging Face cache: "
-            "--allow-links follows links from snapshots/REVISION into blobs only; copy the model with `cp -rL`"
-        )
-    inside = here.relative_to(cache)
+    paths = {entry.value: here.joinpath(*_parts(entry.value, "")) for entry in entries}
+    links = {location: path for location, path in paths.items() if os.path.islink(path)}  # noqa: PTH114 - no error
+    if not links or cache is None or (cache / _BLOBS).is_symlink():
+        return folder
+    for location, link in links.items():
+        # By its text alone: parts of the way that are links themselves lead elsewhere, and are never opened.
+        target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115 - the text, not a path
+        if Path(os.readlink(link)).is_absolute() or target.parent != cache / _BLOBS:  # noqa: PTH115
+            return folder  # as for any other link, `open_inside` says what to do
+        paths[location] = target
     for entry in entries:
-        plain, location = inside.joinpath(*parts[entry.value]), entry.value
-        entry.value = (
-            _blob(plain, folder.joinpath(*parts[location]), location) if location in links else plain.as_posix()
-        )
+        entry.value = paths[entry.value].relative_to(cache).as_posix()
     return cache
-
-
-def _blob(plain: Path, link: Path, location: str) -> str:
-    """The blob that a link points to, which is at `plain` relative to the cache directory. Raises ModelError."""
-    try:
-        target = os.readlink(link)  # noqa: PTH115 - the text, not a path
-    except OSError as error:
-        raise ModelError(f"external data {quoted(location)} cannot be read: {error.strerror}; run again") from error
-    # By its text alone: parts of the way that are links themselves lead elsewhere, and are never opened.
-    found = os.path.normpath(plain.parent / target)
-    if Path(target).is_absolute() or Path(found).parent.as_posix() != _BLOBS or "\0" in target:
-        raise ModelError(
-            f"external data {quoted(location)} is a link to {quoted(target)}, which is not in {_BLOBS} of its own "
-            "cache directory; download the model again, or copy it with `cp -rL`"
-        )
-    return Path(found).as_posix()

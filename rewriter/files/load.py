@@ -4,8 +4,7 @@ The structure of the model and its external references are checked; external dat
 values of one tensor when they are needed.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
-the link, in the directory of the path as given, and the data files themselves may not be links, unless the caller
-allows those of such a cache (`without_links`).
+the link, in the directory of the path as given, and the data files themselves may only be links inside such a cache.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError
-from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, without_links
+from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.files.tensors import check_inline, element_type
@@ -37,6 +36,8 @@ TOO_LARGE = (
     "(onnx.save(..., save_as_external_data=True)) and rewrite that"
 )
 
+_EXPORT = "export the model to ONNX first: optimum-cli export onnx --model FOLDER NEW_FOLDER"
+
 # Signatures of files that people pass by mistake: (offset, bytes, what it is and what to do).
 _FOREIGN = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model; run `git lfs pull` in its repository"),
@@ -45,6 +46,7 @@ _FOREIGN = (
     (4, b"ORTM", "in the ORT format, which cannot be rewritten; pass the .onnx model it was made from"),
     (4, b"TFL3", "a TensorFlow Lite model; convert it to ONNX first"),
     (0, b"\x89HDF", "an HDF5 file; export the model to ONNX first"),
+    (8, b'{"', f"a safetensors file, weights without a graph; {_EXPORT}"),
 )
 
 
@@ -92,14 +94,13 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 """What can be loaded: a path, the bytes of a file, or a model in memory."""
 
 
-def load_model(source: Source, *, mapped: bool = False, allow_links: bool = False) -> LoadedModel:
+def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
     A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
     resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
     refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
-    for external data refuse that (a link, a strange name). With `allow_links`, data files may be links inside one
-    Hugging Face cache directory.
+    for external data refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -119,7 +120,7 @@ def load_model(source: Source, *, mapped: bool = False, allow_links: bool = Fals
     proto, file_size = _read_model(path, mapped=mapped)
     sort_main_graph(proto)
     check_structure(proto)
-    base_dir = without_links(proto, path.parent) if allow_links else path.parent
+    base_dir = through_cache(proto, path.parent)
     external = collect_external(proto, base_dir)
     others = tuple(ref for ref in external if ref.path != path) if mapped else external
     elsewhere = len(others) < len(external) or base_dir != path.parent
@@ -273,8 +274,6 @@ def _read(path: Path) -> bytes:
 
 def _instead(path: Path) -> str:
     """What was meant by the path of a file that does not exist."""
-    if path.name == "-":
-        return "only `rewrite` and `rewrite inspect` read standard input: give the path of a file"
     try:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
     except OSError:
@@ -285,7 +284,7 @@ def _instead(path: Path) -> str:
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it")
+        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it (or use rewrite_folder)")
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{quoted(path)} is not a regular file; save the model to a file and pass that")
     if not status.st_size:

@@ -75,6 +75,14 @@ def byte_count(tensor: onnx.TensorProto) -> int:
     return (count_elements(tensor.dims, tensor.name, bits) * bits + 7) // 8
 
 
+def filled_fields(tensor: onnx.TensorProto) -> list[str]:
+    """The fields of a tensor that hold values."""
+    filled = [name for name in TYPED_FIELDS if len(getattr(tensor, name))]
+    # Asking for the size of raw data would copy it; strings may have it, if it is empty.
+    raw = tensor.HasField("raw_data") and (tensor.data_type != onnx.TensorProto.STRING or tensor.raw_data)
+    return [*filled, "raw_data"] if raw else filled
+
+
 def check_inline(tensor: onnx.TensorProto) -> None:
     """Check that a tensor holds its values inline, in one field, and as many as its dims require.
 
@@ -85,24 +93,17 @@ def check_inline(tensor: onnx.TensorProto) -> None:
     count = count_elements(tensor.dims, tensor.name, element.bits)
     if tensor.HasField("segment"):
         raise ModelError(f"tensor {name} is stored in segments, which no runtime reads; export the model again")
-    typed = {field: len(getattr(tensor, field)) for field in TYPED_FIELDS}
-    used = [field for field, entries in typed.items() if entries]
-    raw = tensor.HasField("raw_data") and element.name != "STRING"
-    if (raw and used) or (tensor.raw_data and not raw):
+    filled, text = filled_fields(tensor), element.name == "STRING"
+    if filled not in ([], [element.field], [] if text else ["raw_data"]):
         raise ModelError(
-            f"tensor {name} ({element.name}) holds raw data beside {', '.join(used) or 'no string data'}; "
-            "export the model again"
+            f"tensor {name} ({element.name}) holds values in {', '.join(filled)} where {element.field}"
+            f"{'' if text else ' or raw_data'} belongs; export the model again"
         )
-    wrong = [field for field in used if field != element.field]
-    if wrong:
-        raise ModelError(
-            f"tensor {name} ({element.name}) holds values in {', '.join(wrong)} where {element.field} "
-            "belongs; export the model again"
-        )
-    have, need, unit = typed[element.field], (count * element.eighths + 7) // 8, f"entries of {element.field}"
-    if raw:
-        have, need, unit = len(tensor.raw_data), (count * element.bits + 7) // 8, "bytes of raw data"
+    have, need = len(getattr(tensor, element.field)), (count * element.eighths + 7) // 8
+    if "raw_data" in filled:
+        have, need = len(tensor.raw_data), (count * element.bits + 7) // 8
     if have != need:
+        unit = "bytes of raw data" if "raw_data" in filled else f"entries of {element.field}"
         raise ModelError(
             f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}; "
             "the file is damaged: download or export it again"

@@ -168,6 +168,8 @@ _ONNX: dict[str, Elementwise] = {
     "Log": _unary(np.log),
     "Sin": _unary(np.sin),
     "Cos": _unary(np.cos),
+    "Sinh": _unary(np.sinh),
+    "Cosh": _unary(np.cosh),
     "Atan": _unary(np.arctan),
     "Sign": _unary(np.sign),
     "Floor": _unary(np.floor),
@@ -214,6 +216,16 @@ OPERATORS: dict[tuple[str, str], Elementwise] = {
     **{("", name): operator for name, operator in _ONNX.items()},
     **{(MICROSOFT, name): operator for name, operator in _MICROSOFT.items()},
 }
+
+
+NONLINEAR = frozenset(
+    [
+        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Clip", "Shrink"),
+        *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish"),
+        *("Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "Exp"),
+    ]
+)
+"""Operators that are activations, or that activations are spelled with and hardly anything else is."""
 
 
 def lookup(node: onnx.NodeProto) -> Elementwise | None:

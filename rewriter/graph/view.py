@@ -86,6 +86,20 @@ class GraphView:
         constant.discard("")
         return frozenset(constant)
 
+    @cached_property
+    def picked(self) -> Mapping[str, str]:
+        """The tensors that an index which is no constant picks from a constant, each with that constant.
+
+        The weights of one expert out of all are such a tensor, and so is the embedding of a token.
+        """
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if self.is_onnx(node) and node.op_type in PARTS | REARRANGED | {"DequantizeLinear"} and node.input:
+                whole = found.get(node.input[0], node.input[0] if node.input[0] in self.constants else "")
+                if whole:
+                    found.update((name, whole) for name in node.output if name and name not in self.constants)
+        return found
+
     def made_by(self, tensor: str) -> onnx.NodeProto | None:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""
         index = self.producer.get(tensor)
@@ -276,6 +290,9 @@ def _free(graph: onnx.GraphProto) -> set[str]:
         made.update(node.output)
     return names - made
 
+
+PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
+"""Some of the entries, each as it was."""
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Entries keep their values and their order; axes may be split, merged, added or dropped."""

@@ -1,21 +1,26 @@
-"""`attribute`: which heads, tokens and biases a logit is made of.
+"""`attribute`: which heads, neurons, tokens and biases a logit is made of.
 
 Two sums, each with its residual:
 
-    direct  the logit as what every head, bias and the embedding write to the stream along the logit's direction, the
-            last normalisation's denominator being held;
-    paths   the logit as a sum over tokens, bias tokens and biases, along all paths, all patterns and denominators being
-            held. There is no error term: heads of neurons are linear as well.
+    direct  the logit as what every head, neuron, bias and the embedding write to the stream along the logit's
+            direction, the last normalisation's denominator being held;
+    paths   the logit as a sum over tokens and constants, along all paths, with the patterns of original heads, the
+            denominators and the gates of neurons being held. There is no error term.
 
-With patterns and denominators held every sublayer is affine in the residual stream, heads of neurons included. `Step`s
-carry the gradient of the logit from the end of the stream to its beginning, and give what each constant on the way
-contributes. Both sums are identities up to the certified errors of head programs: they say what the logit is made of on
-this input, not what it depends on, which `ablate` and `patch` measure. Shapes: T tokens, D = d_model, of one sequence.
+The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y): what the neuron computes is its gate times y, and
+f(0), which is 0 for most activations and else the part of the bias tokens. So the answer depends on the function, not
+on the head program that spells it. Of h(g) u, the product of h's gate, g and u, half goes to what g reads and half to
+what u reads (RelP's rule for products, Jafari et al., 2025); of h(0) u all goes to u.
+
+Everything held, every sublayer is affine in the residual stream. `Step`s carry the gradient of the logit from the end
+of the stream to its beginning, and give what each constant on the way contributes. Both sums say what the logit is made
+of on this input, not what it depends on, which `ablate` and `patch` measure. Shapes: T tokens, D = d_model, of one
+sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,10 +32,12 @@ from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
-from rewriter.interpret.sublayers import Named
+from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
 _RANK = 3
+_NEAR, _STEP = 1e-8, 1e-4
+"""Where |y| is smaller, a difference from f(0) says nothing about the gate; a step that says more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +46,10 @@ class Attribution:
 
     Attributes:
         logit: the model's value.
-        direct: part to its contributions: a number, or one per head of a sublayer.
-        paths: part to its contributions: `embed` [tokens], a sublayer's `bias_tokens` and `b_V` [heads], biases.
-        effects: sublayer to [tokens, heads]: what a head's output at a token contributes along all paths.
+        direct: part to its contributions: a number, or one per head or neuron of a sublayer.
+        paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
+            f(0) is not 0, `bias_tokens` [neurons], biases.
+        effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
         written: sublayer to [tokens]: the same for all that it writes, its bias included.
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
@@ -56,20 +64,6 @@ class Attribution:
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
-
-    def by_neuron(self, parts: Mapping[str, Array]) -> dict[str, Array]:
-        """`direct` or `paths` with the heads of each neuron added up.
-
-        In gates they are large and nearly cancel (docs/decisions/0008), so that single heads say little.
-        """
-        found = dict(parts)
-        for each in self.index.sublayers:
-            if isinstance(each.sublayer, Attention):
-                continue
-            for name in (each.name, f"{each.name}.bias_tokens", f"{each.name}.b_V"):
-                if name in found:
-                    found[name] = found[name].reshape(-1, each.sublayer.neurons).sum(axis=0)
-        return found
 
     @property
     def residuals(self) -> dict[str, float]:
@@ -91,9 +85,8 @@ def attribute(
     output: str | None = None,
     position: int = -1,
     sequence: int = 0,
-    program: str = "fewest",
 ) -> Attribution:
-    """Attribute a logit, evaluated in float64, to heads, tokens and biases.
+    """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
@@ -103,14 +96,13 @@ def attribute(
         output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
         sequence: the sequence in the batch.
-        program: as for `heads`.
 
     Raises:
         UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    reader = FrozenRun(model, inputs, output=output, sequence=sequence, program=program)
+    reader = FrozenRun(model, inputs, output=output, sequence=sequence)
     linear = reader.linear(logit, minus, position)
     direct, straight = dict(linear.constants), linear.end.back(linear.read)
     paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
@@ -187,76 +179,83 @@ class AttentionStep:
 
 @dataclass(frozen=True, eq=False)
 class NeuronStep:
-    """The heads of neurons with frozen patterns.
+    """Neurons with held gates.
 
     Attributes:
         norm: the normalisation before them.
-        pattern: [T, heads, 1 + m].
-        z: [T, heads, 1].
-        tensors: W_V, b_V, bias_V, W_O and b_O.
-        factors: [groups], what W_O of each group of heads, one per neuron, is multiplied with.
+        reads: of the pre-activation, and of the value of a gate: its factor [T, neurons], W [D, neurons], b [neurons].
+        constant: f(0); 0 where there is a gate.
+        activations: [T, neurons].
+        tensors: W_O [neurons, D] and b_O.
     """
 
     norm: FrozenNorm
-    pattern: Array
-    z: Array
+    reads: tuple[tuple[Array, Array, Array], ...]
+    constant: float
+    activations: Array
     tensors: Mapping[str, Array]
-    factors: Array
+
+    @classmethod
+    def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
+        """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
+        query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
+        tensors = {"W_O": _wide(output.weight()), "b_O": _wide(output.bias())}
+        start, reads = _wide(query.weight()), _wide(query.bias())
+        zero, rate = held(own.function, pre)
+        if linear is None:
+            return cls(norm, ((rate, start, reads),), zero, zero + rate * pre, tensors)
+        shares = (
+            (rate * linear / 2.0, start, reads),
+            (zero + rate * pre / 2.0, _wide(value.weight()), _wide(value.bias())),
+        )
+        return cls(norm, shares, 0.0, (zero + rate * pre) * linear, tensors)
 
     def written(self, gradient: Array) -> Array:
-        """[T, heads]: what each head's output contributes, along `gradient` [T, D]."""
-        return self._at_z(gradient) * self.z[..., 0]
+        """[T, neurons]: what each neuron's output contributes, along `gradient` [T, D]."""
+        return self._at_activations(gradient) * self.activations
 
     def constants(self, gradient: Array) -> dict[str, Array]:
-        """What constants contribute: b_O, and per head the bias tokens and b_V."""
-        at_z = self._at_z(gradient)
-        own = at_z * self.pattern[..., 0]
-        others = (self.pattern[..., 1:] * self.tensors["bias_V"][..., 0]).sum(axis=-1)
+        """What constants contribute: b_O, and per neuron f(0) and the biases of what it reads."""
+        found, rows = {"b_O": np.asarray((gradient * self.tensors["b_O"]).sum())}, self._at_norm(gradient)
+        at = self._at_activations(gradient)
+        if self.constant:
+            found["bias_tokens"] = at.sum(axis=0) * self.constant
         return {
-            "b_O": np.asarray((gradient * self.tensors["b_O"]).sum()),
-            "bias_tokens": np.asarray((at_z * others).sum(axis=0)),
-            "b_V": np.asarray((own * self.tensors["b_V"][:, 0]).sum(axis=0)),
-            "ln.b": np.asarray(self.norm.constant(own @ self.tensors["W_V"][..., 0])),
+            **found,
+            "b_in": np.asarray(sum((at * rate * bias).sum(axis=0) for rate, _, bias in self.reads)),
+            "ln.b": np.asarray(self.norm.constant(rows)),
         }
 
     def back(self, gradient: Array) -> Array:
-        """[T, D] at the stream before it, by way of these heads."""
-        own = self._at_z(gradient) * self.pattern[..., 0]
-        return self.norm.back(own @ self.tensors["W_V"][..., 0])
-
-    def _at_z(self, gradient: Array) -> Array:
-        return np.asarray(gradient @ self.tensors["W_O"][:, 0].T)
-
-    # The heads of each neuron added up, as one number: its activation.
-
-    @property
-    def activations(self) -> Array:
-        """[T, neurons]."""
-        return self._summed(self.z[..., 0])
-
-    @property
-    def directions(self) -> Array:
-        """[neurons, D], what they write per activation."""
-        rows = self.tensors["W_O"][:, 0]
-        return np.asarray(rows[: len(rows) // len(self.factors)] / self.factors[0])
+        """[T, D] at the stream before it, by way of these neurons."""
+        return self.norm.back(self._at_norm(gradient))
 
     def read(self, token: int) -> Array:
         """[neurons, D], what they read of their data at the token per activation."""
-        own = self.pattern[token, :, 0]
-        return self._summed((own[:, None] * self.tensors["W_V"][..., 0]).T).T
+        return np.asarray(sum(rate[token][:, None] * weight.T for rate, weight, _ in self.reads))
 
     def added(self, token: int) -> dict[str, Array]:
-        """What the bias tokens and b_V add to the activations, [neurons] each."""
-        pattern = self.pattern[token]
-        return {
-            "bias_tokens": self._summed((pattern[:, 1:] * self.tensors["bias_V"][..., 0]).sum(axis=-1)),
-            "b_V": self._summed(pattern[:, 0] * self.tensors["b_V"][:, 0]),
-        }
+        """What constants add to the activations, [neurons] each."""
+        biases = np.asarray(sum(rate[token] * bias for rate, _, bias in self.reads))
+        return {"b_in": biases, "bias_tokens": np.full(len(biases), self.constant)}
 
-    def _summed(self, heads: Array) -> Array:
-        """[..., neurons] of [..., heads]."""
-        by_group = heads.reshape(*heads.shape[:-1], len(self.factors), -1)
-        return np.asarray(np.einsum("...gn,g->...n", by_group, self.factors))
+    def _at_activations(self, gradient: Array) -> Array:
+        return np.asarray(gradient @ self.tensors["W_O"].T)
+
+    def _at_norm(self, gradient: Array) -> Array:
+        at = self._at_activations(gradient)
+        return np.asarray(sum((at * rate) @ weight.T for rate, weight, _ in self.reads))
+
+
+def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
+    """f(0), and the gate (f(y) - f(0)) / y; next to 0 the slope there."""
+    zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
+    near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
+    return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
+
+
+def _wide(array: Array) -> Array:
+    return np.asarray(array, dtype=np.float64)
 
 
 Step = AttentionStep | NeuronStep
@@ -302,12 +301,16 @@ class Linear:
     position: int
 
 
+_PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
+"""The hooks of which a step is made."""
+
+
 class FrozenRun:
     """One sequence of a run in float64."""
 
-    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int, program: str) -> None:
+    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
         """Run the model; arguments and errors are those of `attribute`."""
-        index = heads(model, program=program, wide=True)
+        index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index, self.sequence = index, sequence
         self.case, self.tokens = only_case(index, inputs)
@@ -317,10 +320,10 @@ class FrozenRun:
         own = [(stage, named) for stage in chain.stages for named, _ in stage.sublayers]
         self._norms = {named.name: norm_of(index.view, named, stage) for stage, named in own}
         for _, named in own:
-            if f"{named.name}.hook_pattern" not in self._hooks:
+            if isinstance(named.sublayer, Attention) and not named.sublayer.pattern:
                 reason = "is inside an operator: this model cannot be attributed"
                 raise UsageError(f"{named.name}.hook_pattern {reason}")
-        used = [f"{named.name}.hook_{part}" for _, named in own for part in ("pattern", "z", "v")]
+        used = [f"{named.name}.hook_{part}" for _, named in own for part in _PARTS[type(named.sublayer)]]
         names = {
             output,
             chain.norm.output,
@@ -395,19 +398,14 @@ class FrozenRun:
         return gradient, found
 
     def _step(self, stage: Stage, named: Named) -> Step:
-        tensors = {
-            part: self.index[f"{named.name}.{part}"]
-            for part in ("W_V", "b_V", "W_O", "b_O", "bias_V")
-            if f"{named.name}.{part}" in self.index
-        }
-        pattern, z = self._hooked(f"{named.name}.hook_pattern"), self._hooked(f"{named.name}.hook_z")
-        norm = self._norms[named.name]
+        norm, own = self._norms[named.name], named.sublayer
         frozen = unchanged(self._stream(stage.before)) if norm is None else self._freeze(norm, stage.before, named.name)
-        if isinstance(named.sublayer, Attention):
-            within = None if named.sublayer.cross else frozen
-            return AttentionStep(within, pattern, self._hooked(f"{named.name}.hook_v"), z, tensors)
-        factors = np.array([group.factor for group in named.sublayer.groups], dtype=np.float64)
-        return NeuronStep(frozen, pattern, z, tensors, factors)
+        hooks = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(own)]}
+        hooked = {part: self._hooked(hook) for part, hook in hooks.items() if hook in self._hooks}
+        if isinstance(own, NeuronHeads):
+            return NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
+        tensors = {part: self.index[f"{named.name}.{part}"] for part in ("W_V", "b_V", "W_O", "b_O")}
+        return AttentionStep(None if own.cross else frozen, hooked["pattern"], hooked["v"], hooked["z"], tensors)
 
     def _freeze(self, norm: Norm, before: str, where: str) -> FrozenNorm:
         stream = self._stream(before)

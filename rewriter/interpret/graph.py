@@ -1,14 +1,13 @@
 """`attribution_graph`: how a logit is made, as a graph of direct effects.
 
-A neuron is a node at each token: its heads share what they read and, up to factors, what they write, so that one number
-says what they do, the neuron's activation. An original head writes a vector; its node stands for the part of it that
-the logit reads, along all paths. Heads and neurons beyond the largest are one node per sublayer and token, `rest`, in
-the same sense: nothing is left out. There are no transcoders and no error nodes.
+A neuron is a node at each token, whose activation is one number. An original head writes a vector; its node stands for
+the part of it that the logit reads, along all paths. Heads and neurons beyond the largest are one node per sublayer and
+token, `rest`, in the same sense: nothing is left out. There are no transcoders and no error nodes.
 
 An edge is what the source adds to the target's activation by what it writes to the stream, without passing through
-another sublayer; patterns and the denominators of normalisations are held (`rewriter.interpret.attribute`). A node's
-in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of one
-sequence.
+another sublayer; patterns, gates and the denominators of normalisations are held (`rewriter.interpret.attribute`). A
+node's in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of
+one sequence.
 """
 
 from __future__ import annotations
@@ -254,7 +253,6 @@ def attribution_graph(
     output: str | None = None,
     position: int = -1,
     sequence: int = 0,
-    program: str = "fewest",
     node_threshold: float = 0.8,
     edge_threshold: float = 0.98,
     max_nodes: int = 2000,
@@ -269,7 +267,6 @@ def attribution_graph(
         output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
         sequence: the sequence in the batch.
-        program: as for `heads`.
         node_threshold: pruning keeps the nodes with the most influence that have this share of it.
         edge_threshold: the same for edges, among those nodes.
         max_nodes: how many heads and neurons, each at one token, get nodes of their own: those with the largest effects
@@ -287,7 +284,7 @@ def attribution_graph(
             raise UsageError(f"the {what} threshold is {share:g}, which is not between 0 and 1")
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
-    run = FrozenRun(model, inputs, output=output, sequence=sequence, program=program)
+    run = FrozenRun(model, inputs, output=output, sequence=sequence)
     linear, entries = run.linear(logit, minus, position), run.entries(position)
     length, entry = len(linear.start), logit % len(entries)
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
@@ -354,12 +351,9 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     found: dict[str, Members] = {}
     for link in linear.links:
         for name, step in link.steps.items():
-            if isinstance(step, NeuronStep):
-                weights = link.after @ step.directions.T
-                effects = weights * step.activations
-            else:
-                effects = step.written(link.after)
-                weights = np.ones(effects.shape)
+            effects = step.written(link.after)
+            neurons = isinstance(step, NeuronStep)
+            weights = link.after @ step.tensors["W_O"].T if neurons else np.ones(effects.shape)
             found[name] = Members(step, effects, np.zeros(effects.shape, np.int64), weights, link.after)
     sizes = np.concatenate([np.abs(each.effects).reshape(-1) for each in found.values()])
     chosen = np.zeros(sizes.size, bool)
@@ -466,7 +460,7 @@ def _written(members: Members, token: int) -> tuple[Places, Array]:
     if isinstance(members.step, AttentionStep):
         written = np.einsum("hk,hkd->hd", members.step.z[token], members.step.tensors["W_O"])
     else:
-        written = members.step.activations[token][:, None] * members.step.directions
+        written = members.step.activations[token][:, None] * members.step.tensors["W_O"]
     places, back = np.unique(members.at[token], return_inverse=True)
     return places, _gathered(written, back, len(places))
 

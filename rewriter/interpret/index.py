@@ -342,19 +342,19 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
     plan = make_plan(source.proto, Options(), read)
-    view, streams = plan.views[0], plan.recognised.streams
-    if streams and fold_ln:
+    view, whole = plan.views[0], plan.recognised.on_stream
+    if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
     tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
-    attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not streams else ((), (_WITH_POSITIONS,))
+    attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
-    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not streams)
+    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
     missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in plan.recognised.notes))
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, bool(streams))
+    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, whole)
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:

@@ -80,7 +80,7 @@ def head_pictures(
     found, shown_logit = None, None
     if logit is not None:
         target: dict[str, Any] = {"minus": minus, "position": position, "output": output}
-        found = attribute(model, inputs, logit, sequence=sequence, program=program, **target)
+        found = attribute(model, inputs, logit, sequence=sequence, **target)
         last = max(position % tokens + 1, last)
         shown_logit = {"logit": logit, **target, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
@@ -160,16 +160,8 @@ def _activations(named: Named, z: Array, rows: Array) -> Array:
 def _sizes(named: Named, found: Attribution | None, activations: Array) -> Array:
     """How much each head or neuron does at most: to the logit, else of activation."""
     if found is not None and named.name in found.effects:
-        activations = _effects(found, named)
+        activations = np.asarray(found.effects[named.name])
     return np.asarray(np.abs(activations).max(axis=0, initial=0.0))
-
-
-def _effects(found: Attribution, named: Named) -> Array:
-    """[tokens, members]: contributions along all paths, those of a neuron's heads added up."""
-    effects = np.asarray(found.effects[named.name])
-    if isinstance(named.sublayer, NeuronHeads):
-        effects = effects.reshape(len(effects), -1, named.sublayer.neurons).sum(axis=1)
-    return effects
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
@@ -218,7 +210,7 @@ def _pattern(named: Named, number: int, pattern: Array | None, window: range) ->
 def _effect(named: Named, number: int, found: Attribution | None, window: range) -> dict[str, Any]:
     if found is None or named.name not in found.effects:
         return {"effects": None, "effect": None}
-    effects = _effects(found, named)[:, number]
+    effects = found.effects[named.name][:, number]
     return {"effects": _short(effects[window.start : window.stop]), "effect": _rounded(effects.sum())}
 
 

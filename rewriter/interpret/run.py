@@ -1,10 +1,11 @@
 """`run_with_cache`: run a model on given inputs and record what its heads do.
 
 Names are those of TransformerLens' hooks. Original heads: `hook_q`, `hook_k`, `hook_v` and `hook_z` [batch, tokens,
-heads, d_head]; `hook_attn_scores` and `hook_pattern` [batch, heads, dest, src]. Neuron heads: `hook_pre` [batch,
-tokens, neurons], `hook_z` [batch, tokens, heads, 1] and `hook_pattern` [batch, tokens, heads, 1 + m], the weights of
-the token itself and of the bias tokens; all others are 0. The residual stream before, inside and after a layer:
-`hook_resid_pre`, `hook_resid_mid`, `hook_resid_post`; what is added to it: `hook_attn_out`, `hook_mlp_out`.
+heads, d_head]; `hook_attn_scores` and `hook_pattern` [batch, heads, dest, src]. Neuron heads: `hook_pre` and, of gates,
+the values `hook_pre_linear` [batch, tokens, neurons]; `hook_z` [batch, tokens, heads, 1]; `hook_pattern` [batch,
+tokens, heads, 1 + m], the weights of the token itself and of the bias tokens; all others are 0. The residual stream
+before, inside and after a layer: `hook_resid_pre`, `hook_resid_mid`, `hook_resid_post`; what is added to it:
+`hook_attn_out`, `hook_mlp_out`.
 
 Tensors inside the model become outputs, in groups whose values fit into bounded memory; each group is a run of its own,
 without graph optimisation, so that the arithmetic is that of the file.
@@ -294,12 +295,17 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
             found[..., place] = weight
         return found
 
+    def linear(values: Values) -> Array:
+        return channels(values, own.own, own.value)
+
     def outputs(values: Values) -> Array:
-        source = channels(values, own.own, own.value).astype(np.float64)
+        source = linear(values).astype(np.float64)
         return by_head(values, lambda head, y: head.evaluate(y, source)[..., None])
 
     read = (own.data, own.gate, own.own, *_sequences(index, own.data, z))
     tensors = tuple(dict.fromkeys(name for name in read if name))
     yield "hook_pre", Hook(tensors, pre)
+    if own.gated:
+        yield "hook_pre_linear", Hook(tensors, linear)
     yield "hook_pattern", Hook(tensors, lambda values: by_head(values, weights))
     yield "hook_z", Hook(tensors, outputs)

@@ -10,23 +10,23 @@ encoder and a decoder has `encoder.3.attn` and `decoder.3.cross_attn`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from passes.forms import choose
 from passes.match.blocks import Block
 from passes.match.dataflow import Dataflow, analyse
-from passes.match.identify import Identified, Region
-from passes.match.linear import LinearOperator, Miss
+from passes.match.linear import Miss
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import Options
 from passes.plan import Plan
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
-from passes.recognise import Made
+from passes.recognise import Made, block_of
+from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import SAME_NUMBERS, GraphView
+from rewriter.graph.view import GraphView
 from rewriter.interpret.original import Attention
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}
@@ -50,6 +50,8 @@ class NeuronHeads:
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
+        function: the activation itself, of arrays in float64; of h(g) u the h.
+        gated: whether it is multiplied by what `value` computes.
     """
 
     name: str
@@ -64,6 +66,8 @@ class NeuronHeads:
     gate: str
     own: str
     bound: float
+    function: Callable[[Array], Array]
+    gated: bool
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -119,7 +123,7 @@ def _heads(
         return Miss(f"block {block.name}: {chosen.reason}", chosen.node)
     return NeuronHeads(
         name=block.name,
-        node=view.producer[block.output],
+        node=view.producer[projections.result if whole else block.output],
         data=projections.query.data,
         query=projections.query,
         value=projections.value,
@@ -130,6 +134,8 @@ def _heads(
         gate="" if whole else block.gate,
         own="" if whole else block.value,
         bound=chosen.program.max_error + chosen.program.coefficient_error,
+        function=lambda y: block.identified.activation.function(y, block.identified.parameters),
+        gated=block.identified.gated is not None,
     )
 
 
@@ -151,59 +157,15 @@ def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterato
 
 
 def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads | Miss:
-    record, weights = made.record, made.record.weights
+    record, whole = made.record, made.record.projections
     if made.activation is None or made.activation.program is None:
         return Miss(f"its activation '{record.activation}' is not in the table", record.name)
-    identified = Identified(made.activation, record.parameters, 0.0, (0, 1) if record.value else None)
-    if weights is not None:
-        data = weights.query.data
-        block = _block(view, made, identified, (data, data, weights.result), (), ())
-        rank = view.type_of(data).rank or 0
-        projections = Projections(weights.query, weights.value, weights.output, weights.result, rank, rank)
-        return _heads(view, block, projections, program, whole=True)
-    gate, value = record.y, record.value or record.y
-    sources = (flow.source_of(leaf) for leaf in dict.fromkeys((gate, value)))
-    operators = tuple(operator for source in sources if source is not None for operator in source.operators)
-    ends = gate, value, record.output
-    block = _block(view, made, identified, ends, operators, tuple(_readers(view, flow, record.output)))
-    return _heads(view, block, projections_of(view, block), program)
-
-
-def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
-    """The linear operators that read a tensor, through whatever keeps its entries in order."""
-    for index in view.consumers.get(tensor, ()):
-        operator = flow.operators.get(index)
-        node = view.nodes[index]
-        if operator is not None:
-            yield operator
-        elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
-            yield from _readers(view, flow, node.output[0])
-
-
-def _block(
-    view: GraphView,
-    made: Made,
-    identified: Identified,
-    ends: tuple[str, str, str],
-    first: tuple[LinearOperator, ...],
-    second: tuple[LinearOperator, ...],
-) -> Block:
-    gate, value, output = ends
-    types = [view.type_of(name).elem_type for name in (gate, value)]
-    return Block(
-        name=made.record.name,
-        where=view.where,
-        path=view.path,
-        region=Region(output, tuple(dict.fromkeys((gate, value))), ()),
-        gate=gate,
-        value=value,
-        first=first,
-        second=second,
-        identified=identified,
-        elem_type=view.type_of(output).elem_type or types[0],
-        gate_type=types[0],
-        value_type=types[1],
-    )
+    block = block_of(view, flow, record, made.activation)
+    if whole is None:
+        return _heads(view, block, projections_of(view, block), program)
+    z = f"{block.name}/heads/z"
+    output = replace(whole.output, data=z if z in view.producer else "")
+    return _heads(view, block, replace(whole, output=output), program, whole=True)
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

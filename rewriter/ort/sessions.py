@@ -6,7 +6,6 @@ come back through a `Cast` to float32, which is exact.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ class Session:
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _bfloat16: frozenset[str]
+    _shrinks: bool
 
     def run(
         self,
@@ -67,12 +67,12 @@ class Session:
             ValidationError: onnxruntime rejected the inputs or failed.
             MemoryError: onnxruntime ran out of memory.
         """
-        wanted = list(self.outputs if outputs is None else outputs)
+        wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
             if over is not None or self._bfloat16.intersection([*feeds, *wanted]):
-                results = _run_bound(self._session, feeds, wanted, over or {})
+                results = _run_bound(self._session, feeds, wanted, over or {}, options)
             else:
-                results = self._session.run(wanted, dict(feeds), _run_options())
+                results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
@@ -117,7 +117,6 @@ def open_session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.enable_cpu_mem_arena = False  # every session would keep what its largest run needed
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
@@ -140,6 +139,7 @@ def open_session(
         _bfloat16=frozenset(
             value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
         ),
+        _shrinks=not spin,
     )
 
 
@@ -178,15 +178,17 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     )
 
 
-@functools.cache
-def _run_options() -> Any:
+def _run_options(*, shrinks: bool) -> Any:
     options = load_onnxruntime().RunOptions()
     options.log_severity_level = 4
+    if shrinks:
+        # Otherwise every session keeps what its largest run needed, and the float64 evaluation has a dozen of them.
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
 def _run_bound(
-    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: Sequence[str], over: Mapping[str, NDArray[Any]]
+    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, NDArray[Any]], options: Any
 ) -> list[NDArray[Any]]:
     """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
     binding = session.io_binding()
@@ -200,7 +202,7 @@ def _run_bound(
             binding.bind_ortvalue_output(name, _value_of(places[name]))
         else:
             binding.bind_output(name)
-    session.run_with_iobinding(binding, _run_options())
+    session.run_with_iobinding(binding, options)
     return [np.array(_array_of(result)) for result in binding.get_outputs()]
 
 

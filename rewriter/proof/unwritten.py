@@ -8,59 +8,61 @@ every comparison, and named. What is the same in both runs is compared as ever.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.rule import Results
+from rewriter.proof.run import ModelRuns, Results
 
 _CLOSE = 1e-3
 """Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
 
-Gaps = Sequence[dict[str, Array]]
+Gaps = Sequence[Mapping[str, Array]]
 """Case by case, an output to a mask of the elements that say nothing; outputs without such elements are missing."""
 
 
-def gaps(first: Results, second: Results) -> Gaps:
-    """The elements that differ between two runs."""
-    found = [
-        {name: _apart(values, twin[name]) for name, values in one.items()}
-        for one, twin in zip(first, second, strict=True)
-    ]
-    return [{name: mask for name, mask in case.items() if mask.any()} for case in found]
+def gaps(runs: ModelRuns) -> Gaps:
+    """The elements that differ between two runs in the same way, on any provider."""
+    found: list[dict[str, Array]] = [{} for _ in runs.cases]
+    for way in runs.ways:
+        once = runs.ways.get(replace(way, again=False)) if way.again else None
+        for masks, first, second in zip(found, once.results, runs.ways[way].results, strict=True) if once else ():
+            for name, values in first.items():
+                mask = _apart(values, second[name])
+                if mask.any():
+                    masks[name] = mask | masks.get(name, False)
+    return found
 
 
-def united(several: Sequence[Gaps]) -> Gaps:
-    """What is a gap on any of several providers."""
-    return [
-        {name: np.logical_or.reduce([case[name] for case in cases if name in case]) for name in set().union(*cases)}
-        for cases in zip(*several, strict=True)
-    ]
+def without(runs: ModelRuns, left_out: Gaps) -> ModelRuns:
+    """The same runs with zeros at the gaps; an array of another shape stays, and will be refused."""
+
+    def cleared(results: Results) -> Results:
+        return [
+            {name: _cleared(values, masks[name]) if name in masks else values for name, values in case.items()}
+            for case, masks in zip(results, left_out, strict=True)
+        ]
+
+    ways = {way: replace(ran, results=cleared(ran.results)) for way, ran in runs.ways.items()}
+    return replace(runs, ways=ways, truth=None if runs.truth is None else cleared(runs.truth))
 
 
-def without(results: Results, left_out: Gaps) -> Results:
-    """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
-    return [
-        {name: _cleared(values, case[name]) if name in case else values for name, values in found.items()}
-        for found, case in zip(results, left_out, strict=True)
-    ]
-
-
-def told(results: Results, left_out: Gaps) -> Iterator[str]:
+def told(runs: ModelRuns, left_out: Gaps) -> Iterator[str]:
     """Which elements are left out, in words."""
     counts: dict[str, int] = defaultdict(int)
-    for case in left_out:
-        for name, mask in case.items():
+    for masks in left_out:
+        for name, mask in masks.items():
             counts[name] += int(mask.sum())
-    sizes = {name: sum(case[name].size for case in results) for name in counts}
-    for count in sorted({count for name, count in counts.items() if count < sizes[name]}):
-        names = ", ".join(name for name in counts if counts[name] == count)
+    results = next(iter(runs.ways.values())).results if counts else ()
+    whole = [name for name in counts if counts[name] == sum(case[name].size for case in results)]
+    for count in sorted({counts[name] for name in counts if name not in whole}):
+        names = ", ".join(name for name in counts if counts[name] == count and name not in whole)
         yield f"onnxruntime leaves {count} elements of {names} unwritten; they are not compared"
-    whole = ", ".join(name for name in counts if counts[name] == sizes[name])
     if whole:
-        yield f"the run proves nothing about {whole}: no element is the same in two runs of the original"
+        yield f"the run proves nothing about {', '.join(whole)}: no element is the same in two runs of the original"
 
 
 def _apart(one: Array, other: Array) -> Array:

@@ -1,21 +1,18 @@
-"""The result for a folder of models, as data, as JSON, and as the model card that goes into the folder."""
+"""The result for a folder of models, as data and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rewriter.errors import ExitStatus
 from rewriter.report.environment import environment
 from rewriter.report.report import Report, Result, plain_data
-from rewriter.report.sections import summary
-from rewriter.text import counted, one_line
+from rewriter.text import counted
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
-
-_LONGEST = 160
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,8 +22,8 @@ class FolderReport(Result):
     Attributes:
         folder: path of the folder that was converted.
         output: path of the folder that was written, None if none was.
-        models: ONNX file, relative to the folder, to its report; without those that come after a failed proof.
-        copied: the other files, which were copied as they are.
+        models: ONNX file, relative to the folder, to its report; only planned where a proof before it failed.
+        copied: the files that are no models, which were copied as they are.
         exit_status: the exit status of the command line.
     """
 
@@ -62,10 +59,6 @@ class FolderReport(Result):
         proved = all(each.validation is not None for each in made)
         return f"{'PASSED' if proved else 'NOT PROVED'}  {what}, written to {self.output}"
 
-    def copied_lines(self) -> tuple[str, ...]:
-        """What was copied, for the terminal."""
-        return (f"copied    {', '.join(self.copied)}",) if self.copied else ()
-
     def to_json(self) -> dict[str, Any]:
         """The reports as JSON-ready data."""
         return {
@@ -77,41 +70,3 @@ class FolderReport(Result):
             "copied": list(self.copied),
             "environment": plain_data(environment()),
         }
-
-
-def certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> str:
-    """The part of the model card, in Markdown: what `rewrite` prints about each model."""
-    return "\n".join(_certificate(models, options)) + "\n"
-
-
-def _certificate(models: Mapping[str, Report], options: Mapping[str, Any]) -> Iterator[str]:
-    yield from (
-        "## Attention-only conversion",
-        "",
-        "The MLP blocks of these ONNX models are attention heads (Huben and Morris, 2023, arXiv 2309.08593). Inputs,",
-        "outputs, tokenizer and configuration are those of the original; nothing was trained.",
-        "",
-    )
-    for name, each in models.items():
-        found = replace(each, model=name, output=name, files=())
-        # No line but the last begins with a fence: names stand after a label or an indent.
-        lines = summary(found, 100) if each.converted else ["copied as it is: there is no MLP block to convert"]
-        yield from (f"**{_escaped(name)}**", "", "```", *lines, *[one_line(found.summary, 400)] * bool(each.converted))
-        yield from ("```", "")
-    yield "Both models ran with onnxruntime on generated inputs; `attnonly-report.json` has all figures."
-    versions = ", ".join(f"{name} {value}" for name, value in environment().items() if name in _VERSIONS)
-    given = " ".join(f"{name}={_value(value)}" for name, value in options.items())
-    yield f"Made with {versions}" + (f"; options {_escaped(given)}." if given else ".")
-
-
-_VERSIONS = ("attnonly", "onnx", "onnxruntime", "numpy", "Python")
-
-
-def _value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _escaped(text: str) -> str:
-    """Names from files become neither links nor HTML."""
-    line = one_line(text, _LONGEST)
-    return "".join(f"\\{char}" if char in "|<>[]`*_\\" else char for char in line)

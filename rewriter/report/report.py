@@ -181,6 +181,13 @@ class Report(Result):
         return f"{counted(len(self.converted), 'block')}, {heads:,} attention heads"
 
     @property
+    def copied(self) -> str:
+        """Why a model of a folder, in which nothing is converted, is copied as it is."""
+        if not self.left:
+            return "as it is: there is no MLP block to convert"
+        return f"as it is: {counted(len(self.left), 'candidate')} left: {self.left[0].reason}"
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """The checks of the proof that failed."""
         return () if self.validation is None else self.validation.failures

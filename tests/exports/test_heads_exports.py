@@ -155,10 +155,9 @@ def inputs_of(model: onnx.ModelProto) -> dict[str, Array]:
 @pytest.mark.parametrize(("name", "exporter"), CASES)
 def test_attributions_add_up(name: str, exporter: Exporter, export: Export) -> None:
     path = export(name, exporter, "fp32")
-    found = attribute(path, inputs_of(onnx.load(path)), 3, program="fast" if name == "llama" else "fewest")
-    parts = found.by_neuron(found.paths)
-    size = max(1.0, *(float(np.abs(part).max()) for part in parts.values()))
+    found = attribute(path, inputs_of(onnx.load(path)), 3)
+    size = max(1.0, *(float(np.abs(part).max()) for part in found.paths.values()))
     assert abs(found.residuals["direct"]) <= 1e-5 * size
     assert abs(found.residuals["paths"]) <= 1e-5 * size
     if name in ("t5", "whisper"):
-        assert any(part.endswith("cross_attn.other_sequence") for part in parts)
+        assert any(part.endswith("cross_attn.other_sequence") for part in found.paths)

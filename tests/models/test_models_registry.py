@@ -36,6 +36,9 @@ BLOCKS = {
 """Of the entries that have the size of a published model."""
 
 OTHER_THAN_TWO = {
+    "qwen2-moe": 4,
+    "gpt-oss": 4,
+    "deepseek-v3": 3,
     "albert": 3,
     "flan-t5": 4,
     "bart": 4,

@@ -60,13 +60,13 @@ def test_it_says_what_was_planned(file: str, form: str) -> None:
             planned.identified.activation.name,
             planned.identified.parameters,
         )
-        assert (block.bound, block.domain) == (conversion.max_error, conversion.program.domain)
-        assert (block.weights is None) == (conversion.projections is None)
-        if block.weights is not None and conversion.projections is not None:
-            assert block.weights.query.weight == conversion.projections.query.weight
-            assert block.weights.value.weight == conversion.projections.value.weight
-            assert block.weights.output.weight == conversion.projections.output.weight
-            assert block.weights.result == conversion.projections.result
+        assert (block.bound, block.program.domain) == (conversion.max_error, conversion.program.domain)
+        assert (block.projections is None) == (conversion.projections is None)
+        if block.projections is not None and conversion.projections is not None:
+            assert block.projections.query.weight == conversion.projections.query.weight
+            assert block.projections.value.weight == conversion.projections.value.weight
+            assert block.projections.output.weight == conversion.projections.output.weight
+            assert block.projections.result == conversion.projections.result
 
 
 def test_numbers_are_exact() -> None:
@@ -82,8 +82,8 @@ def test_fitted_heads_are_in_it() -> None:
     """Nothing else says which heads were fitted to a function without a name."""
     model = mlp("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)")
     (block,) = record_of(made(model, domain=4.0, accuracy=1e-3)).blocks
-    assert (block.activation, block.parameters, block.domain) == ("f", (), 4.0)
-    assert block.heads
+    assert (block.activation, block.parameters, block.program.domain) == ("f", (), 4.0)
+    assert block.program.heads
 
 
 def test_a_pass_run_by_hand_writes_it() -> None:
@@ -124,7 +124,7 @@ def _without(*path: str | int) -> Callable[[Any], Any]:
 
 
 BLOCK = ("blocks", 0)
-WEIGHT = (*BLOCK, "weights", "query")
+WEIGHT = (*BLOCK, "projections", "query")
 DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (lambda content: [content], "the plan is no object"),
     (_set("version", to=2), "its version is not 1"),
@@ -138,22 +138,25 @@ DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (_set(*BLOCK, "name", to="n" * 20_000), "no text of at most"),
     (_set(*BLOCK, "path", to=[["If"]]), "has 1 entries, not 2"),
     (_set(*BLOCK, "parameters", to=[1.5]), "no hexadecimal number"),
-    (_set(*BLOCK, "parameters", to=["nan"]), "is not finite"),
+    (_set(*BLOCK, "parameters", to=["nan"]), "is no number"),
     (_set(*BLOCK, "parameters", to=["0x1p+99999"]), "no hexadecimal number"),
     (_set(*BLOCK, "bound", to="-0x1p-9"), "a bound below 0"),
-    (_set(*BLOCK, "domain", to="0x0p+0"), "an empty domain"),
+    (_set(*BLOCK, "program", "domain", to="0x0p+0"), "an empty domain"),
     (_set(*BLOCK, "form", to="best"), "form of a block is not one of"),
-    (_set(*BLOCK, "weights", to=7), "is no object"),
+    (_set(*BLOCK, "projections", to=7), "is no object"),
     (_set(*BLOCK, "y", to=None), "is no text"),
-    (_set(*BLOCK, "weights", "result", to=""), "has an empty name"),
-    (_set(*BLOCK, "weights", "value", to={}), "has no 'data'"),
+    (_set(*BLOCK, "projections", "result", to=""), "has an empty name"),
+    (_set(*BLOCK, "projections", "value", to={}), "has no 'data'"),
     (_set(*BLOCK, "value", to="v"), "a value and no gate"),
     (_set(*WEIGHT, "start", to=3), "a gate and no value"),
     (_set(*WEIGHT, "in_features", to=-1), "is no size"),
     (_set(*WEIGHT, "transposed", to=1), "neither true nor false"),
     (_set(*WEIGHT, "biases", to="b"), "is no list"),
-    (_set(*BLOCK, "heads", to=[{}]), "has no 'beta'"),
-    (_set(*BLOCK, "stream", to={"bias_tokens": 2.5}), "is no size"),
+    (_set(*BLOCK, "program", "heads", to=[{}]), "has no 'beta'"),
+    (_set(*BLOCK, "stream", to="logits"), "reads a stream"),
+    (_set(*BLOCK, "carried", to=2.5), "is no size"),
+    (_set(*BLOCK, "carried", to=2**39), "too many positions"),
+    (_set(*BLOCK, "options", to={"max_tokens": 2**39}), "too many positions"),
 )
 
 

@@ -161,11 +161,11 @@ class Facts:
 def facts_of(model: onnx.ModelProto) -> Facts:
     """Walk over a model once, its control-flow bodies and local functions included."""
     facts = Facts()
-    given = {value.name for value in model.graph.input}
+    given = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
     flows: dict[str, _Flow] = defaultdict(set, {name: {(name, 0)} for name in given})
     plain = dict(zip(given, given, strict=True))
     for view in all_views(inlined(model) if model.functions else model):
-        scope = _Scope(view, Constants(view), facts, flows, plain)
+        scope = _Scope(view, Constants(view), facts, given, flows, plain)
         for node in view.nodes:
             scope.read(node)
     return facts
@@ -178,6 +178,7 @@ class _Scope:
     view: GraphView
     constants: Constants
     facts: Facts
+    ranks: Mapping[str, int]
     flows: dict[str, _Flow]
     plain: dict[str, str]
 
@@ -219,7 +220,7 @@ class _Scope:
             self._limit(node.input[3])  # without position ids, it counts itself
         if self._is_cut(node):
             self._limit(node.input[0])  # cut to a computed length: positions are implicit
-        if node.op_type == "GroupQueryAttention" and integer_of(node, "do_rotary", 0) and len(node.input) > 7:
+        if node.op_type == "GroupQueryAttention" and len(node.input) > 7 and integer_of(node, "do_rotary", 0) == 1:
             self._limit(node.input[7])
 
     def _is_cut(self, node: onnx.NodeProto) -> bool:
@@ -273,7 +274,7 @@ class _Scope:
 
     def _sizes(self, node: onnx.NodeProto, name: str) -> Iterator[tuple[int, int]]:
         """The axes of an input whose sizes a node fixes."""
-        kind, rank = node.op_type, len(self.view.type_of(name).shape or ())
+        kind, rank = node.op_type, self.ranks[self.plain[name]]
         if kind == "Concat" and rank > 2:
             axis = integer_of(node, "axis", 0) % rank
             others = [self._shape(node, place) for place, each in enumerate(node.input) if each != name]

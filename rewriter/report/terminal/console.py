@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Progress as Callback
+from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report
 from rewriter.report.sections import sections, summary, warnings
 from rewriter.report.tables import Cell, Kind, Table, written
@@ -169,7 +170,7 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
     if model:
         console.line(model, "bold")
     if model and not report.converted:
-        console.line("copied    as it is: there is no MLP block to convert")
+        console.line(f"copied    {report.copied}")
     else:
         for text in summary(report, console.width):
             console.line(text)
@@ -186,6 +187,15 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
         console.line(f"and {len(report.problems) - len(shown)} more, -v shows them", "red", always=not model)
     if not model:
         show_verdict(console, report)
+
+
+def show_folder(console: Console, report: FolderReport) -> None:
+    """Print what became of a folder: each model under its name, what was copied, and the verdict."""
+    for name, each in report.models.items():
+        show_rewriting(console, each, model=name)
+    if report.copied:
+        console.line(f"copied    {', '.join(report.copied)}")
+    console.line(report.summary, _VERDICTS.get(report.exit_status, "yellow"), always=True)
 
 
 def show_verdict(console: Console, report: Report) -> None:

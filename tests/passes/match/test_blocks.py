@@ -200,24 +200,21 @@ def test_normalisation_of_anything_else_is_not(normalised: str, options: dict[st
     """Of tokens; by the numbers of this batch; with a variance that is an input."""
     given = dict(options)
     first = f"p = MatMul(x, W1) y{given.pop('more', '')} = {normalised}"
-    found = findings(mlp(SILU, first=first, constants=NORMALISED, **given))
-    assert (found.blocks, found.left) == ((), ())
+    left = only_left(mlp(SILU, first=first, constants=NORMALISED, **given))
+    assert left.miss.reason.startswith(
+        "'y', which BatchNormalization 'y' makes, is not the output of a linear operator"
+    )
 
 
 @pytest.mark.parametrize(
-    ("axes", "steps", "listed"),
-    [([-1], [2], True), ([2], [2], True), ([1], [2], False), ([-2], [2], False), ([1, 2], [2, 1], False)],
+    ("axes", "steps"), [([-1], [2]), ([2], [2]), ([1], [2]), ([-2], [2]), ([1, 2], [2, 1]), ([1, 2], [2, -1])]
 )
-def test_a_stride_of_channels_is_listed_and_one_of_tokens_is_none(
-    axes: list[int], steps: list[int], listed: bool
-) -> None:
+def test_parts_of_a_projection_with_a_stride(axes: list[int], steps: list[int]) -> None:
     given = (("start", [0] * len(axes)), ("end", [8] * len(axes)), ("axis", axes), ("step", steps))
     bounds = {name: np.array(numbers) for name, numbers in given}
     constants = {name: onnx.numpy_helper.from_array(array, name) for name, array in bounds.items()}
     first = "p = MatMul(x, W1) y = Slice(p, start, end, axis, step)"
-    found = findings(mlp(SILU, first=first, second="out = MatMul(h, W2)", constants=constants))
-    assert [left.miss.reason for left in found.left] == ["the projection is sliced with a stride"] * listed
-    assert len(found.blocks) == (not listed)
+    assert only_block(mlp(SILU, first=first, second="out = MatMul(h, W2)", constants=constants)).gate == "y"
 
 
 ONE = {"W1": values("W1")[:, :1], "W2": values("W2")[:1], "b1": np.array([0.7]), "three": np.array([3.0])}
@@ -420,12 +417,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"activation": SILU, "second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))},
          "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 4, 8] out"},
         "MatMul 'out' contracts another axis than the one that the first operator produces",
-    ),
-    (
-        "per-expert-weights",
-        {"activation": SILU, "second": "out = MatMul(h, w)", "constants": {"w": np.ones((3, 8, 4))},
-         "inputs": "float[3, tokens, 4] x", "outputs": "float[3, tokens, 4] out"},
-        "the weight differs along a batch axis (grouped or per-expert weights)",
     ),
     (
         "layer-normalisation",

@@ -18,18 +18,22 @@ FLAT: dict[str, Any] = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens
 @pytest.mark.parametrize(
     ("equation", "weight", "found"),
     [
-        ("bsd,df->bsf", 1, EinsumMap(-1, transposed=False)),
-        ("bsd,fd->bsf", 1, EinsumMap(-1, transposed=True)),
-        ("df,bsd->bsf", 0, EinsumMap(-1, transposed=False)),
-        ("fd, bsd -> bsf", 0, EinsumMap(-1, transposed=True)),
-        ("...d,df->...f", 1, EinsumMap(-1, transposed=False)),
-        ("nd,df->nf", 1, EinsumMap(-1, transposed=False)),
-        ("fd,bds->bfs", 0, EinsumMap(-2, transposed=True)),
+        ("bsd,df->bsf", 1, EinsumMap(-1, 0, 1, 2)),
+        ("bsd,fd->bsf", 1, EinsumMap(-1, 1, 0, 2)),
+        ("df,bsd->bsf", 0, EinsumMap(-1, 0, 1, 2)),
+        ("fd, bsd -> bsf", 0, EinsumMap(-1, 1, 0, 2)),
+        ("...d,df->...f", 1, EinsumMap(-1, 0, 1, 2)),
+        ("nd,df->nf", 1, EinsumMap(-1, 0, 1, 2)),
+        ("fd,bds->bfs", 0, EinsumMap(-2, 1, 0, 2)),
         ("bsd,df->bfs", 1, None),  # input and output on different axes
         ("bsd,df->sbf", 1, None),  # tokens and batch change places
         ("bsd,df->bf", 1, None),  # a sum over tokens
-        ("bsd,bdf->bsf", 1, None),  # a weight per batch
-        ("bsd,dhk->bshk", 1, None),  # two new axes
+        ("ecd,edf->ecf", 1, EinsumMap(-1, 1, 2, 3)),  # a matrix for each expert
+        ("bsd,edf->bsef", 1, EinsumMap(-1, 1, 2, 3)),  # all experts of each token
+        ("bsef,efd->bsd", 1, EinsumMap(-1, 1, 2, 3)),  # their sum
+        ("ecd,edf->cf", 1, EinsumMap(-1, 1, 2, 3)),  # the same, by contraction
+        ("ecd,edf->efc", 1, None),  # the neurons are not last
+        ("ecd,edf->ef", 1, None),  # a sum over tokens
         ("d...,df->f...", 1, None),  # the axis cannot be counted from the end
         ("bsd,dd->bsd", 1, None),  # a diagonal
         ("bsd,df", 1, None),  # the output is implied
@@ -110,7 +114,6 @@ def test_data_added_to_the_first_product_is_a_reason() -> None:
 
 @pytest.mark.parametrize("rank", [3, 4])
 def test_batch_axes_of_size_1_are_no_batch(rank: int) -> None:
-    """A weight with the others is left: tests/passes/test_find.py."""
     weight = values("W2").reshape((1,) * (rank - 2) + (8, 4))
     inputs = f"float[{'one, ' * (rank - 3)}batch, tokens, 4] x"
     second = "out = MatMul(h, w)"

@@ -18,7 +18,6 @@ WEIGHTS: dict[str, Any] = {
     "v": np.zeros((8, 4)),
     "b": np.zeros(8),
     "ones": np.zeros((1, 1, 4, 8)),
-    "experts": np.zeros((3, 4, 8)),
     "row": np.zeros(4),
     "k1": np.zeros((8, 4, 1)),
     "k11": np.zeros((8, 4, 1, 1)),
@@ -120,7 +119,6 @@ FUSED = "it is fused with a sum or an unknown activation"
     ("node", "reason"),
     [
         ("y = MatMul(x, z)", NEITHER),
-        ("y = MatMul(x, experts)", "the weight differs along a batch axis (grouped or per-expert weights)"),
         ("y = Gemm(x, z)", NEITHER),
         ("y = Gemm<transA = 1>(t, w)", TURNED),
         ("y = Gemm<transB = 1>(v, x)", TURNED),

@@ -10,14 +10,14 @@ import onnx
 import pytest
 
 from rewriter import rewrite_folder
-from rewriter.files.atomic import check_new_folder, staged_folder, sweep
+from rewriter.files.atomic import check_new_folder, copied_folder, sweep
 from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
 from tests.textmodels import SILU, mlp
 
 pytest.importorskip("fcntl")
 
-WHOLE = {"model.onnx", "sub", "sub/same.onnx", "sub/same.data", "config.json", "README.md", "attnonly-report.json"}
+WHOLE = {"model.onnx", "sub", "sub/same.onnx", "sub/same.data", "config.json", "attnonly-report.json"}
 
 
 def convert(directory: Path) -> None:
@@ -61,7 +61,7 @@ def test_kill_at_every_third_point(tmp_path: Path) -> None:
 
 def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None:
     out, copy = tmp_path / "out", tmp_path / "copy"
-    with staged_folder(out) as staged:
+    with copied_folder(tmp_path, (), out) as staged:
         (staged / "onnx").mkdir()
         (staged / "onnx" / "model.onnx").write_bytes(b"half")
         shutil.copytree(staged, copy)
@@ -74,10 +74,10 @@ def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None
 
 def test_a_folder_of_another_run_stays(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with staged_folder(out) as running:
+    with copied_folder(tmp_path, (), out) as running:
         (running / "model.onnx").write_bytes(b"half")
         sweep(out)
-        with staged_folder(out) as second:
+        with copied_folder(tmp_path, (), out) as second:
             assert second != running
         sweep(out)
         assert below(running) == {"model.onnx"}

@@ -52,11 +52,11 @@ def test_failed_proof_leaves_a_page_and_no_model(room: Path, monkeypatch: pytest
     ("page", "message"),
     [
         ("missing/page.html", "does not exist; create it first"),
-        ("model.onnx", "would replace a model"),
-        ("./out.onnx", "would replace a model"),
+        ("model.onnx", "would replace another file"),
+        ("./out.onnx", "would replace another file"),
         ("notes.txt", "is not a .html file; remove it"),
         ("folder", "is not a .html file"),
-        ("page.html", "cannot be both the JSON report and the page"),
+        ("page.html", "would replace another file"),
     ],
 )
 def test_paths_are_checked_before_the_work(

@@ -59,8 +59,8 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("heads", [*PAGE, "--logit", "5000"], "there is no logit 5000"),
     ("heads", [*PAGE, "--tokenizer", "t.json"], "no such file"),
     ("heads", ["--html", "none/h.html", *GIVEN], "does not exist"),
-    ("heads", ["--html", "x.npz", *GIVEN], "would replace a model; choose another path"),
-    ("heads", [*PAGE, "--report", "h.html"], "cannot be both"),
+    ("heads", ["--html", "x.npz", *GIVEN], "would replace another file"),
+    ("heads", [*PAGE, "--report", "h.html"], "would replace another file"),
     ("run", [*GIVEN, "--cache", "cache.bin"], "must end in .npz"),
     ("run", [*GIVEN, "--cache", "missing/cache.npz"], "does not exist"),
     ("run", [*GIVEN, "--cache", "x.npz"], "exists; remove it, or choose another output"),
@@ -78,7 +78,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("rank", ["--top", "0"], "0 is not in the range x>=1"),
     ("rank", ["--tokenizer", "t.json"], "--tokenizer is for --tokens"),
     ("rank", ["--report", "nowhere/x.json"], "does not exist"),
-    ("rank", ["--report", str(MODEL)], "would replace a model"),
+    ("rank", ["--report", str(MODEL)], "would replace another file"),
 )
 
 

@@ -132,7 +132,7 @@ def test_report(capsys: Capture, option: str) -> None:
         (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
         (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz"),
         (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),
-        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace a model"),
+        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
         (["a.onnx", "b.onnx", "--report", "text.onnx"], 2, "exists and is not a .json file"),
         (
             ["a.onnx", "fails.onnx"],

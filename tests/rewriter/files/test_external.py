@@ -68,36 +68,25 @@ def test_sound_references_load_here_and_in_onnxruntime(
     assert np.array_equal(session.run(None, {"x": np.zeros(1024, np.float32)})[0], WEIGHTS)
 
 
+_PLAIN = [
+    *("", ".", "./", "..", "../outside.bin", "a/../../outside.bin", "sub/../w.bin", "sub/./w.bin", "sub//w.bin"),
+    *("w.bin/", "/etc/passwd", "//host/share/w.bin", "\\\\host\\share\\w.bin", "sub\\w.bin", "..\\outside.bin"),
+    *("C:/w.bin", "c:w.bin", "w.bin\0.txt"),
+]
+
 LOCATIONS = {
-    "": "is empty",
-    ".": "not a plain path",
-    "./": "not a plain path",
-    "..": "leaves its directory",
-    "../outside.bin": "leaves its directory",
-    "a/../../outside.bin": "leaves its directory",
-    "sub/../w.bin": "leaves its directory",
-    "sub/./w.bin": "not a plain path",
-    "sub//w.bin": "not a plain path",
-    "w.bin/": "not a plain path",
-    "/etc/passwd": "is absolute",
-    "//host/share/w.bin": "is absolute",
-    "\\\\host\\share\\w.bin": "contains a backslash",
-    "sub\\w.bin": "contains a backslash",
-    "..\\outside.bin": "contains a backslash",
-    "C:/w.bin": "names a drive",
-    "c:w.bin": "names a drive",
-    "w.bin\0.txt": "contains a NUL",
+    **dict.fromkeys(_PLAIN, "is not a plain relative path below the model's directory"),
     "missing.bin": "tensor 'W': No such file or directory; put the data file beside the model",
     "missing/w.bin": "put the data file beside the model",
     "x" * 300: "tensor 'W': File name too long; put the data file beside the model",
-    "sub": "is a directory",
-    "w.bin/w.bin": "below something that is not a directory",
-    "fifo": "is a FIFO, socket or device",
-    "socket": "is a FIFO, socket or device",
-    "link.bin": "is a symbolic link; copy the model with its data (`cp -rL",
-    "link-out.bin": "is a symbolic link",
-    "dangling.bin": "is a symbolic link",
-    "linked-sub/w.bin": "lies behind a symbolic link",
+    "sub": "is not a regular file",
+    "w.bin/w.bin": "Not a directory; put the data file beside the model",
+    "fifo": "is not a regular file",
+    "socket": "No such device or address",
+    "link.bin": "is or lies behind a symbolic link; copy the model with its data (`cp -rL",
+    "link-out.bin": "is or lies behind a symbolic link",
+    "dangling.bin": "is or lies behind a symbolic link",
+    "linked-sub/w.bin": "is or lies behind a symbolic link",
     "two.bin": "2 hard links",
     "half.bin": "2048 bytes of external data where its dimensions need 4096",
     "empty.bin": "0 bytes of external data where its dimensions need 4096",
@@ -120,10 +109,10 @@ def test_unsafe_locations_are_refused(
 
 
 ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
-    "no location": ([("offset", "0")], "without a location"),
-    "unknown key": ({"mode": "rw"}, "key 'mode'"),
-    "basepath": ({"basepath": "/etc"}, "key 'basepath', which onnxruntime does not load"),
-    "twice": ([("location", "x"), ("location", "w.bin")], "key 'location' twice"),
+    "no location": ([("offset", "0")], "keys 'offset'; onnxruntime loads location"),
+    "unknown key": ({"mode": "rw"}, "keys 'location', 'mode'"),
+    "basepath": ({"basepath": "/etc"}, "keys 'location', 'basepath'; onnxruntime loads"),
+    "twice": ([("location", "x"), ("location", "w.bin")], "keys 'location', 'location'"),
     "negative offset": ({"offset": "-4"}, "offset '-4', which is not a whole number"),
     "negative length": ({"length": "-4096"}, "length '-4096'"),
     "signed": ({"offset": "+0"}, "offset '+0'"),
@@ -180,7 +169,7 @@ def test_tensors_that_cannot_be_external_are_refused(
 def test_location_that_is_not_utf8_is_refused(base: Path, make_external: MakeExternal) -> None:
     data = make_external([("location", "w.bin")]).SerializeToString().replace(b"w.bin", b"w.b\xff\xfe")
     (base / "model.onnx").write_bytes(data)
-    with pytest.raises(ModelError, match="is not UTF-8"):
+    with pytest.raises(ModelError, match="is not a plain relative path"):
         load_model(base / "model.onnx")
 
 
@@ -202,7 +191,7 @@ def test_file_is_checked_again_when_it_is_read(source: Path) -> None:
         read_tensor(model, tensor)
     data.unlink()
     data.symlink_to("/etc/passwd")
-    with pytest.raises(ModelError, match="is a symbolic link"):
+    with pytest.raises(ModelError, match="is or lies behind a symbolic link"):
         read_tensor(model, tensor)
 
 
@@ -219,7 +208,7 @@ def test_link_swapped_in_after_the_look_is_refused(source: Path, monkeypatch: py
         return open_file(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", swap)
-    with pytest.raises(ModelError, match=r"cannot open external data 'w\.bin'"):
+    with pytest.raises(ModelError, match="is or lies behind a symbolic link"):
         read_tensor(model, model.proto.graph.initializer[0])
 
 

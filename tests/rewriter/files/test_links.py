@@ -1,4 +1,4 @@
-"""External data behind the links of a Hugging Face cache: what `--allow-links` opens, and what it never does."""
+"""External data behind the links of a Hugging Face cache: what is opened through them, and what never is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rewriter.files.load import load_model, read_tensor
 from tests.textmodels import SILU, mlp
 
 HASH = "0" * 64
+LINK = "is or lies behind a symbolic link; copy the model with its data"
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def snapshot(tmp_path: Path) -> Path:
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which the command line refuses the model; nothing is written."""
     out = folder.parents[4] / "out.onnx"
-    assert run([str(folder / "model.onnx"), "-o", str(out), "--allow-links"]) == 4
+    assert run([str(folder / "model.onnx"), "-o", str(out)]) == 4
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert "Traceback" not in printed.err
@@ -46,9 +47,7 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_links_into_the_blobs(snapshot: Path) -> None:
     path = snapshot / "model.onnx"
-    with pytest.raises(ModelError, match="--allow-links"):
-        load_model(path)
-    model = load_model(path, allow_links=True)
+    model = load_model(path)
     cache = snapshot.parents[2]
     assert {ref.path for ref in model.external} == {cache / "blobs" / HASH}
     weights = {tensor.name: read_tensor(model, tensor) for tensor in model.proto.graph.initializer}
@@ -59,20 +58,20 @@ def test_links_into_the_blobs(snapshot: Path) -> None:
 
 def test_every_call_that_runs_the_model(snapshot: Path, tmp_path: Path) -> None:
     path, out = snapshot / "model.onnx", tmp_path / "out.onnx"
-    assert inspect(path, allow_links=True).report.converted
+    assert inspect(path).report.converted
     for proof in ("whole", "blocks"):
-        report = rewrite(path, out, allow_links=True, providers=["cpu"], proof=proof, force=True)
+        report = rewrite(path, out, providers=["cpu"], proof=proof, force=True)
         assert report.exit_status == 0
     # The result has its own copy of the data, which no link stands for.
     assert not any(each.is_symlink() for each in tmp_path.glob("out*"))
-    assert validate(path, out, allow_links=True, providers=["cpu"]).same
-    assert not diff(path, out, allow_links=True, outputs=False).same
-    assert diff(path, path, allow_links=True, providers=["cpu"]).same
+    assert validate(path, out, providers=["cpu"]).same
+    assert not diff(path, out, outputs=False).same
+    assert diff(path, path, providers=["cpu"]).same
 
 
 def test_the_result_may_lie_beside_the_link(snapshot: Path) -> None:
     out = snapshot / "out.onnx"
-    assert rewrite(snapshot / "model.onnx", out, allow_links=True, providers=["cpu"]).exit_status == 0
+    assert rewrite(snapshot / "model.onnx", out, providers=["cpu"]).exit_status == 0
     assert (snapshot / "model.data").is_symlink()
     load_model(out)
 
@@ -109,18 +108,24 @@ def _hard_link(folder: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "out of the directory": (lambda it: relink(it, "../../../../../secret"), "is not in blobs of its own"),
-    "out by way of blobs": (lambda it: relink(it, "../../../blobs/../../../secret"), "is not in blobs"),
-    "another cache": (lambda it: relink(it, f"../../../../models--org--other/blobs/{HASH}"), "is not in blobs"),
-    "absolute": (lambda it: relink(it, it.parents[2] / "blobs" / HASH), "is not in blobs"),
-    "absolute, a system file": (lambda it: relink(it, "/etc/passwd"), "is not in blobs"),
-    "the blobs themselves": (lambda it: relink(it, "../../../blobs"), "is not in blobs"),
-    "the cache itself": (lambda it: relink(it, "../../.."), "is not in blobs"),
-    "below a blob": (lambda it: relink(it, f"../../../blobs/{HASH}/x"), "is not in blobs"),
-    "a loop": (_loop, "is not in blobs"),
-    "itself": (lambda it: relink(it, "model.data"), "is not in blobs"),
-    "a blob that is a link": (_chain, "is a symbolic link"),
-    "blobs that are a link": (_swapped_blobs, "is not in a Hugging Face cache"),
+    "out of the directory": (lambda it: relink(it, "../../../../../secret"), LINK),
+    "out by way of blobs": (
+        lambda it: relink(it, "../../../blobs/../../../secret"),
+        "is or lies behind a symbolic link; copy",
+    ),
+    "another cache": (
+        lambda it: relink(it, f"../../../../models--org--other/blobs/{HASH}"),
+        "is or lies behind a symbolic link; copy",
+    ),
+    "absolute": (lambda it: relink(it, it.parents[2] / "blobs" / HASH), LINK),
+    "absolute, a system file": (lambda it: relink(it, "/etc/passwd"), LINK),
+    "the blobs themselves": (lambda it: relink(it, "../../../blobs"), LINK),
+    "the cache itself": (lambda it: relink(it, "../../.."), LINK),
+    "below a blob": (lambda it: relink(it, f"../../../blobs/{HASH}/x"), LINK),
+    "a loop": (_loop, LINK),
+    "itself": (lambda it: relink(it, "model.data"), LINK),
+    "a blob that is a link": (_chain, "is or lies behind a symbolic link"),
+    "blobs that are a link": (_swapped_blobs, LINK),
     "no such blob": (lambda it: relink(it, "../../../blobs/none"), "No such file"),
     "no cache": (_no_cache, "does not exist"),
     "a hard link": (_hard_link, "hard links"),
@@ -138,8 +143,8 @@ def test_a_link_outside_of_any_cache(tmp_path: Path) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
     (tmp_path / "model.data").rename(tmp_path / "data")
     (tmp_path / "model.data").symlink_to("data")
-    with pytest.raises(ModelError, match="not in a Hugging Face cache"):
-        load_model(tmp_path / "model.onnx", allow_links=True)
+    with pytest.raises(ModelError, match="is or lies behind a symbolic link; copy the model"):
+        load_model(tmp_path / "model.onnx")
 
 
 def test_a_location_with_dots(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +153,7 @@ def test_a_location_with_dots(snapshot: Path, capsys: pytest.CaptureFixture[str]
         tensor.external_data[0].value = f"../../../blobs/{HASH}"
     (snapshot / "model.onnx").unlink()
     (snapshot / "model.onnx").write_bytes(model.SerializeToString())
-    assert "leaves its directory with '..'" in refusal(snapshot, capsys)
+    assert "is not a plain relative path" in refusal(snapshot, capsys)
 
 
 def test_a_folder_in_between_that_is_a_link(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +171,7 @@ def test_a_folder_in_between_that_is_a_link(snapshot: Path, capsys: pytest.Captu
 
 
 def test_a_link_that_changes_after_the_check(snapshot: Path) -> None:
-    model = load_model(snapshot / "model.onnx", allow_links=True)
+    model = load_model(snapshot / "model.onnx")
     secret = snapshot.parents[4] / "secret"
     secret.write_bytes(bytes(4096))
     relink(snapshot, secret)
@@ -175,11 +180,5 @@ def test_a_link_that_changes_after_the_check(snapshot: Path) -> None:
     blob = snapshot.parents[2] / "blobs" / HASH
     blob.unlink()
     blob.symlink_to(secret)
-    with pytest.raises(ModelError, match="is a symbolic link"):
+    with pytest.raises(ModelError, match="is or lies behind a symbolic link"):
         read_tensor(model, model.proto.graph.initializer[0])
-
-
-def test_a_model_without_links_stays_as_it_is(tmp_path: Path) -> None:
-    onnx.save(mlp(SILU), tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
-    plain, allowed = (load_model(tmp_path / "model.onnx", allow_links=each) for each in (False, True))
-    assert (plain.proto, plain.external, plain.base_dir) == (allowed.proto, allowed.external, allowed.base_dir)

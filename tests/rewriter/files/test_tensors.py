@@ -88,14 +88,19 @@ def test_a_negative_dimension() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"segment": TensorProto.Segment(begin=0, end=2)}, "is stored in segments"),
-    ({"raw_data": bytes(8), "float_data": [1.0, 2.0]}, "(FLOAT) holds raw data beside float_data;"),
     (
-        {"raw_data": bytes(8), "int32_data": [1], "int64_data": [1]},
-        "(FLOAT) holds raw data beside int32_data, int64_data;",
+        {"raw_data": bytes(8), "float_data": [1.0, 2.0]},
+        "(FLOAT) holds values in float_data, raw_data where ",
     ),
-    ({"data_type": TensorProto.STRING, "raw_data": b"a"}, "(STRING) holds raw data beside no string data;"),
-    ({"int32_data": [1, 2]}, "(FLOAT) holds values in int32_data where float_data belongs;"),
-    ({"float_data": [1.0, 2.0], "uint64_data": [1]}, "(FLOAT) holds values in uint64_data where float_data belongs;"),
+    (
+        {"data_type": TensorProto.STRING, "raw_data": b"a"},
+        "(STRING) holds values in raw_data where string_data ",
+    ),
+    ({"int32_data": [1, 2]}, "(FLOAT) holds values in int32_data where float_data or raw_data belongs;"),
+    (
+        {"float_data": [1.0, 2.0], "uint64_data": [1]},
+        "(FLOAT) holds values in float_data, uint64_data where ",
+    ),
     ({"float_data": [1.0]}, "(FLOAT) holds 1 entries of float_data where its dimensions need 2;"),
     ({}, "(FLOAT) holds 0 entries of float_data where its dimensions need 2;"),
     ({"raw_data": bytes(7)}, "(FLOAT) holds 7 bytes of raw data where its dimensions need 8;"),

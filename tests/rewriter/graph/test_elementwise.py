@@ -16,6 +16,8 @@ POSITIVE = np.abs(POINTS) + 0.01
 
 UNARY: tuple[tuple[str, dict[str, Any]], ...] = (
     *((name, {}) for name in ("Identity", "Neg", "Abs", "Exp", "Sin", "Cos", "Atan", "Sign", "Floor", "Ceil", "Round")),
+    ("Sinh", {}),
+    ("Cosh", {}),
     *((name, {}) for name in ("Erf", "Tanh", "Sigmoid", "Relu", "Softplus", "Softsign", "Mish", "HardSwish", "Gelu")),
     ("Gelu", {"approximate": "tanh"}),
     ("Gelu", {"approximate": "none"}),

@@ -69,7 +69,7 @@ def test_options_that_cannot_be_followed(text: str, error: type[Exception], mess
 
 @pytest.mark.parametrize("name", ["openvino", "tensorrt", "directml", "coreml", "webgpu"])
 def test_float64_is_refused_where_a_provider_has_none(name: str) -> None:
-    refused = f"'{name}' does not compute in float64, which the heads of h.0.mlp and 1 more need; use --form local"
+    refused = f"'{name}' does not compute in float64, which the heads of h.0.mlp and 1 more need; use form=local"
     with pytest.raises(ProviderError, match=refused):
         require_float64(("cpu", name), ("h.0.mlp", "h.1.mlp"))
     require_float64((name,), ())

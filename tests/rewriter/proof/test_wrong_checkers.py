@@ -21,14 +21,14 @@ PLANTED = {
     ),
     "a reference that takes float32": (
         "rewriter/proof/reference/float64.py",
-        "and value.dtype != np.float64:",
-        "and value.dtype == np.float16:",
+        "and found.dtype != np.float64:",
+        "and found.dtype == np.float16:",
         "proof/reference",
     ),
     "weights that are not read": (
         "rewriter/compare/graphs.py",
-        "digest([self.kind.encode(), self.data().data])",
-        "digest([self.kind.encode()])",
+        "_digest([_kind_of(tensor).encode(), *data])",
+        "_digest([_kind_of(tensor).encode()])",
         "compare/test_graphs.py",
     ),
 }  # fmt: skip

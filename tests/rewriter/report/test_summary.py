@@ -13,7 +13,6 @@ import pytest
 from rewriter import rewrite
 from rewriter.cli import run
 from rewriter.proof.certificate.certify import Certificate, Refusal
-from rewriter.report.folder import certificate
 from rewriter.report.html.page import render
 from rewriter.report.sections import summary
 from rewriter.report.tables import converted_table, folded, why_not
@@ -145,7 +144,6 @@ def test_where_an_error_is_known_from(kind: str) -> None:
     assert (row.domain is not None) is (kind == "fitted")
     assert ("(measured)" in str(converted_table("", report.blocks))) is (kind == "fitted")
     assert ("(measured)" in render(report)) is (kind == "fitted")
-    assert known in certificate({"out.onnx": report}, {})
 
 
 def test_blocks_that_are_left_to_tests_are_the_reason() -> None:

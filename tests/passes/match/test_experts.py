@@ -1,0 +1,268 @@
+"""Experts whose weights are one tensor, projections that are taken apart, and activations left with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import ExitStatus, certify, rewrite
+from tests.conftest import slow
+from tests.textmodels import SECOND, SILU, findings, mlp, only_block, text_model
+
+RNG = np.random.default_rng(3)
+STACKS = {
+    name: RNG.normal(size=shape)
+    for name, shape in {
+        "E1": (3, 4, 8),
+        "E1t": (3, 8, 4),
+        "E1wide": (3, 4, 16),
+        "e1": (3, 8),
+        "e1wide": (3, 16),
+        "E1one": (3, 1, 8),
+        "E2": (3, 8, 4),
+        "E2t": (3, 4, 8),
+        "e2": (3, 4),
+        "W1pairs": (4, 16),
+    }.items()
+}
+"""The weights of three experts."""
+
+
+def integers(**values: Any) -> dict[str, onnx.TensorProto]:
+    return {name: onnx.numpy_helper.from_array(np.array(value), name) for name, value in values.items()}
+
+
+NUMBERS = integers(
+    zero=[0], one=[1], two=[2], last=[-1], end=[2**31], half=[8, 8], even=range(0, 16, 2), odd=range(1, 16, 2),
+    pairs=[0, 0, 8, 2], first_axis=[0], o=0, i=1,
+)  # fmt: skip
+GATED = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
+HALVES = "y, u = Split<axis = -1>(p, half)"
+ROUTED = {"inputs": "float[tokens, 4] x, int64[tokens] e", "outputs": "float[tokens, 4] out"}
+STACKED = {"inputs": "float[3, tokens, 4] x", "outputs": "float[3, tokens, 4] out"}
+DENSE = {"inputs": "float[batch, tokens, 4] x", "outputs": "float[batch, tokens, 4] out"}
+LEFT = "a = Gather(E1t, e) c = Unsqueeze(x, last) d = MatMul(a, c) y = Squeeze(d, last)"
+BACK = "j = Gather(E2t, e) k = Unsqueeze(h, last) l = MatMul(j, k) out = Squeeze(l, last)"
+ROW, OUT = "c = Unsqueeze(x, one)", "k = Unsqueeze(h, one) l = MatMul(j, k2) out = Squeeze(l, one)"
+INTO = "j = Gather(E2, e) k = Unsqueeze(h, one) l = MatMul(k, j) out = Squeeze(l, one)"
+
+EXPERTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
+    ("gather-left", LEFT, SILU, BACK, ROUTED),
+    ("gather-right", f"a = Gather(E1, e) {ROW} d = MatMul(c, a) y = Squeeze(d, one)", SILU, INTO, ROUTED),
+    ("gather-nd", f"n = Unsqueeze(e, last) a = GatherND(E1, n) {ROW} d = MatMul(c, a) y = Squeeze(d, one)", SILU,
+     INTO, ROUTED),
+    ("biases", f"a = Gather(E1, e) {ROW} d = MatMul(c, a) f = Squeeze(d, one) b = Gather(e1, e) y = Add(f, b)", SILU,
+     INTO.replace("out =", "m =") + " v = Gather(e2, e) out = Add(m, v)", ROUTED),
+    ("fused-halves", f"a = Gather(E1wide, e) {ROW} d = MatMul(c, a) p = Squeeze(d, one) {HALVES}", GATED, INTO, ROUTED),
+    ("transposed", f"t = Transpose<perm = [0, 2, 1]>(E1t) a = Gather(t, e) {ROW} d = MatMul(c, a) y = Squeeze(d, one)",
+     SILU, INTO, ROUTED),
+    ("one-expert", "a = Gather(E1, n) y = MatMul(x, a)", SILU, "j = Gather(E2, n) out = MatMul(h, j)",
+     {**DENSE, "inputs": "float[batch, tokens, 4] x, int64 n"}),
+    ("one-expert-gemm", "a = Gather(E1, n) b = Gather(e1, n) y = Gemm(x, a, b)", SILU,
+     "j = Gather(E2, n) v = Gather(e2, n) out = Gemm(h, j, v)", {**ROUTED, "inputs": "float[tokens, 4] x, int64 n"}),
+    ("slice", "n = Mod(k, two) m = Add(n, one) q = Slice(E1, n, m, first_axis) "
+     "a = Squeeze(q, first_axis) y = MatMul(x, a)", SILU,
+     "r = Slice(E2, n, m, first_axis) j = Squeeze(r, first_axis) out = MatMul(h, j)",
+     {**DENSE, "inputs": "float[batch, tokens, 4] x, int64[1] k"}),
+    ("constant-index", "a = Gather(E1, i) y = MatMul(x, a)", SILU, "j = Gather(E2, i) out = MatMul(h, j)", DENSE),
+    ("split", "a, b, c = Split<axis = 0>(E1) d = Squeeze(a, first_axis) y = MatMul(x, d)", SILU,
+     "q, r, t = Split<axis = 0>(E2) j = Squeeze(q, first_axis) out = MatMul(h, j)", DENSE),
+    ("stacked", "p = MatMul(x, E1) y = Add(p, E1one)", SILU, "out = MatMul(h, E2)", STACKED),
+    ("einsum", 'y = Einsum<equation = "etd,edf->etf">(x, E1)', SILU, 'out = Einsum<equation = "etf,efd->etd">(h, E2)',
+     STACKED),
+    ("einsum-of-all", 'y = Einsum<equation = "btd,edf->btef">(x, E1)', SILU,
+     'out = Einsum<equation = "btef,efd->btd">(h, E2)', DENSE),
+    ("einsum-fused", f'p = Einsum<equation = "btd,edf->btef">(x, E1wide) {HALVES}', GATED,
+     'out = Einsum<equation = "btef,efd->btd">(h, E2)', DENSE),
+)  # fmt: skip
+
+
+def converted(model: onnx.ModelProto, blocks: int = 1) -> onnx.ModelProto:
+    """The rewritten model, certified for every input."""
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert len(report.converted) == blocks
+    assert report.validation is not None
+    assert report.validation.certificate is not None
+    assert report.validation.certificate.certified
+    assert report.rewritten is not None
+    return report.rewritten
+
+
+@pytest.mark.parametrize(
+    ("first", "activation", "second", "options"), [e[1:] for e in EXPERTS], ids=[e[0] for e in EXPERTS]
+)
+def test_experts_are_converted_and_certified(first: str, activation: str, second: str, options: dict[str, Any]) -> None:
+    model = mlp(activation, first=first, second=second, constants={**STACKS, **NUMBERS}, **options)
+    block = only_block(model)
+    unknown = "Slice(E1" in first  # onnx infers no sizes behind a Slice with computed bounds
+    assert block.neurons == (None if unknown else 8)
+    assert block.identified.label == ("silu(gate) * value" if "u" in block.region.leaves else "silu")
+    one = unknown or "Gather(E1, i)" in first or "Split<axis = 0>" in first
+    assert {operator.experts for operator in (*block.first, *block.second)} == {0 if one else 3}
+    converted(model)
+
+
+@pytest.mark.parametrize("form", ["compact", "masked", "maskless", "staged", "whole"])
+def test_other_forms_take_no_experts(form: str) -> None:
+    model = mlp(SILU, first=LEFT, second=BACK, constants={**STACKS, **NUMBERS}, **ROUTED)
+    (row,) = rewrite(model, form=form, max_tokens=8).left
+    assert row.reason == f"form {form} takes no experts, whose weights differ from token to token"
+    assert (row.first, row.second) == ("MatMul (W X) 4x8 of 3 experts", "MatMul (W X) 8x4 of 3 experts")
+
+
+def test_a_loop_over_experts() -> None:
+    body = (
+        "loop (int64 n, bool on, float[tokens, 4] z) => (bool go, float[tokens, 4] sum) "
+        f"{{ go = Identity(on) a = Gather(E1, n) y = MatMul(x, a) {SILU} j = Gather(E2, n) m = MatMul(h, j) "
+        "sum = Add(z, m) }"
+    )
+    model = text_model(
+        f"out = Loop <body = {body}> (count, , x)",
+        constants={"E1": STACKS["E1"], "E2": STACKS["E2"], **integers(count=3)},
+        inputs="float[tokens, 4] x",
+        outputs="float[tokens, 4] out",
+    )
+    converted(model)
+
+
+EMBEDDED = {"table": RNG.normal(size=(9, 4))}
+
+
+def test_an_embedding_is_data_and_no_weight() -> None:
+    model = mlp(
+        SILU, first="x = Gather(table, ids) y = MatMul(x, W1)", constants=EMBEDDED, inputs="int64[batch, tokens] ids"
+    )
+    assert (only_block(model).first[0].data, only_block(model).first[0].experts) == ("x", 0)
+    given = {"constants": EMBEDDED, "inputs": "float[batch, tokens, 4] x, int64[8] ids"}
+    first = "w = Gather(table, ids) v = Transpose(w) y = MatMul(x, v)"
+    model = mlp(SILU, first=first, second="out = MatMul(h, v)", **given)
+    assert not findings(model).blocks
+
+
+# -- projections taken apart ---------------------------------------------------------------------------------------
+
+PAIRS: tuple[tuple[str, str], ...] = (
+    ("strides", "y = Slice(p, zero, end, last, two) u = Slice(p, one, end, last, two)"),
+    ("indices", "y = Gather<axis = -1>(p, even) u = Gather<axis = -1>(p, odd)"),
+    ("reshape-and-index", "q = Reshape(p, pairs) y = Gather<axis = -1>(q, o) u = Gather<axis = -1>(q, i)"),
+    ("reshape-and-split", "q = Reshape(p, pairs) r, t = Split<axis = -1>(q) y = Squeeze(r, last) u = Squeeze(t, last)"),
+    ("halves", HALVES),
+)
+CLIPPED = (
+    "c = Min(y, $7.0) v = Clip(u, $-7.0, $7.0) k = Mul(c, $1.702) s = Sigmoid(k) g = Mul(c, s) "
+    "w = Add(v, $1.0) h = Mul(w, g)"
+)
+OF_CLIPPED = [
+    "clip(slope=1, offset=1, left=-6, right=8)",
+    "silu_clipped(beta=1.702, factor=1, low=-inf, high=7)(gate) * value",
+]
+
+
+@pytest.mark.parametrize(("activation", "labels"), [
+    (GATED, ["silu(gate) * value"]),
+    pytest.param(CLIPPED, OF_CLIPPED, marks=slow),
+    (CLIPPED.replace("Mul(w, g)", "Mul(g, w)"), OF_CLIPPED),
+    ("s = Sigmoid(y) t = Tanh(u) h = Mul(t, s)", ["sigmoid", "tanh(gate) * value"]),
+], ids=["swiglu", "gpt-oss", "gpt-oss-right", "tanh-and-sigmoid"])  # fmt: skip
+@pytest.mark.parametrize("apart", [p[1] for p in PAIRS], ids=[p[0] for p in PAIRS])
+def test_projections_taken_apart(apart: str, activation: str, labels: list[str]) -> None:
+    model = mlp(activation, first=f"p = MatMul(x, W1pairs) {apart}", constants={**STACKS, **NUMBERS}, second=SECOND)
+    found = findings(model)
+    assert sorted(block.identified.label for block in found.blocks) == sorted(labels)
+    assert [block.neurons for block in found.blocks] == [8] * len(labels)
+    if activation in (GATED, CLIPPED):
+        converted(model, len(labels))
+
+
+def test_the_value_of_a_gate_goes_with_the_gate() -> None:
+    """No linear operator reads the product, so that its clipped value is no block either."""
+    model = mlp(CLIPPED, first="y = MatMul(x, W1) u = MatMul(x, V1)", second="n = Softmax(h) out = MatMul(n, W2)")
+    found = findings(model)
+    assert not found.blocks
+    assert {left.miss.reason for left in found.left} == {
+        "its output feeds Softmax 'n', which is not a linear operator",
+        "the gate that it is the value of is not converted",
+    }
+
+
+# -- planted errors ------------------------------------------------------------------------------------------------
+
+
+def _other_expert(model: onnx.ModelProto) -> None:
+    stack = next(each for each in model.graph.initializer if each.name == "E1t")
+    stack.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(stack)[[1, 0, 2]], stack.name))
+
+
+def _own_index(model: onnx.ModelProto) -> None:
+    (node,) = (each for each in model.graph.node if each.op_type == "Gather" and each.input[0] == "E2t")
+    node.op_type, node.input[1] = "Gather", "zeros"
+    model.graph.node.insert(0, onnx.helper.make_node("Sub", ["e", "e"], ["zeros"]))
+
+
+def _swapped(model: onnx.ModelProto) -> None:
+    first, second = (each for each in model.graph.node if each.op_type in ("Slice", "Gather") and each.input[0] in "pq")
+    first.input[1], second.input[1] = second.input[1], first.input[1]
+
+
+@pytest.mark.parametrize(("first", "activation", "second", "options", "spoil"), [
+    (LEFT, SILU, BACK, ROUTED, _other_expert),
+    (LEFT, SILU, BACK, ROUTED, _own_index),
+    (f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", GATED, SECOND, {}, _swapped),
+    (f"p = MatMul(x, W1pairs) {PAIRS[2][1]}", GATED, SECOND, {}, _swapped),
+    pytest.param(f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", CLIPPED, SECOND, {}, _swapped, marks=slow),
+], ids=["weights", "index", "strides", "pairs", "clipped"])  # fmt: skip
+def test_planted_errors_are_refused(
+    first: str, activation: str, second: str, options: dict[str, Any], spoil: Any
+) -> None:
+    model = mlp(activation, first=first, second=second, constants={**STACKS, **NUMBERS}, **options)
+    broken = converted(model, 1 + (activation == CLIPPED))
+    spoil(broken)
+    assert not certify(model, broken).certificate.certified
+
+
+# -- what is left, with a reason -----------------------------------------------------------------------------------
+
+IS_NOT = ", is not the output of a linear operator with constant weights"
+FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
+NORMAL = "n = LayerNormalization(x, one_each) s = Sigmoid(n) h = Mul(n, s) out = MatMul(h, w)"
+
+
+@pytest.mark.parametrize(("text", "reason", "options"), [
+    (NORMAL, f"'n', which LayerNormalization 'n' makes{IS_NOT}", {}),
+    ("h = Relu(x) out = MatMul(h, w)", f"'x', which is an input{IS_NOT}", {}),
+    ("a = MatMul(x, U) b = MatMul(x, U) c = Concat<axis = -1>(a, b) h = Tanh(c) out = MatMul(h, W2)",
+     f"'c', which Concat 'c' makes{IS_NOT}", {}),
+    ("t = Transpose<perm = [0, 2, 1]>(x) c = MatMul(x, t) h = Sigmoid(c) d = Mul(h, $0.5) "
+     "e = Reshape(d, same) out = MatMul(e, w)",
+     f"'c', which MatMul 'c' makes{IS_NOT}",
+     {"inputs": "float[1, 4, 4] x", "outputs": "float[1, 4, 4] out"}),
+    ('c = Einsum<equation = "btd,df->bft">(x, W1) h = Relu(c) out = Einsum<equation = "bft,fd->btd">(h, W2)',
+     f"'c', which Einsum 'c' makes{IS_NOT}", {}),
+    ("y = MatMul(x, W1) h = com.microsoft.QLinearSigmoid(y) out = MatMul(h, W2)",
+     "com.microsoft::QLinearSigmoid 'h' is an unknown operator", {"domains": {"com.microsoft": 1}}),
+    ("out = com.microsoft.MatMulNBitsMlp(x)", f"com.microsoft::MatMulNBitsMlp 'out': {FUSED}",
+     {"domains": {"com.microsoft": 1}}),
+], ids=["normalised", "input", "concatenated", "product", "einsum", "contributed", "fused"])  # fmt: skip
+def test_what_is_not_converted_is_listed(text: str, reason: str, options: dict[str, Any]) -> None:
+    constants: dict[str, Any] = {
+        "w": RNG.normal(size=(4, 4)),
+        "one_each": np.ones(4),
+        "U": RNG.normal(size=(4, 4)),
+        **integers(same=[1, 4, 4]),
+    }
+    found = findings(text_model(text, constants=constants, **options))
+    assert not found.blocks
+    assert [left.miss.reason for left in found.left] == [reason]
+
+
+@pytest.mark.parametrize("text", [
+    "s = Sigmoid(x) out = Add(s, x)",
+    "t = Transpose<perm = [0, 2, 1]>(x) c = MatMul(x, t) d = Tanh(c) p = Softmax(d) out = MatMul(p, x)",
+], ids=["nothing-follows", "capped-scores"])  # fmt: skip
+def test_what_no_linear_operator_reads_is_no_candidate(text: str) -> None:
+    found = findings(text_model(text, inputs="float[1, 4, 4] x", outputs="float[1, 4, 4] out"))
+    assert (found.blocks, found.left) == ((), ())
