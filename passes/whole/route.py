@@ -209,9 +209,10 @@ class Whole:
             return
         if kind in BROADCAST or kind in _NO_HEADS - {"Softmax"}:
             return
-        if any(name not in self.sizes for name in (node.input if kind == "Concat" else node.input[:1])):
+        concat = kind == "Concat"
+        sizes = next((self.sizes[name] for name in node.input[: None if concat else 1] if name in self.sizes), None)
+        if sizes is None:
             raise LostError.at(node, "its first operand is not part of the residual stream")
-        sizes = self.sizes[node.input[0]]
         tokens, axes = token_axes(sizes), self._axes(node, len(sizes))
         if kind == "Softmax" and axes & set(tokens):
             if sizes[-2:] != (TOKENS, TOKENS) or axes != {-1}:
@@ -220,6 +221,8 @@ class Whole:
             self._patterns.add(node.output[0])
         elif kind in _OVER_AXES and axes & set(tokens):
             raise LostError.at(node, _OVER_AXES[kind])
+        elif concat and any(name not in self.sizes for name in node.input):
+            raise LostError.at(node, "it concatenates the stream with another tensor")
         elif kind == "Gemm" and (
             attributes(node).get("transA") or -1 in tokens or any(n not in self._constants for n in node.input[1:] if n)
         ):
