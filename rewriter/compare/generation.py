@@ -21,6 +21,7 @@ from rewriter.graph.view import view_model
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
 from rewriter.proof.inputs.tables import find_tables
+from rewriter.proof.rule import Judgement
 from rewriter.proof.run import open_model
 from rewriter.text import one_line, quoted
 
@@ -33,27 +34,6 @@ Feeds = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A step at which B would choose another token.
-
-    Attributes:
-        step: number of the step, from 0.
-        row: the sequence in the batch.
-        chosen: the token of A.
-        other: the token of B.
-        margin: by how much A prefers its token to that of B, in units of the output.
-        share: the same, as a share of the norm of A's row.
-    """
-
-    step: int
-    row: int
-    chosen: int
-    other: int
-    margin: float
-    share: float
-
-
-@dataclass(frozen=True)
 class Generation:
     """Tokens that two models generate.
 
@@ -63,8 +43,8 @@ class Generation:
         tokens: what A generated, by sequence.
         steps: number of steps.
         agreement: share of choices in which B agrees.
-        differences: choices in which it does not.
-        kl: mean Kullback-Leibler divergence of the next token's distributions of A and B, in nats, step by step.
+        differences: choices in which it does not, with how much larger A's value of its own token is.
+        failures: those that the error allowed for this output does not explain: A's preference is more than twice that.
         stopped: why it ended early; empty if it did not.
     """
 
@@ -73,24 +53,19 @@ class Generation:
     tokens: tuple[tuple[int, ...], ...]
     steps: int
     agreement: float
-    differences: tuple[Difference, ...]
-    kl: tuple[float, ...]
+    differences: tuple[str, ...]
+    failures: tuple[str, ...]
     stopped: str = ""
 
-    def failures(self, allowed: float, *, absolute: bool) -> tuple[str, ...]:
-        """The differences that no error within `allowed` explains: A's preference is more than twice that.
 
-        `allowed` is a share of the output's norm, or in its units if `absolute`.
-        """
-        found = [each for each in self.differences if (each.margin if absolute else each.share) > 2 * allowed]
-        return tuple(
-            f"generation, step {each.step}: token {each.other} instead of {each.chosen}, which is larger by "
-            f"{each.margin:.3g}"
-            for each in found[:_MOST_SHOWN]
-        )
-
-
-def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], provider: str, steps: int) -> Generation:
+def generate(
+    models: tuple[LoadedModel, LoadedModel],
+    cases: Sequence[Case],
+    provider: str,
+    steps: int,
+    judged: Mapping[str, Judgement],
+    tolerated: Sequence[str] = (),
+) -> Generation:
     """Generate with both models.
 
     Args:
@@ -98,6 +73,8 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
         cases: inputs that A accepts; the prompt is taken from the one with the most tokens.
         provider: execution provider.
         steps: number of tokens.
+        judged: the error that is allowed by output: a share of the norm, or in the units of those of `tolerated`.
+        tolerated: outputs that were judged by a given tolerance.
 
     Raises:
         UsageError: the models do not generate text, or their caches cannot be followed.
@@ -120,9 +97,9 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     empty = {name: np.zeros(_past_shape(specs[name], given[name].shape, batch), specs[name].dtype) for name in cache}
     sessions = [open_model(each, provider, optimise=True) for each in models]
     pasts: list[Mapping[str, Array]] = [empty, empty]
-    differences: list[Difference] = []
-    divergences: list[float] = []
-    stopped = ""
+    differences: list[str] = []
+    failures: list[str] = []
+    made, stopped = 0, ""
     for step in range(steps):
         new = fresh if cache else tokens
         feeds = {**given, **_step(specs, given, batch, tokens.shape[1], new.shape[1]), ids.name: new}
@@ -138,19 +115,24 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
                 raise
             stopped = one_line(f"step {step}: {error}", 160)
             break
-        chosen, others = (row.argmax(-1) for row in rows)
-        differences += _differing(step, rows[0], chosen, others)
-        divergences.append(_divergence(*rows))
-        fresh = chosen[:, None].astype(tokens.dtype)
+        made += 1
+        for row, ours, theirs in zip(rows[0], *(each.argmax(-1) for each in rows), strict=True):
+            if ours != theirs:
+                lead = float(row[ours] - row[theirs])
+                text = f"step {step}: token {theirs} instead of {ours}, which is larger by {lead:.3g}"
+                unit = 1.0 if output in tolerated else float(np.linalg.norm(row))
+                differences.append(text)
+                failures += [f"generation, {text}"] if lead > 2 * judged[output].allowed * unit else []
+        fresh = rows[0].argmax(-1)[:, None].astype(tokens.dtype)
         tokens = np.concatenate([tokens, fresh], axis=1)
     return Generation(
         output=output,
         cache=tuple(cache.items()),
         tokens=tuple(tuple(map(int, row[prompt:])) for row in tokens),
-        steps=len(divergences),
-        agreement=1 - len(differences) / (len(divergences) * batch),
+        steps=made,
+        agreement=1 - len(differences) / (made * batch),
         differences=tuple(differences),
-        kl=tuple(divergences),
+        failures=tuple(failures[:_MOST_SHOWN]),
         stopped=stopped,
     )
 
@@ -231,18 +213,3 @@ def _last(logits: Array) -> Array:
     if logits.ndim != 3 or not is_float(logits.dtype) or not logits.shape[1]:
         raise UsageError("--generate: the output to rank is not [batch, tokens, vocabulary] of floats")
     return np.asarray(logits[:, -1].astype(np.float64))
-
-
-def _differing(step: int, row: Array, chosen: Array, others: Array) -> list[Difference]:
-    found = []
-    for number, (a, b) in enumerate(zip(chosen, others, strict=True)):
-        if a != b:
-            margin, size = float(row[number, a] - row[number, b]), float(np.linalg.norm(row[number]))
-            found.append(Difference(step, number, int(a), int(b), margin, margin / size if size else 0.0))
-    return found
-
-
-def _divergence(a: Array, b: Array) -> float:
-    logs = [row - row.max(-1, keepdims=True) for row in (a, b)]
-    logs = [row - np.log(np.exp(row).sum(-1, keepdims=True)) for row in logs]
-    return float(max((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).mean(), 0.0))
