@@ -83,41 +83,26 @@ _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
 }
 """Maps domain and operator to pairs of (operand with row numbers, operand with the table)."""
 
-_WIDTHS = frozenset(
-    """
-    MatMul FusedMatMul Add Mul LayerNormalization SimplifiedLayerNormalization RMSNormalization SkipLayerNormalization
-    SkipSimplifiedLayerNormalization
-    """.split()  # noqa: SIM905
-)
+_WIDTHS = {
+    "MatMul",
+    "FusedMatMul",
+    "Add",
+    "Mul",
+    *(f"{kind}Normalization" for kind in ("Layer", "SimplifiedLayer", "RMS")),
+}
 """Operators that tie the last axis of their first operand to a weight."""
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """Where an attention operator has its past, and numbers about it.
-
-    Attributes:
-        pasts: operands with past keys and past values.
-        projections: operands with queries (of which keys and values may be a part), keys and values.
-        heads: the attributes with the number of heads of queries and of keys.
-        numbers: operands that are one number, and what they mean.
-    """
-
-    pasts: tuple[int, ...]
-    projections: tuple[int, int, int]
-    heads: tuple[str, str]
-    numbers: Mapping[int, Role] = field(default_factory=dict)
-
-
-_ATTENTION = {
-    ("com.microsoft", "GroupQueryAttention"): _Attention(
-        (3, 4), (0, 1, 2), ("num_heads", "kv_num_heads"), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}
+_ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], tuple[str, str], Mapping[int, Role]]] = {
+    ("com.microsoft", "GroupQueryAttention"): (
+        (3, 4), ("num_heads", "kv_num_heads"), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}
     ),
-    ("com.microsoft", "MultiHeadAttention"): _Attention(
-        (6, 7), (0, 1, 2), ("num_heads", "num_heads"), {8: Role.PAST_LENGTH}
-    ),
-    ("", "Attention"): _Attention((4, 5), (0, 1, 2), ("q_num_heads", "kv_num_heads")),
-}
+    ("com.microsoft", "MultiHeadAttention"): ((6, 7), ("num_heads", "num_heads"), {8: Role.PAST_LENGTH}),
+    ("", "Attention"): ((4, 5), ("q_num_heads", "kv_num_heads"), {}),
+}  # fmt: skip
+"""Maps domain and operator to the operands with past keys and values, the attributes with the number of heads of
+queries and of keys, and operands that are one number. Queries, keys and values are the first three operands."""
+
 _PAST_AXES = (Kind.BATCH, Kind.HEADS, Kind.PAST, Kind.HIDDEN)
 
 _FEWEST = 8
@@ -152,11 +137,6 @@ class Facts:
     longest: int | None = None
     one_by_one: bool = False
 
-    def limit(self, positions: Dim) -> None:
-        """A table has so many positions."""
-        if isinstance(positions, int) and positions >= _FEWEST:
-            self.longest = min(positions, self.longest or positions)
-
 
 def facts_of(model: onnx.ModelProto) -> Facts:
     """Walk over a model once, its control-flow bodies and local functions included."""
@@ -184,17 +164,15 @@ class _Scope:
 
     def read(self, node: onnx.NodeProto) -> None:
         """Note what one node says, and what its outputs carry."""
-        if node.op_type in _SAME and node.input[0] in self.plain:
-            self.plain[node.output[0]] = self.plain[node.input[0]]
+        for name in node.input[:1] if node.op_type in _SAME else ():
+            if name in self.plain:
+                self.plain[node.output[0]] = self.plain[name]
         self._positions(node)
-        for table, count, source, offset in self._lookups(node):
-            if source is _COUNTED:
-                self._limit(table, offset)
-            elif count is not None:
-                # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
-                self.facts.rows[source] = min(max(count - offset, 1), self.facts.rows.get(source, count))
+        for index, table in _LOOKUPS.get(key_of(node), ()):
+            if max(index, table) < len(node.input):
+                self._lookup(node, index, table)
         if key_of(node) in _ATTENTION:
-            self._attention(node, _ATTENTION[key_of(node)])
+            self._attention(node)
         for name in filter(self.plain.__contains__, node.input):
             for axis, size in self._sizes(node, name):
                 self.facts.sizes.setdefault((self.plain[name], axis), size)
@@ -211,8 +189,9 @@ class _Scope:
     def _limit(self, table: str, offset: int = 0) -> None:
         """Positions index `table`, if it is a matrix of floats."""
         shape = self.constants.shape(table) or ()
-        if table in self.constants and self.view.type_of(table).elem_type in FLOATS and len(shape) == 2:
-            self.facts.limit(shape[0] - offset)
+        is_float = self.view.type_of(table).elem_type in FLOATS
+        if table in self.constants and is_float and len(shape) == 2 and shape[0] - offset >= _FEWEST:
+            self.facts.longest = min(shape[0] - offset, self.facts.longest or shape[0])
 
     def _positions(self, node: onnx.NodeProto) -> None:
         """Tables of positions that nobody indexes."""
@@ -229,48 +208,45 @@ class _Scope:
             return False
         return not all(not name or name in self.constants for name in node.input[1:3])
 
-    def _lookups(self, node: onnx.NodeProto) -> Iterator[tuple[str, int | None, str | None, int]]:
-        """The tables that a node selects from, their rows, and whose numbers select."""
-        for index, table in _LOOKUPS.get(key_of(node), ()):
-            if max(index, table) < len(node.input):
-                shape = self._shape(node, table)
-                axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
-                count = shape[axis] if -len(shape) <= axis < len(shape) else None
-                for source, offset in self.flows[node.input[index]]:
-                    yield node.input[table], count if isinstance(count, int) else None, source, offset
+    def _lookup(self, node: onnx.NodeProto, index: int, table: int) -> None:
+        """Numbers select rows of a table."""
+        shape = self._shape(node, table)
+        axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
+        count = shape[axis] if -len(shape) <= axis < len(shape) else None
+        for source, offset in self.flows[node.input[index]]:
+            if source is _COUNTED:
+                self._limit(node.input[table], offset)
+            elif isinstance(count, int):
+                # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
+                self.facts.rows[source] = min(max(count - offset, 1), self.facts.rows.get(source, count))
 
-    def _attention(self, node: onnx.NodeProto, layout: _Attention) -> None:
-        facts = self.facts
-        for operand, role in layout.numbers.items():
-            if operand < len(node.input) and node.input[operand] in self.plain:
-                facts.roles[self.plain[node.input[operand]]] = role
-        queries, keys = (integer_of(node, name, 0) for name in layout.heads)
-        for place, operand in enumerate(layout.pasts, 1):
-            name = self.plain.get(node.input[operand] if operand < len(node.input) else "")
-            if name is None:
+    def _attention(self, node: onnx.NodeProto) -> None:
+        facts, (pasts, heads, numbers) = self.facts, _ATTENTION[key_of(node)]
+        read = {place: self.plain[name] for place, name in enumerate(node.input) if name in self.plain}
+        facts.roles |= {read[place]: role for place, role in numbers.items() if place in read}
+        queries, keys = (integer_of(node, name, 0) for name in heads)
+        for projection, place in enumerate(pasts, 1):
+            if place not in read:
                 continue
+            name, size = read[place], self._head_size(node, projection, queries, keys)
             facts.roles[name] = Role.PAST
             facts.kinds |= {(name, axis): kind for axis, kind in enumerate(_PAST_AXES)}
-            shapes = [self._shape(node, layout.projections[each]) for each in (place, 0)]
-            facts.sizes |= {(name, 1): keys} if keys else {}
-            size = self._head_size(node, shapes, queries, keys)
-            facts.sizes |= {(name, 3): size} if size else {}
-            if node.op_type == "GroupQueryAttention":
-                facts.one_by_one = True
-                if integer_of(node, "sliding_window_cache", 0):  # its capacity, however many tokens are in it
-                    facts.least[name, 2] = integer_of(node, "local_window_size", 1)
+            facts.sizes |= {(name, axis): each for axis, each in ((1, keys), (3, size)) if each}
+            facts.one_by_one |= node.op_type == "GroupQueryAttention"
+            if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, however many tokens are in it
+                facts.least[name, 2] = integer_of(node, "local_window_size", 1)
 
-    def _head_size(self, node: onnx.NodeProto, shapes: list[tuple[Dim, ...]], queries: int, keys: int) -> int | None:
-        """From the projection's own width, that of queries, or the table of cosines of half a head."""
-        own, query = shapes
-        if len(query) > 3 and isinstance(query[-1], int):
-            return query[-1]
-        packed = not own and node.op_type == "GroupQueryAttention"
-        for shape, heads in ((own, keys), (query, queries + 2 * keys if packed else queries)):
-            if len(shape) == 3 and isinstance(shape[-1], int) and heads:
+    def _head_size(self, node: onnx.NodeProto, projection: int, queries: int, keys: int) -> int:
+        """From the width of keys, of queries or the packed three, or of half a head's cosines; 0 if unknown."""
+        own, query = self._shape(node, projection), self._shape(node, 0)
+        grouped = node.op_type == "GroupQueryAttention"
+        parts = queries + 2 * keys if grouped and not own else queries
+        cosines = self._shape(node, 7) if grouped else ()
+        known = [(own, keys) if len(own) == 3 else ((), 0), (query, parts if len(query) == 3 else 1)]
+        for shape, heads in known:
+            if shape and isinstance(shape[-1], int) and heads:
                 return shape[-1] // heads
-        cosines = self._shape(node, 7) if node.op_type == "GroupQueryAttention" else ()
-        return 2 * cosines[1] if len(cosines) == 2 and isinstance(cosines[1], int) else None
+        return 2 * cosines[1] if len(cosines) == 2 and isinstance(cosines[1], int) else 0
 
     def _sizes(self, node: onnx.NodeProto, name: str) -> Iterator[tuple[int, int]]:
         """The axes of an input whose sizes a node fixes."""
@@ -290,7 +266,7 @@ class _Scope:
         elif kind == "Gemm" and len(weight) == 2:
             size = weight[int(integer_of(node, "transB", 0) == 1)]
             yield from [(1, size)] if isinstance(size, int) else []
-        elif kind == "Reshape":
+        elif kind == "Reshape" and rank:
             shape = self.constants.value(node.input[1])
             wanted = [] if shape is None else [int(each) for each in shape.ravel()]
             if max(wanted[: rank - 1], default=1) <= 0 < min(wanted[rank - 1 :], default=0):
