@@ -22,7 +22,7 @@ from passes.options import WHOLE, Options
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
 from passes.sizes import BATCH, TOKENS
-from passes.whole.follow import Whole, left_over, notes_of, unfit, whole_for
+from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
@@ -104,7 +104,7 @@ def sublayers_only(plan: Plan) -> Plan:
 
 def _merged(whole: Whole | None, conversion: Conversion) -> bool:
     """Whether the block's input has the tokens of all sequences in its first axis, as the route knows."""
-    sizes = () if whole is None else whole.route.sizes.get(conversion.inputs[0], ())
+    sizes = () if whole is None else whole.sizes.get(conversion.inputs[0], ())
     return bool(sizes) and sizes[0] == BATCH * TOKENS
 
 
@@ -123,11 +123,15 @@ def _through_network(plan: Plan) -> Plan:
     # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
     others = [entry.name for entry in plan.left if entry.block is not None]
     others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
-    whole = Miss(left_over(others[0]), "") if others else whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
+    whole: Whole | Miss
+    if others:
+        whole = Miss(f"the network cannot be attention only: '{others[0]}' is left; use form masked", "")
+    else:
+        whole = whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
     if isinstance(whole, Whole):
         limits = [replace(each.options, max_tokens=whole.max_tokens) for each in fit]
         fit = [replace(each, options=options) for each, options in zip(fit, limits, strict=True)]
-        return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *notes_of(whole)))
+        return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
     left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
     return replace(plan, conversions=(), left=(*left, *plan.left))
 

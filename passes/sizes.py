@@ -1,189 +1,150 @@
-"""Symbolic sizes in terms of batch and tokens, and the shapes that a graph computes from them.
+"""Shapes at made-up sizes, so large and prime that every dimension tells the batch and the tokens in it.
 
-Exporters compute the shape operand of a Reshape from other shapes; reading it symbolically tells which axis holds the
-tokens afterwards.
+Exporters compute the shape operand of a Reshape from other shapes. Computed once at these sizes, it says which axis
+holds the tokens afterwards, and onnx infers the rest, one node at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
 
+import numpy as np
 import onnx
 
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, attributes
+from passes.values import LostError, Values
+from rewriter.graph.view import GraphView
 
-_DEPTH = 40
-"""Longest chain of shape arithmetic that is followed."""
+BATCH, TOKENS = 10007, 1000003
+"""The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
 
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
+"""Operators whose operands broadcast, where the stream may pass."""
 
-@dataclass(frozen=True)
-class Size:
-    """`number * batch^batch * tokens^tokens`: one dimension."""
+Sizes = tuple[int | None, ...]
+"""A shape; None for a size that is not known."""
 
-    number: int = 1
-    batch: int = 0
-    tokens: int = 0
-
-    def __mul__(self, other: Size) -> Size:
-        return Size(self.number * other.number, self.batch + other.batch, self.tokens + other.tokens)
-
-    def over(self, other: Size) -> Size | None:
-        """The quotient, None where `other` does not divide it."""
-        # Sizes are monomials, so that one divides another exactly if its number and both exponents do.
-        if other.number == 0 or self.number % other.number:
-            return None
-        exponents = self.batch - other.batch, self.tokens - other.tokens
-        return Size(self.number // other.number, *exponents) if min(exponents) >= 0 else None
-
-    @property
-    def constant(self) -> bool:
-        """Whether it is a plain number."""
-        return not self.batch and not self.tokens
+_LARGEST = 1024
+"""Elements of the largest constant that shapes are computed from."""
 
 
-BATCH, TOKENS = Size(batch=1), Size(tokens=1)
-REST = -1
-"""The size that a Reshape infers from the number of elements."""
+def factors(size: int) -> tuple[int, int, int]:
+    """A size as number, exponent of the batch and exponent of the tokens.
 
-Sizes = tuple[Size | None, ...]
-Element = Size | int | None
-"""A size, a Reshape's `REST` or 0, or None for unknown."""
+    Raises:
+        LostError: it is no such product, such as N + 1.
+    """
+    powers = []
+    for prime in (BATCH, TOKENS):
+        powers.append(0)
+        while size and size % prime == 0:
+            size, powers[-1] = size // prime, powers[-1] + 1
+    if size >= TOKENS:
+        raise LostError("a size is neither a number nor a multiple of batch and tokens", "")
+    return size, powers[0], powers[1]
 
 
-def product(sizes: Sizes) -> Size | None:
-    """The number of elements, None where a size is unknown."""
-    known = [size for size in sizes if size is not None]
-    return reduce(Size.__mul__, known, Size()) if len(known) == len(sizes) else None
+def token_axes(sizes: Sizes) -> tuple[int, ...]:
+    """The axes that hold tokens, counted from the end."""
+    return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size and size % TOKENS == 0)
 
 
-class ShapeReader:
-    """Reads shapes, and tensors that hold them, symbolically.
+class Shapes:
+    """The shapes of one view at made-up sizes.
 
     Attributes:
         view: the graph.
-        carried: sizes of the carried tensors so far; the walk along the route adds to it.
+        known: shapes by tensor, to which callers may add those that they infer.
     """
 
-    def __init__(self, view: GraphView, constants: Constants, symbols: Mapping[str, Size]) -> None:
+    def __init__(self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None) -> None:
+        """Give symbolic dimensions the sizes in `symbols`, and all others `unknown`."""
         self.view = view
-        self._constants = constants
-        self._symbols = symbols
-        self.carried: dict[str, Sizes] = {}
+        self.known: dict[str, Sizes] = {}
+        self._symbols, self._unknown = symbols, unknown
+        self._noted: dict[str, Sizes] = {}
+        self._values = Values(view, _small, self.of)
 
-    def sizes_of(self, tensor: str) -> Sizes | None:
-        """The symbolic shape of a tensor, None where its rank is unknown."""
-        if tensor in self.carried:
-            return self.carried[tensor]
+    def of(self, tensor: str) -> Sizes | None:
+        """The shape of a tensor, None where its rank is unknown."""
+        for found in (self.known, self._noted):
+            if tensor in found:
+                return found[tensor]
+        if tensor in self.view.initializers:
+            return tuple(self.view.initializers[tensor].dims)
         shape = self.view.type_of(tensor).shape
         if shape is None:
             return None
-        return tuple(Size(dim) if isinstance(dim, int) else self._symbols.get(dim or "") for dim in shape)
+        return tuple(dim if isinstance(dim, int) else self._symbols.get(dim or "", self._unknown) for dim in shape)
 
-    def integers(self, tensor: str) -> list[int] | None:
-        """The values of a constant tensor of integers."""
-        value = self._constants.value(tensor) if tensor in self._constants else None
-        return None if value is None else [int(number) for number in value.reshape(-1)]
+    def note(self, node: onnx.NodeProto) -> None:
+        """Keep the shapes of a node's outputs, where type inference does not know them."""
+        if any((sizes := self.of(name)) is None or None in sizes for name in node.output):
+            with suppress(LostError):
+                self._noted.update(zip(node.output, self.infer(node), strict=True))
 
-    def elements(self, tensor: str, depth: int = 0) -> list[Element] | None:
-        """The elements of a tensor of integers as symbolic sizes; None where not even their number is known."""
-        known = self.integers(tensor)
-        if known is not None:
-            # 0 and -1 have a meaning of their own in a Reshape, and are kept as numbers.
-            return [Size(number) if number > 0 else number for number in known]
-        node = self.view.made_by(tensor)
-        if node is None or depth > _DEPTH:
+    def numbers(self, tensor: str) -> list[int] | None:
+        """The elements of a tensor of integers; None if they depend on anything but shapes."""
+        try:
+            return self._values.numbers(tensor)
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
             return None
-        # Unsqueeze and Squeeze of a scalar size do not change its elements, so shapes are read as flat lists.
-        read = _READERS.get(node.op_type)
-        return None if read is None else read(self, node, depth + 1)
 
+    def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
+        """The shapes of a node's outputs.
 
-Reader = Callable[[ShapeReader, onnx.NodeProto, int], list[Element] | None]
+        Args:
+            node: the node.
+            fixed: the number that exporters write for N where it is fixed. It means the tokens only where nothing else
+                fits.
 
+        Raises:
+            LostError: they cannot be told.
+        """
+        if not self.view.is_onnx(node):  # such as a fused activation in a block
+            return [self.of(node.input[0]) or ()] * len(node.output)
+        found = self._inferred(node)
+        if node.op_type in ("Reshape", "Expand"):
+            found = self._inferred(node, fixed) if found is None and fixed is not None else found
+            if found is None:
+                raise LostError.at(node, "which axis of its shape holds the tokens is unknown")
+        elif found is None and node.op_type in BROADCAST:
+            # An operand that is not carried has as many rows as the tokens, whatever number that is: it is fixed, or a
+            # part of a table that is shorter than the made-up sizes.
+            found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
+        if not found or any(not sizes for name, sizes in zip(node.output, found, strict=True) if name):
+            raise LostError.at(node, "the shape of its output is unknown")
+        return found
 
-def _shape(reader: ShapeReader, node: onnx.NodeProto, _depth: int) -> list[Element] | None:
-    sizes = reader.sizes_of(node.input[0])
-    if sizes is None:
-        return None
-    given = attributes(node)
-    start, end = given.get("start", 0), given.get("end", len(sizes))
-    every: list[Element] = list(sizes)
-    return every[start:end] if isinstance(start, int) and isinstance(end, int) else None
+    def _integers(self, name: str) -> list[int] | None:
+        return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
 
-
-def _same(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    return reader.elements(node.input[0], depth)
-
-
-def _concat(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    parts = [reader.elements(name, depth) for name in node.input]
-    known = [part for part in parts if part is not None]
-    return [element for part in known for element in part] if len(known) == len(parts) else None
-
-
-def _gather(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    data, rows = reader.elements(node.input[0], depth), reader.integers(node.input[1])
-    if data is None or rows is None or not all(-len(data) <= row < len(data) for row in rows):
-        return None
-    return [data[row] for row in rows]
-
-
-def _slice(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    data = reader.elements(node.input[0], depth)
-    bounds = [reader.integers(name) for name in node.input[1:]]
-    if data is None or any(bound is None or len(bound) != 1 for bound in bounds) or len(bounds) < 2:
-        return None
-    start, end, *rest = [bound[0] for bound in bounds if bound is not None]
-    return data[slice(start, end, rest[1] if len(rest) > 1 else 1)]
-
-
-def _arithmetic(combine: Callable[[Size, Size], Size | None]) -> Reader:
-    """A reader for elementwise arithmetic; elements that are not sizes give None."""
-
-    def read(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-        left, right = (reader.elements(name, depth) for name in node.input)
-        if left is None or right is None or len(left) != len(right):
+    def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes] | None:
+        """What onnx infers, where shapes that are constants hold the number `fixed` for the tokens."""
+        types, values = {}, {}
+        for name in filter(None, node.input):
+            elem_type, sizes = self.view.type_of(name).elem_type or onnx.TensorProto.FLOAT, self.of(name)
+            types[name] = onnx.helper.make_tensor_type_proto(elem_type, sizes)
+            integers = self._integers(name) if name not in self.known else None
+            if integers is not None:
+                array = np.asarray([TOKENS if number == fixed else number for number in integers], np.int64)
+                values[name] = onnx.numpy_helper.from_array(array.reshape(() if sizes == () else -1), name)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.view.opsets.get("", 1), node.domain)
+            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
+        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd nodes; nothing is known then
             return None
-        pairs = zip(left, right, strict=True)
-        return [combine(a, b) if isinstance(a, Size) and isinstance(b, Size) else None for a, b in pairs]
-
-    return read
-
-
-def _sum(left: Size, right: Size) -> Size | None:
-    # N + 1 has no place in `Size`; shapes that a residual stream is given do not contain it.
-    return Size(left.number + right.number) if left.constant and right.constant else None
+        found: list[Sizes] = []
+        for name in node.output:
+            shape = inferred[name].tensor_type.shape if name in inferred else onnx.TensorShapeProto()
+            found.append(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in shape.dim))
+        entries = [prod(size or 0 for size in sizes) for sizes in (found[0], self.of(node.input[0]) or ())]
+        fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
+        return found if fits else None
 
 
-def _quotient(left: Size, right: Size) -> Size | None:
-    """The integer quotient, rounded down for plain numbers."""
-    if left.constant and right.constant and right.number > 0:
-        return Size(left.number // right.number)
-    return left.over(right)
-
-
-def _where(reader: ShapeReader, node: onnx.NodeProto, depth: int) -> list[Element] | None:
-    """`Where(s == -1, ones, s)`, which exporters put in front of Expand: s, where it holds no -1."""
-    # -1 in an Expand of PyTorch means: keep this size. A symbolic size is never -1, whatever the test says.
-    test = reader.view.made_by(node.input[0])
-    elements = reader.elements(node.input[2], depth)
-    if test is None or test.op_type != "Equal" or node.input[2] not in test.input or elements is None:
-        return None
-    return [element if isinstance(element, Size) else None for element in elements]
-
-
-_READERS: dict[str, Reader] = {
-    "Shape": _shape,
-    "Concat": _concat,
-    "Gather": _gather,
-    "Slice": _slice,
-    "Add": _arithmetic(_sum),
-    "Mul": _arithmetic(Size.__mul__),
-    "Div": _arithmetic(_quotient),
-    "Where": _where,
-    **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"), _same),
-}
-"""Operator type to its reader; exporters compute shapes with these."""
+def _small(tensor: onnx.TensorProto) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _LARGEST:
+        raise LostError("it is a weight", tensor.name)
+    return onnx.numpy_helper.to_array(tensor)

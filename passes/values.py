@@ -7,6 +7,7 @@ this reads weights of any size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from rewriter.graph.view import GraphView, attributes, label
 Array = NDArray[Any]
 Sizes = Callable[[str], Sequence[int | None] | None]
 """The shape of a tensor; None for a size, or for the whole, that is not known."""
+
+_SMALL, _LARGEST = 1024, 2**31
+"""Elements of the largest value that is kept, and of the largest that is computed."""
 
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
@@ -40,14 +44,20 @@ class LostError(Exception):
         super().__init__(reason)
         self.miss = Miss(reason, node)
 
+    @classmethod
+    def at(cls, node: onnx.NodeProto, reason: str) -> LostError:
+        """The error at a node, which its message names."""
+        return cls(f"{label(node)}: {reason}", label(node))
+
 
 class Values:
-    """Computes constants of one view; nothing is kept."""
+    """Computes constants of one view; only small ones are kept."""
 
     def __init__(self, view: GraphView, read: Read, sizes: Sizes) -> None:
         self._view = view
         self._read = read
         self._sizes = sizes
+        self._kept: dict[str, Array] = {}
 
     def of(self, tensor: str, depth: int = 0) -> Array:
         """The value of a constant.
@@ -55,6 +65,14 @@ class Values:
         Raises:
             LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `_OPERATORS`.
         """
+        if tensor not in self._kept:
+            value = self._computed(tensor, depth)
+            if value.size > _SMALL:
+                return value
+            self._kept[tensor] = value
+        return self._kept[tensor]
+
+    def _computed(self, tensor: str, depth: int) -> Array:
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
         if tensor in self._view.initializers:
@@ -75,7 +93,10 @@ class Values:
         first = next(iter(operands.values()), np.empty(0))
         if node.op_type == "ConstantOfShape":
             value = onnx.numpy_helper.to_array(given["value"]) if "value" in given else np.zeros(1, np.float32)
-            return np.broadcast_to(value.reshape(()), [int(size) for size in first.reshape(-1)])
+            sizes = [int(size) for size in first.reshape(-1)]
+            if prod(sizes) > _LARGEST:
+                raise LostError("it is larger than any weight", label(node))
+            return np.broadcast_to(value.reshape(()), sizes)
         if node.op_type == "Cast" and np.isnan(first).any():
             return first  # a size that is not known, which no integer stands for
         return np.asarray(computed([node], operands, node.output[:1], {"": self._view.opsets.get("", 1)})[0])
@@ -86,8 +107,8 @@ class Values:
         Raises:
             LostError: as `of`, or an element depends on an unknown size.
         """
-        value = np.asarray(self.of(tensor), dtype=np.float64).reshape(-1)
-        if not np.isfinite(value).all():
+        value = np.asarray(self.of(tensor)).reshape(-1)
+        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
             raise LostError("it depends on a size that is not known", tensor)
         return [int(number) for number in value]
 

@@ -14,7 +14,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator, Miss, einsum_map
-from passes.sizes import ShapeReader
+from passes.sizes import TOKENS, Shapes
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, integer_of, integers_of, label
 
@@ -121,7 +121,7 @@ class _Reader:
     def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
         self._view = view
         self._constants = constants or Constants(view)
-        self._sizes = ShapeReader(view, self._constants, {})
+        self._sizes = Shapes(view, {}, unknown=TOKENS)
 
     def read(self, block: Block) -> Projections | Miss:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -245,11 +245,8 @@ class _Reader:
 
     def _integer(self, name: str) -> int | None:
         """An integer that no input changes; half the width of a stacked projection is computed from its shape."""
-        elements = self._sizes.elements(name)
-        if elements is None or len(elements) != 1 or elements[0] is None:
-            return None
-        element = elements[0]
-        return element if isinstance(element, int) else element.number if element.constant else None
+        numbers = self._sizes.numbers(name)
+        return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
 
     def matrix(self, operator: LinearOperator) -> Projection | Miss:
         """A linear operator as a plain matrix."""

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from passes.match.linear import Miss
-from passes.sizes import BATCH, TOKENS, ShapeReader, Size
+from passes.sizes import BATCH, TOKENS, Shapes, factors
+from passes.values import LostError
 from rewriter.graph.constants import Constants, computed
 from rewriter.graph.extract import ancestors, reads
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import GraphView
 
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
@@ -29,6 +29,7 @@ _TRIALS = 8
 _LEAST = 1000.0
 """A mask lowers a score by at least as much, so that exp of it is 0 whatever the other scores are."""
 _RANKS = (3, 4)
+_UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
 
 Fill = Callable[[Sequence[int]], NDArray[Any]]
 """Makes data of a shape."""
@@ -58,139 +59,130 @@ class Scores:
     Attributes:
         product: index of the MatMul.
         scales: indices of the nodes that multiply or divide the scores by one number.
-        masks: node index to the mask that it applies.
+        masks: the masks that are applied.
+        nodes: indices of all these nodes.
     """
 
     product: int
     scales: tuple[int, ...]
-    masks: tuple[tuple[int, Mask], ...]
+    masks: tuple[Mask, ...]
+    nodes: tuple[int, ...]
 
 
 class MaskReader:
-    """Reads the scores of softmaxes on a route.
+    """Reads the scores of softmaxes on the way of the stream.
 
     Args:
         view: the graph.
         constants: its constants.
-        shapes: the shapes that the walk along the route found, carried tensors included.
+        shapes: its shapes; those that are known already are those of carried tensors.
         longest: T, the largest number of positions.
-        static_tokens: the number of tokens where the model fixes it.
+        fixed: the number of tokens where the model fixes it.
     """
 
-    def __init__(
-        self, view: GraphView, constants: Constants, shapes: ShapeReader, longest: int, static_tokens: int | None
-    ) -> None:
+    def __init__(self, view: GraphView, constants: Constants, shapes: Shapes, longest: int, fixed: int | None) -> None:
         self._view = view
         self._constants = constants
         self._shapes = shapes
         self._longest = longest
-        self._static = static_tokens
-        self._masks: dict[tuple[str, bool], Mask | Miss] = {}
+        self._fixed = fixed
+        self._masks: dict[tuple[str, bool], Mask] = {}
 
-    def scores(self, softmax: onnx.NodeProto) -> Scores | Miss:
-        """What stands in front of a softmax, back to the product of queries and keys."""
-        carried = self._shapes.carried
-        tensor, scales, masks = softmax.input[0], list[int](), list[tuple[int, Mask]]()
+    def scores(self, softmax: onnx.NodeProto) -> Scores:
+        """What stands in front of a softmax, back to the product of queries and keys.
+
+        Raises:
+            LostError: W_QK cannot hold it.
+        """
+        carried = self._shapes.known
+        tensor, nodes, scales, masks = softmax.input[0], list[int](), list[int](), list[Mask]()
         while True:
             index = self._view.producer[tensor]
             node = self._view.nodes[index]
-            if self._elsewhere(tensor):
-                return Miss(f"{label(node)}: its scores are also read outside of its head", label(node))
+            nodes.append(index)
+            readers = [self._view.nodes[reader].op_type for reader in self._view.consumers.get(tensor, ())]
+            if tensor in self._view.outputs or sum(reader != "Shape" for reader in readers) != 1:
+                raise LostError.at(node, "its scores are also read outside of its head")
             ours = [name for name in node.input if name in carried]
             if node.op_type == "MatMul" and len(ours) == 2:
-                return self._product(index, node, scales, masks)
-            if len(ours) != 1:
-                return self._unknown(node)
+                self._check_product(node, masks)
+                return Scores(index, tuple(reversed(scales)), tuple(masks), tuple(nodes))
             others = [name for name in node.input if name and name not in carried]
-            if node.op_type in ("Mul", "Div") and self._scale(node, ours[0], others):
+            if len(ours) == 1 and node.op_type in ("Mul", "Div") and self._scale(node, ours[0], others):
                 scales.append(index)
-            elif node.op_type in ("Add", "Where"):
+            elif len(ours) == 1 and node.op_type in ("Add", "Where"):
                 mask = self._mask(node, ours[0])
-                if isinstance(mask, Miss):
-                    return mask
                 if mask.data and scales:
-                    return Miss(f"{label(node)}: its mask is data, and what comes behind it is scaled", label(node))
-                masks.append((index, mask))
-            elif node.op_type not in _TRANSPARENT:
-                return self._unknown(node)
+                    raise LostError.at(node, "its mask is data, and what comes behind it is scaled")
+                masks.append(mask)
+            elif len(ours) != 1 or node.op_type not in _TRANSPARENT:
+                raise LostError.at(node, _UNKNOWN)
             tensor = ours[0]
 
-    def _elsewhere(self, tensor: str) -> bool:
-        readers = [self._view.nodes[index].op_type for index in self._view.consumers.get(tensor, ())]
-        return tensor in self._view.outputs or sum(reader != "Shape" for reader in readers) != 1
-
-    def _unknown(self, node: onnx.NodeProto) -> Miss:
-        return Miss(f"{label(node)}: it changes the scores in a way that W_QK cannot hold", label(node))
-
-    def _product(
-        self, index: int, node: onnx.NodeProto, scales: list[int], masks: list[tuple[int, Mask]]
-    ) -> Scores | Miss:
-        left, right = (self._shapes.carried[name] for name in node.input)
+    def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
+        left, right = (self._shapes.known[name] for name in node.input)
         fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
         # The positions' columns are joined to queries and keys by batch, so the batch must be an axis of its own.
-        if not fits or not all(sizes[0] in (BATCH, Size(1), None) for sizes in (left, right)):
-            return Miss(f"{label(node)}: its queries and keys are not [batch, heads, tokens, d_head]", label(node))
-        if sum(bool(mask.data) for _, mask in masks) > 1:
-            return Miss(f"{label(node)}: more than one mask that is data is added to its scores", label(node))
-        return Scores(index, tuple(reversed(scales)), tuple(masks))
+        if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
+            raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
+        if sum(bool(mask.data) for mask in masks) > 1:
+            raise LostError.at(node, "more than one mask that is data is added to its scores")
 
     def _scale(self, node: onnx.NodeProto, scores: str, others: list[str]) -> bool:
         if len(others) != 1 or (node.op_type == "Div" and node.input[0] != scores):
             return False
-        value = self._constants.scalar(others[0])
-        sizes = self._shapes.sizes_of(others[0])
-        return value is None or value > 0.0 if sizes is not None and all(size == Size(1) for size in sizes) else False
+        value, sizes = self._constants.scalar(others[0]), self._shapes.of(others[0])
+        return (value is None or value > 0.0) and sizes is not None and all(size == 1 for size in sizes)
 
     # -- masks -----------------------------------------------------------------------------------------------
 
-    def _mask(self, node: onnx.NodeProto, scores: str) -> Mask | Miss:
+    def _mask(self, node: onnx.NodeProto, scores: str) -> Mask:
         chosen = node.op_type == "Where"
         if chosen and (node.input[1] != scores or node.input[2] not in self._constants):
-            return self._unknown(node)
+            raise LostError.at(node, _UNKNOWN)
         tensor = node.input[0] if chosen else next(name for name in node.input if name != scores)
-        key = tensor, chosen
-        if key not in self._masks:
-            self._masks[key] = self._read(node, tensor, chosen=chosen)
-        found = self._masks[key]
-        return Miss(found.reason, label(node)) if isinstance(found, Miss) else found
+        if (tensor, chosen) not in self._masks:
+            self._masks[tensor, chosen] = self._read(node, tensor, chosen=chosen)
+        return self._masks[tensor, chosen]
 
-    def _read(self, node: onnx.NodeProto, tensor: str, *, chosen: bool) -> Mask | Miss:
-        """The mask that a node adds, or by which it chooses; a Miss where its values are not those of a mask."""
+    def _read(self, node: onnx.NodeProto, tensor: str, *, chosen: bool) -> Mask:
+        """The mask that a node adds, or by which it chooses."""
         inputs = self._data_of(tensor)
         if inputs and chosen:
-            return Miss(f"{label(node)}: it selects scores by data", label(node))
-        lengths = (self._static,) if self._static is not None else tuple({*_LENGTHS, self._longest})
+            raise LostError.at(node, "it selects scores by data")
         found: dict[int, NDArray[np.bool_]] = {}
         low, rank = 0.0, 0
         # With data of ones nothing is padding, so what is forbidden then is forbidden by position.
-        for length in lengths:
+        for length in sorted({*_LENGTHS, self._longest} if self._fixed is None else {self._fixed}):
             values = self._values(tensor, length, np.ones)
             read = None if values is None else _forbidden(values, length, chosen=chosen)
             if read is None:
                 what = "its values are not those of a mask: 0 and one large negative number, the same for all heads"
-                return Miss(f"{label(node)}: {what}", label(node))
+                raise LostError.at(node, what)
             found[length], each = read
             low, rank = min(low, each), 0 if values is None else values.ndim
-        longest = max(found)
-        forbidden = found[longest]
+        forbidden = found[max(found)]
         if any((forbidden[:length, :length] != each).any() for length, each in found.items()):
-            return Miss(f"{label(node)}: which keys its mask forbids depends on the length", label(node))
+            raise LostError.at(node, "which keys its mask forbids depends on the length")
         if (forbidden.all(axis=1)).any():
-            return Miss(f"{label(node)}: its mask forbids all keys of a token", label(node))
+            raise LostError.at(node, "its mask forbids all keys of a token")
+        # The square for T positions; a model with a fixed length never uses the rest.
+        allowed = np.eye(self._longest, dtype=np.bool_)
+        allowed[: len(forbidden), : len(forbidden)] = ~forbidden[: self._longest, : self._longest]
         if not inputs:
-            return Mask(_padded(~forbidden, self._longest))
+            return Mask(allowed)
         tried = self._tried(tensor, forbidden)
         if tried is None:
-            return Miss(f"{label(node)}: data can allow what its mask forbids by position", label(node))
+            raise LostError.at(node, "data can allow what its mask forbids by position")
         low = min(low, tried)
         if not np.isfinite(low):
-            return Miss(f"{label(node)}: its mask is data and minus infinity, without a finite number", label(node))
-        return Mask(_padded(~forbidden, self._longest), tensor, low, rank)
+            raise LostError.at(node, "its mask is data and minus infinity, without a finite number")
+        return Mask(allowed, tensor, low, rank)
 
     def _tried(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
         """What the mask adds to forbidden scores for any data; None if data can allow what positions forbid."""
         rng = np.random.default_rng(0)
-        length = self._static or max(_LENGTHS)
+        length = self._fixed or max(_LENGTHS)
         low = 0.0
         for _ in range(_TRIALS):
             values = self._values(tensor, length, lambda shape: rng.integers(0, 2, shape))
@@ -214,14 +206,10 @@ class MaskReader:
         return frozenset(name for node in self._view.nodes if node.op_type == "Shape" for name in node.output)
 
     @cached_property
-    def _known_shapes(self) -> dict[str, list[Size]]:
-        """The outputs of Shape nodes whose elements are known in terms of batch and tokens."""
-        read = {name: self._shapes.elements(name) or [None] for name in self._shape_outputs}
-        return {
-            name: [each for each in elements if isinstance(each, Size)]
-            for name, elements in read.items()
-            if all(isinstance(each, Size) for each in elements)
-        }
+    def _known_shapes(self) -> dict[str, list[int]]:
+        """The outputs of Shape nodes whose elements are known, at made-up sizes."""
+        read = {name: self._shapes.numbers(name) for name in self._shape_outputs}
+        return {name: numbers for name, numbers in read.items() if numbers is not None}
 
     def _values(self, tensor: str, length: int, fill: Fill) -> NDArray[np.generic] | None:
         """The tensor for two sequences of a length, computed by the graph's own nodes; None where that fails."""
@@ -233,12 +221,11 @@ class MaskReader:
             if name in stops:
                 feeds[name] = np.asarray([_at(each, length) for each in stops[name]], np.int64)
             elif name in view.inputs:
-                sizes = self._shapes.sizes_of(name)
+                sizes = self._shapes.of(name)
                 if sizes is None or None in sizes:
                     return None
                 dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
-                shape = [_at(size, length) for size in sizes if size is not None]
-                feeds[name] = fill(shape).astype(dtype)
+                feeds[name] = fill([_at(size, length) for size in sizes if size is not None]).astype(dtype)
         kept = [view.initializers[name] for name in sorted(needed) if name in view.initializers]
         if any(each.data_location == onnx.TensorProto.EXTERNAL for each in kept):
             return None
@@ -249,11 +236,10 @@ class MaskReader:
         return np.asarray(value)
 
 
-_BATCH = 2
-
-
-def _at(size: Size, length: int) -> int:
-    return int(size.number * _BATCH**size.batch * length**size.tokens)
+def _at(size: int, length: int) -> int:
+    """A made-up size for two sequences of a length."""
+    number, batch, tokens = factors(size)
+    return int(number * 2**batch * length**tokens)
 
 
 def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tuple[NDArray[np.bool_], float] | None:
@@ -270,10 +256,3 @@ def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tup
     if len(low) > 1 or (low > -_LEAST).any():
         return None
     return np.asarray(first != 0), float(low.min(initial=0.0))
-
-
-def _padded(allowed: NDArray[np.bool_], longest: int) -> NDArray[np.bool_]:
-    """The square for T positions; a model with fixed lengths never uses the rest."""
-    wide = np.eye(longest, dtype=np.bool_)
-    wide[: len(allowed), : len(allowed)] = allowed[:longest, :longest]
-    return wide

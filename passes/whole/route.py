@@ -1,570 +1,408 @@
-"""The route of the bias tokens through a graph: where it enters, which nodes it passes, where it leaves.
+"""Form `whole` on a network: the way of one residual stream through it, operator by operator (Theorems 3, 6 and 9).
 
-It enters at the residual stream after the embeddings: the last tensor [batch, N, D] that dominates everything that the
-first attention and the blocks read. It leaves after the residual addition of the last converted block.
+The stream is one tensor [batch, N + R, D + 1 + R + T]: behind the model's D columns it has one that is 1 on tokens,
+then one-hot positions, of the R bias tokens first and of T tokens after them. It starts behind the embeddings, at the
+last tensor [batch, N, D] through which everything reaches the first attention and the blocks; residual additions add to
+it, and a normalisation that the next sublayers skip to (post-norm) renews its first D columns. All other operators read
+these D columns, with N + R rows where the original has N.
 
-**Rules** say how each operator on the route carries bias tokens: the sizes of its outputs, and the edits it needs.
-A carried tensor has N + R rows where the original has N. A rule gives a `Step`, or a `Miss` with the reason why the
-bias tokens cannot pass. Two invariants make the rules local: tensors that are not carried, shapes included, keep their
-original values, and so do all rows of a carried tensor except the last R.
+Two invariants make the rules local. Tensors that are not carried, shapes included, keep their original values, and so
+do all rows of a carried tensor except the last R. These R rows have zeros in the model's columns throughout, so that
+heads may read them like any other row: every operator on the way maps a row of zeros to zeros. Biases do not, so they
+ride on the column that is 1 on tokens. `whole_for` follows this operator by operator, and refuses what would break it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from math import prod
 
+import numpy as np
 import onnx
 
+from passes.conversion import Conversion
+from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.forms.whole import PREFIX
 from passes.match.blocks import Block
-from passes.match.linear import MICROSOFT, Miss
-from passes.sizes import BATCH, REST, TOKENS, ShapeReader, Size, Sizes, product
+from passes.match.linear import Miss
+from passes.options import DEFAULT_MAX_TOKENS
+from passes.programs.groups import groups_of
+from passes.sizes import BATCH, BROADCAST, TOKENS, Shapes, Sizes, token_axes
+from passes.values import LostError
+from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import ancestors
-from rewriter.graph.view import GraphView, attributes, captured_names, label
-
-# -- rules ----------------------------------------------------------------------------------------------------------
-
-_MATRIX = 2
-
-
-@dataclass(frozen=True)
-class Pad:
-    """Rows to append to an operand that is not carried, along axes (counted from the end) where its size is not 1."""
-
-    tensor: str
-    axes: tuple[int, ...]
-    rank: int
-
-
-@dataclass(frozen=True)
-class Target:
-    """The edits of a shape operand.
-
-    Attributes:
-        rows: elements that become N + m.
-        fixed: (position, value) pairs to set.
-        length: the number of elements.
-    """
-
-    rows: tuple[int, ...]
-    fixed: tuple[tuple[int, int], ...]
-    length: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """The edits of one node.
-
-    Attributes:
-        outputs: sizes of its outputs; empty where they are not carried (a Shape).
-        pads: operands to pad.
-        target: how its shape operand changes.
-        softmax: whether it is the softmax of an attention, whose scores W_QK masks.
-        pattern: whether its output is an attention pattern, in which no token attends to a bias token.
-        correct: for a Shape, the elements of its output from which m is subtracted.
-    """
-
-    outputs: tuple[Sizes, ...]
-    pads: tuple[Pad, ...] = ()
-    target: Target | None = None
-    softmax: bool = False
-    pattern: bool = False
-    correct: tuple[bool, ...] = ()
-
-
-@dataclass
-class Carried:
-    """What the rules read: the graph, and the tensors carried so far."""
-
-    view: GraphView
-    constants: Constants
-    shapes: ShapeReader
-    patterns: set[str] = field(default_factory=set)
-    static_tokens: int | None = None
-
-    def carried(self, tensor: str) -> Sizes | None:
-        """Sizes of a carried tensor, None for other tensors."""
-        return self.shapes.carried.get(tensor)
-
-
-Rule = Callable[[Carried, onnx.NodeProto], Step | Miss]
-
-
-def token_axes(sizes: Sizes) -> tuple[int, ...]:
-    """The axes that hold tokens, counted from the end."""
-    return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size is not None and size.tokens)
-
-
-def apply_rule(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """The rule for `node`."""
-    fused = node.domain == MICROSOFT and node.op_type in _FUSED_ACTIVATIONS and len(node.input) == 1
-    rule = _unary if fused else RULES.get(node.op_type) if known.view.is_onnx(node) else None
-    if rule is None:
-        return Miss(f"{label(node)}: no rule says how it treats an extra row of the residual stream", label(node))
-    return rule(known, node)
-
-
-def _elementwise(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Operands broadcast; those that are not carried are padded along the token axes unless they broadcast there."""
-    operands = [name for name in node.input if name]
-    carried = [sizes for name in operands if (sizes := known.carried(name)) is not None]
-    rank = max(len(sizes) for sizes in carried)
-    pads: list[Pad] = []
-    for name in operands:
-        if known.carried(name) is not None:
-            continue
-        sizes = known.shapes.sizes_of(name)
-        if sizes is None:
-            return Miss(f"{label(node)}: the rank of '{name}' is unknown", label(node))
-        rank = max(rank, len(sizes))
-        axes = {axis for other in carried for axis in token_axes(other)}
-        long = tuple(sorted(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != Size(1)))
-        if long:
-            pads.append(Pad(name, long, len(sizes)))
-    out = tuple(_broadcast([_at(sizes, axis) for sizes in carried]) for axis in range(-rank, 0))
-    if any(size is not None and size.tokens > 1 for size in out):
-        return Miss(f"{label(node)}: it multiplies two token axes into one", label(node))
-    wide = _others(known, operands, out)
-    if wide is None:
-        return Miss(f"{label(node)}: an operand outside the stream adds a token axis", label(node))
-    return Step((wide,), tuple(pads))
-
-
-def _others(known: Carried, operands: list[str], out: Sizes) -> Sizes | None:
-    """The sizes after broadcasting with operands off the route; None where one of them would add a token axis."""
-    sizes = list(out)
-    for name in operands:
-        other = None if known.carried(name) is not None else known.shapes.sizes_of(name)
-        for axis in range(-len(other or ()), 0):
-            size = None if other is None else other[axis]
-            if out[axis] == Size(1) and size != Size(1):
-                if size is not None and size.tokens:
-                    return None
-                sizes[axis] = size
-    return tuple(sizes)
-
-
-def _at(sizes: Sizes, axis: int) -> Size | None:
-    return sizes[axis] if -axis <= len(sizes) else Size(1)
-
-
-def _broadcast(sizes: list[Size | None]) -> Size | None:
-    """The size to which compatible sizes broadcast."""
-    # The model is valid, so an unknown size is 1 or equal to the known ones.
-    known = {size for size in sizes if size != Size(1)}
-    with_tokens = [size for size in known if size is not None and size.tokens]
-    if with_tokens:
-        return with_tokens[0]
-    told = [size for size in known if size is not None]
-    return told[0] if told else (None if known else Size(1))
-
-
-def _unary(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    sizes = known.carried(node.input[0])
-    if sizes is None:
-        return Miss(f"{label(node)}: its first operand is not part of the residual stream", label(node))
-    keeps = node.op_type in ("Cast", "Identity", "Dropout") and node.input[0] in known.patterns
-    return Step((sizes,), pattern=keeps)
-
-
-def _normalised(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """A normalisation over features, which treats rows separately."""
-    sizes = known.carried(node.input[0])
-    axis = attributes(node).get("axis", -1)
-    if sizes is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: it does not normalise the residual stream", label(node))
-    first = axis % len(sizes) - len(sizes)
-    if any(place >= first for place in token_axes(sizes)):
-        return Miss(f"{label(node)}: it normalises over tokens", label(node))
-    return Step((sizes,))
-
-
-def _softmax(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    sizes = known.carried(node.input[0])
-    axis = attributes(node).get("axis", -1)
-    if sizes is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: it does not read the residual stream", label(node))
-    # Over features (routing weights, say) a softmax treats rows separately. Over tokens it must be an attention, whose
-    # scores can be masked.
-    if axis % len(sizes) - len(sizes) not in token_axes(sizes):
-        return Step((sizes,))
-    if axis % len(sizes) != len(sizes) - 1 or token_axes(sizes)[-2:] != (-2, -1) or sizes[-2:] != (TOKENS, TOKENS):
-        return Miss(f"{label(node)}: its scores are not [tokens, tokens], so its mask cannot be extended", label(node))
-    return Step((sizes,), softmax=True, pattern=True)
-
-
-def _reduced(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    sizes, given = known.carried(node.input[0]), attributes(node)
-    axes = given.get("axes") or (known.shapes.integers(node.input[1]) if len(node.input) > 1 else None)
-    if sizes is None or not isinstance(axes, list):
-        return Miss(f"{label(node)}: the axes that it reduces are unknown", label(node))
-    # A mean over tokens (a pooler's, say) would include the bias tokens.
-    places = {axis % len(sizes) - len(sizes) for axis in axes}
-    if places & set(token_axes(sizes)):
-        return Miss(f"{label(node)}: it reduces over tokens", label(node))
-    kept = given.get("keepdims", 1)
-    out = [Size(1) if axis in places else sizes[axis] for axis in range(-len(sizes), 0) if kept or axis not in places]
-    return Step((tuple(out),))
-
-
-def _matmul(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    left, right = (known.carried(name) for name in node.input[:2])
-    flat = Miss(f"{label(node)}: it mixes tokens outside a softmax", label(node))
-    if left is None:
-        return Miss(f"{label(node)}: its first factor is not part of the residual stream", label(node))
-    if right is None:
-        if node.input[1] not in known.constants:
-            return Miss(
-                f"{label(node)}: its second factor is neither constant nor computed from the stream", label(node)
-            )
-        weight = known.constants.shape(node.input[1])
-        return flat if weight is None or -1 in token_axes(left) else _by_constant(node, left, weight)
-    # A sum over tokens must not include the bias tokens' rows. In an attention pattern their weights are 0 for every
-    # token; in any other tensor they need not be.
-    contracted = -1 in token_axes(left)
-    if contracted != (-2 in token_axes(right)) or (contracted and node.input[0] not in known.patterns):
-        return flat
-    rank = max(len(left), len(right))
-    lead = tuple(_broadcast([_at(left, axis), _at(right, axis)]) for axis in range(-rank, -2))
-    return Step(((*lead, left[-2], right[-1]),))
-
-
-def _by_constant(node: onnx.NodeProto, left: Sizes, weight: tuple[int, ...]) -> Step | Miss:
-    """Rows times a constant matrix, or one for each head."""
-    if len(weight) < _MATRIX or len(left) < _MATRIX:
-        return Miss(f"{label(node)}: '{node.input[1]}' is no matrix", label(node))
-    stacked = (*(Size(number) for number in weight[:-_MATRIX]), Size(), Size())
-    if any(_at(stacked, axis) != Size(1) for axis in token_axes(left) if axis < -_MATRIX):
-        return Miss(f"{label(node)}: '{node.input[1]}' has a matrix for each token", label(node))
-    rank = max(len(left), len(weight))
-    lead = (_broadcast([_at(left, axis), _at(stacked, axis)]) for axis in range(-rank, -_MATRIX))
-    return Step(((*lead, left[-_MATRIX], Size(weight[-1])),))
-
-
-def _gemm(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    sizes, given = known.carried(node.input[0]), attributes(node)
-    weight = known.constants.shape(node.input[1])
-    others = [name for name in node.input[1:] if name]
-    if sizes is None or given.get("transA") or -1 in token_axes(sizes) or weight is None:
-        return Miss(f"{label(node)}: it is not a linear map of rows", label(node))
-    if any(name not in known.constants for name in others):
-        return Miss(f"{label(node)}: its weight or bias is not constant", label(node))
-    return Step(((sizes[0], Size(weight[0] if given.get("transB") else weight[1])),))
-
-
-# -- operators that rearrange axes: where the token axis is afterwards ------------------------------------------------
-
-
-def _transpose(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Permute the axes."""
-    sizes = known.carried(node.input[0]) or ()
-    perm = attributes(node).get("perm") or list(range(len(sizes)))[::-1]
-    return (
-        Step((tuple(sizes[axis] for axis in perm),))
-        if isinstance(perm, list) and sorted(perm) == list(range(len(sizes)))
-        else Miss(f"{label(node)}: its axes are unknown", label(node))
-    )
-
-
-def _axes(known: Carried, node: onnx.NodeProto, rank: int) -> list[int] | None:
-    axes = known.shapes.integers(node.input[1]) if len(node.input) > 1 else attributes(node).get("axes")
-    return sorted(axis % rank for axis in axes) if isinstance(axes, list) else None
-
-
-def _unsqueeze(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Insert axes of size 1."""
-    sizes = list(known.carried(node.input[0]) or ())
-    count = len(known.shapes.integers(node.input[1]) or ()) if len(node.input) > 1 else 1
-    axes = _axes(known, node, len(sizes) + count)
-    if axes is None:
-        return Miss(f"{label(node)}: its axes are unknown", label(node))
-    for axis in axes:
-        sizes.insert(axis, Size(1))
-    return Step((tuple(sizes),))
-
-
-def _squeeze(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Remove axes of size 1."""
-    sizes = known.carried(node.input[0]) or ()
-    axes = _axes(known, node, len(sizes))
-    if axes is None:
-        return Miss(f"{label(node)}: its axes are unknown", label(node))
-    return Step((tuple(size for axis, size in enumerate(sizes) if axis not in axes),))
-
-
-def _reshape(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Find the token axis by the number of elements; a size of N becomes N + m, a merged axis becomes -1."""
-    sizes = known.carried(node.input[0])
-    total = None if sizes is None else product(sizes)
-    elements = known.shapes.elements(node.input[1])
-    unknown = Miss(f"{label(node)}: which axis of its shape holds the tokens is unknown", label(node))
-    if sizes is None or total is None or elements is None:
-        return unknown
-    # 0 copies the size of the input. A single unknown size follows from the number of elements, as -1 does.
-    copied = [sizes[i] if element == 0 and i < len(sizes) else element for i, element in enumerate(elements)]
-    if copied.count(None) == 1 and REST not in copied:
-        copied[copied.index(None)] = REST
-    # With a static sequence length, exporters write N as a number; it means the tokens only if that fits the product.
-    out = _filled(total, copied) or _filled(total, _with_tokens(copied, known.static_tokens))
-    target = None if out is None else _target(out)
-    if out is None or target is None:
-        return unknown
-    return Step((out,), target=target)
-
-
-def _filled(total: Size, elements: list[Size | int | None]) -> tuple[Size, ...] | None:
-    """The sizes, with `REST` resolved; None where they do not multiply to `total`."""
-    sizes = [element for element in elements if isinstance(element, Size)]
-    given = product(tuple(sizes))
-    rest = None if given is None else total.over(given)
-    if rest is None or len(sizes) + elements.count(REST) != len(elements) or elements.count(REST) > 1:
-        return None
-    if REST not in elements and rest != Size():
-        return None
-    return tuple(element if isinstance(element, Size) else rest for element in elements)
-
-
-def _with_tokens(elements: list[Size | int | None], static: int | None) -> list[Size | int | None]:
-    """The elements, with numbers equal to the static sequence length read as the tokens."""
-    return [TOKENS if isinstance(element, Size) and element == Size(static or 0) else element for element in elements]
-
-
-def _target(out: tuple[Size, ...]) -> Target | None:
-    """How the shape operand changes; elements that contain the batch only stay as computed."""
-    # An axis that merges tokens with others becomes the one -1 that a Reshape allows. A batch size stays as computed
-    # and may be a -1 itself, so the two do not go together.
-    rows = tuple(i for i, size in enumerate(out) if size == TOKENS)
-    mixed = [i for i, size in enumerate(out) if size.tokens and size != TOKENS]
-    if len(mixed) > 1 or (mixed and any(size.batch and not size.tokens for size in out)):
-        return None
-    fixed = [(i, size.number) for i, size in enumerate(out) if size.constant]
-    return Target(rows, tuple([(i, REST) for i in mixed] + fixed), len(out))
-
-
-def _expand(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Broadcast axes of size 1; N becomes N + m."""
-    sizes, elements = known.carried(node.input[0]), known.shapes.elements(node.input[1])
-    if sizes is None or elements is None or len(elements) < len(sizes):
-        return Miss(f"{label(node)}: which axis of its shape holds the tokens is unknown", label(node))
-    lead = len(elements) - len(sizes)
-    rows = tuple(lead + axis for axis, size in enumerate(sizes) if size is not None and size.tokens)
-    out = [element if isinstance(element, Size) else None for element in elements]
-    for axis, size in enumerate(sizes):
-        out[lead + axis] = size if lead + axis in rows or size != Size(1) else out[lead + axis]
-    return Step((tuple(out),), target=Target(rows, (), len(elements)))
-
-
-def _split(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Split an axis without tokens."""
-    sizes = known.carried(node.input[0])
-    axis = attributes(node).get("axis", 0)
-    if sizes is None or not isinstance(axis, int) or axis % len(sizes) - len(sizes) in token_axes(sizes):
-        return Miss(f"{label(node)}: it splits the tokens", label(node))
-    lengths = known.shapes.integers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-    outs = []
-    for number, name in enumerate(node.output):
-        shape = known.view.type_of(name).shape
-        part = shape[axis] if shape is not None else None
-        if not isinstance(part, int) and lengths is not None:
-            part = lengths[number]
-        out = list(sizes)
-        out[axis] = Size(part) if isinstance(part, int) else None
-        outs.append(tuple(out))
-    return Step(tuple(outs))
-
-
-def _sliced(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Slice axes without tokens."""
-    sizes = known.carried(node.input[0])
-    axes = known.shapes.integers(node.input[3]) if len(node.input) > 3 and node.input[3] else None
-    if sizes is None or axes is None:
-        return Miss(f"{label(node)}: the axes that it slices are unknown", label(node))
-    places = {axis % len(sizes) for axis in axes}
-    if places & {axis % len(sizes) for axis in token_axes(sizes)}:
-        return Miss(f"{label(node)}: it selects tokens before the last converted block", label(node))
-    out = list(sizes)
-    for number, axis in enumerate(axes):
-        out[axis % len(sizes)] = _part(known, node, number, sizes[axis])
-    return Step((tuple(out),))
-
-
-def _part(known: Carried, node: onnx.NodeProto, number: int, size: Size | None) -> Size | None:
-    """What a Slice leaves of one axis, None where that cannot be told."""
-    bounds = []
-    for name in [*node.input[1:3], *node.input[4:5]]:
-        elements = known.shapes.elements(name)
-        element = elements[number] if elements is not None and number < len(elements) else None
-        bounds.append(element.number if isinstance(element, Size) and element.constant else element)
-    if size is None or not size.constant or not all(isinstance(bound, int) for bound in bounds):
-        return None
-    return Size(len(range(*slice(*bounds).indices(size.number))))
-
-
-def _gather(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Select along an axis without tokens, such as the query of a stacked projection."""
-    sizes, axis = known.carried(node.input[0]), attributes(node).get("axis", 0)
-    rows = known.constants.shape(node.input[1]) if node.input[1] in known.constants else None
-    if sizes is None or rows is None or not isinstance(axis, int):
-        return Miss(f"{label(node)}: it does not gather from the residual stream", label(node))
-    # Behind the last converted block a pooler may select tokens; there the bias tokens have been cut off.
-    if axis % len(sizes) - len(sizes) in token_axes(sizes):
-        return Miss(f"{label(node)}: it selects tokens before the last converted block", label(node))
-    place = axis % len(sizes)
-    return Step(((*sizes[:place], *(Size(row) for row in rows), *sizes[place + 1 :]),))
-
-
-def _concat(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Concatenate carried tensors along an axis without tokens."""
-    parts, axis = [known.carried(name) for name in node.input], attributes(node).get("axis", 0)
-    known_parts = [part for part in parts if part is not None]
-    first = known_parts[0]
-    if not isinstance(axis, int) or axis % len(first) - len(first) in token_axes(first):
-        return Miss(f"{label(node)}: it appends tokens", label(node))
-    if len(known_parts) < len(parts):
-        return Miss(f"{label(node)}: it concatenates the stream with another tensor", label(node))
-    numbers = [part[axis].number if part[axis] and part[axis].constant else None for part in known_parts]  # type: ignore[union-attr]
-    total = None if None in numbers else Size(sum(number or 0 for number in numbers))
-    return Step(((*first[: axis % len(first)], total, *first[axis % len(first) + 1 :]),))
-
-
-def _shape(known: Carried, node: onnx.NodeProto) -> Step | Miss:
-    """Keep the original value of a shape by subtracting m."""
-    sizes = known.carried(node.input[0]) or ()
-    given = attributes(node)
-    start, end = given.get("start", 0), given.get("end", len(sizes))
-    part = sizes[start:end] if isinstance(start, int) and isinstance(end, int) else sizes
-    if any(size is not None and size.tokens and size != TOKENS for size in part):
-        return Miss(f"{label(node)}: it reads the size of an axis that merges batch and tokens", label(node))
-    return Step((), correct=tuple(size == TOKENS for size in part))
-
-
-_FUSED_ACTIVATIONS = frozenset(("Gelu", "QuickGelu", "FastGelu"))
-"""Elementwise operators of onnxruntime's domain, which blocks hold."""
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "And", "Or", "Equal", "Less", "Greater", "PRelu"),
-        _elementwise,
-    ),
-    **dict.fromkeys(
-        (
-            *("Cast", "Identity", "Dropout", "Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Erf", "Tanh"),
-            *("Sigmoid", "Relu", "LeakyRelu", "Elu", "Selu", "Gelu", "Swish", "Mish", "Softplus", "HardSigmoid"),
-            *("HardSwish", "IsNaN", "Not", "Clip", "Sin", "Cos"),
-        ),
-        _unary,
-    ),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"), _reduced),
-    "Softmax": _softmax,
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Split": _split,
-    "Slice": _sliced,
-    "Gather": _gather,
-    "Concat": _concat,
-    "Shape": _shape,
-}
-"""Operator type to its rule."""
-
-
-# -- the route ------------------------------------------------------------------------------------------------------
+from rewriter.graph.extract import ancestors, cut
+from rewriter.graph.view import SAME_NUMBERS, GraphView, attributes, captured_names
 
 SMALLEST_OPSET = 13
 """From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""
 
+_ADDED = ("Add", "Sub")
+_NORMS = ("LayerNormalization", "RMSNormalization")
+_LAYOUT = SAME_NUMBERS | {"Transpose", "Expand"}
+_OVER_AXES = {
+    **dict.fromkeys(_NORMS, "it normalises over tokens"),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2"), "it reduces over tokens"),
+    **dict.fromkeys(("Slice", "Gather"), "it selects tokens before the last converted block"),
+    "Split": "it splits the tokens",
+    "Concat": "it appends tokens",
+}
+"""Operators that treat axes differently, and what it means if one of these holds the tokens."""
+_KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", "Neg", "Abs", "Sqrt", "Sin"))
+"""Operators whose output is 0 in a row where their first operand is 0."""
+_NO_HEADS = frozenset(
+    [
+        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Clip", "Gelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid"),
+        *("HardSwish", "Swish", "Mish", "Softplus", "Where", "Min", "Max", "Softmax"),
+    ]
+)
+"""Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
+_KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
+_SCORES = 2.0**60
+"""Omega is at least so much, that it outweighs any score of the network's own heads."""
+_MOST_AXES = 3
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
-_RANK = 3
 
 
-@dataclass(frozen=True)
-class Route:
-    """The nodes that a bias token passes.
+def unfit(conversion: Conversion) -> Miss | None:
+    """Why a block cannot read the network's bias tokens; None where it can."""
+    block, projections = conversion.block, conversion.projections
+    if block.path:
+        return Miss("it is in a subgraph of control flow, which the network's bias token does not enter", block.output)
+    if projections is None or max(projections.rank, projections.result_rank) > _MOST_AXES:
+        return Miss("its input has more axes than batch, tokens and channels; use form masked", block.output)
+    return None
+
+
+def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
+    """What form `whole` does with a network, or what it cannot do and what to use instead.
+
+    `longest` is the largest number of tokens; None: the number that the model fixes, or the largest whose patterns stay
+    within the limit.
+    """
+    try:
+        return Whole(view, conversions, longest)
+    except LostError as lost:
+        return Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
+
+
+class Whole:
+    """What form `whole` does with a network.
 
     Attributes:
-        entry: the residual stream after the embeddings, [batch, N, width].
-        width: d_model.
+        entry: the residual stream after the embeddings, [batch, N, D].
+        width: D.
         elem_type: element type of the entry.
-        steps: node index to the edits of that node.
-        sizes: sizes of every carried tensor, including the entry.
+        bias_tokens: R, the bias tokens of all programs, and one more to rest on if their values are not all 0.
+        max_tokens: T.
+        omega: what forbidden pairs are lowered by.
+        neurons: the numbers of bias tokens that heads of neurons attend to.
+        nodes: indices of the nodes that read carried tensors and pass them on, or read their shapes.
+        shapes: the shapes of all tensors, at made-up sizes.
+        sizes: those of every carried tensor, including the entry.
+        pads: index of a node to its operands off the way that get R rows, each with its axes, from the end.
+        sums: index of a residual addition to (the stream, what a sublayer writes).
+        renewed: tensors that replace the model's columns of the stream, to the tensor that it was before.
+        stream: every carried tensor to the one that was the stream when it was computed.
+        biases: index of a node to the operand that is a bias.
+        scores: index of a softmax to its way from the product of queries and keys.
+        moved: indices of all nodes on these ways.
     """
 
-    entry: str
-    width: int
-    elem_type: int
-    steps: Mapping[int, Step]
-    sizes: Mapping[str, Sizes]
+    def __init__(self, view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> None:
+        self._view = view
+        self._constants = Constants(view)
+        self._blocks = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
+        self._results = frozenset(name for each in conversions for name in each.outputs)
+        self.entry, self.width, needed = _entry(view, self._constants, [each.block for each in conversions])
+        known = view.type_of(self.entry)
+        self.elem_type = known.elem_type
+        length = (known.shape or (None, None))[1]
+        self._fixed = length if isinstance(length, int) else None
+        self.shapes = Shapes(view, _symbols(view, self.entry))
+        self.sizes = self.shapes.known
+        self.nodes: list[int] = []
+        self._patterns: set[str] = set()
+        self._softmaxes: list[int] = []
+        self._carry(needed)
+        self._check_inputs(conversions)
 
+        groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
+        self.omega = max(default_omega(groups, self.elem_type), _SCORES)
+        self.neurons = tuple(sorted({group.bias_tokens for group in groups}))
+        values = any(token.value for group in groups for token in group.head.bias_tokens)
+        self.bias_tokens = max(1, *self.neurons) + values
+        fitting = min(_fitting(each) for each in conversions)
+        self.max_tokens = longest or self._fixed or min(fitting, DEFAULT_MAX_TOKENS)
 
-def find_route(view: GraphView, blocks: Sequence[Block]) -> Route | Miss:
-    """The route on which all `blocks` of `view` can read the bias token, or why there is none."""
-    if view.opsets.get("", 1) < SMALLEST_OPSET:
-        return Miss(
-            f"opset {view.opsets.get('', 1)} is older than {SMALLEST_OPSET}; convert the model to a newer opset first",
-            "",
+        masks = MaskReader(view, self._constants, self.shapes, self.max_tokens, self._fixed)
+        self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
+        self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
+        self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        self.sums: dict[int, tuple[str, str]] = {}
+        self.renewed: dict[str, str] = {}
+        self.stream: dict[str, str] = {self.entry: self.entry}
+        self.biases: dict[int, int] = {}
+        self._zero = {self.entry}
+        self._roots = {self.entry: self.entry}
+        self._follow()
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The masks that are data."""
+        return tuple(dict.fromkeys(m.data for each in self.scores.values() for m in each.masks if m.data))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report says about the way of the stream, and about masks that stay."""
+        return (
+            f"the bias tokens are appended to '{self.entry}' and carried through the network; blocks are proved one "
+            "by one with bias tokens of their own, the file end to end",
+            *(
+                f"the mask '{mask}' depends on data and stays, without the pairs that W_QK forbids by position"
+                for mask in self.data
+            ),
         )
-    if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
-        return Miss("the model carries a bias token already; convert all of its blocks at once", "")
-    constants = Constants(view)
-    ends = tuple(_behind_residual(view, constants, block) for block in blocks)
-    needed = frozenset(ancestors(view, frozenset(), ends))
-    width = blocks[0].first[0].in_features
-    entry = _entry(view, constants, needed, blocks, width)
-    if entry is None or width is None:
-        return Miss(
-            "no tensor [batch, tokens, d_model] was found through which the token embeddings reach every attention "
-            "and every block",
-            blocks[0].output,
-        )
-    read = [operator.data for block in blocks for operator in block.first]
-    return _walk(view, constants, entry, width, needed, read)
+
+    def flat(self, tensor: str) -> bool:
+        """Whether batch and tokens are one axis of a carried tensor."""
+        return len(self.sizes[tensor]) == 2
+
+    # -- where the tokens are --------------------------------------------------------------------------------
+
+    def _carry(self, needed: frozenset[int]) -> None:
+        """The sizes of all tensors that are computed from the entry, with operators that treat rows separately."""
+        self.sizes[self.entry] = (BATCH, TOKENS, self.width)
+        for index, node in enumerate(self._view.nodes):
+            carried = [name for name in node.input if name in self.sizes]
+            if any(name in self.sizes for name in captured_names(node)):
+                raise LostError.at(node, "a subgraph of control flow reads the residual stream")
+            # The way consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A
+            # Shape needs no cut, since its sizes are known.
+            shape = node.op_type == "Shape" and self._view.is_onnx(node)
+            if not carried or not (index in needed or (shape and carried != [self.entry])):
+                self.shapes.note(node)
+                continue
+            self.nodes.append(index)
+            if shape:
+                continue
+            if index not in self._blocks:
+                self._check_rows(node)
+            outputs = self.shapes.infer(node, self._fixed)
+            if node.op_type == "Reshape" and _behind(outputs[0]) != _behind(self.sizes[node.input[0]]):
+                raise LostError.at(node, "it mixes tokens with other axes")
+            if node.op_type in BROADCAST and index not in self._blocks:
+                there = {axis for name in carried for axis in token_axes(self.sizes[name])}
+                if not there.issuperset(token_axes(outputs[0])):
+                    raise LostError.at(node, "another operand has an axis of tokens that the stream has not")
+            self.sizes.update({name: sizes for name, sizes in zip(node.output, outputs, strict=True) if name})
+
+    def _check_rows(self, node: onnx.NodeProto) -> None:
+        """Raise LostError where an operator does not treat rows of the stream separately."""
+        kind = node.op_type
+        if not self._view.is_onnx(node) or kind not in _KNOWN:
+            raise LostError.at(node, "no rule says how it treats an extra row of the residual stream")
+        if kind == "MatMul":
+            self._check_product(node)
+            return
+        if kind in BROADCAST or kind in _NO_HEADS - {"Softmax"}:
+            return
+        concat = kind == "Concat"
+        sizes = next((self.sizes[name] for name in node.input[: None if concat else 1] if name in self.sizes), None)
+        if sizes is None:
+            raise LostError.at(node, "its first operand is not part of the residual stream")
+        tokens, axes = token_axes(sizes), self._axes(node, len(sizes))
+        if kind == "Softmax" and axes & set(tokens):
+            if sizes[-2:] != (TOKENS, TOKENS) or axes != {-1}:
+                raise LostError.at(node, "its scores are not [tokens, tokens], so its mask cannot be extended")
+            self._softmaxes.append(self._view.producer[node.output[0]])
+            self._patterns.add(node.output[0])
+        elif kind in _OVER_AXES and axes & set(tokens):
+            raise LostError.at(node, _OVER_AXES[kind])
+        elif concat and any(name not in self.sizes for name in node.input):
+            raise LostError.at(node, "it concatenates the stream with another tensor")
+        elif kind == "Gemm" and (
+            attributes(node).get("transA") or -1 in tokens or any(n not in self._constants for n in node.input[1:] if n)
+        ):
+            raise LostError.at(node, "it is not a linear map of rows by constants")
+        elif kind in ("Cast", "Identity", "Dropout") and node.input[0] in self._patterns:
+            self._patterns.add(node.output[0])
+
+    def _axes(self, node: onnx.NodeProto, rank: int) -> set[int]:
+        """The axes that an operator does not treat like all others, from the end; all of them if it does not say."""
+        kind, given = node.op_type, attributes(node)
+        axes: list[int] | None
+        if kind in _NORMS:
+            axes = list(range(given.get("axis", -1) % rank, rank))
+        elif kind in ("Softmax", "Split", "Gather", "Concat"):
+            axes = [given.get("axis", -1 if kind == "Softmax" else 0)]
+        else:
+            place = 3 if kind == "Slice" else 1
+            named = node.input[place] if len(node.input) > place else ""
+            axes = given.get("axes") or (self.shapes.numbers(named) if named else None) or list(range(rank))
+        return {axis % rank - rank for axis in axes}
+
+    def _check_product(self, node: onnx.NodeProto) -> None:
+        left, right = (self.sizes.get(name) for name in node.input)
+        if left is None:
+            raise LostError.at(node, "its first factor is not part of the residual stream")
+        mixes = -1 in token_axes(left)
+        if right is None:
+            if node.input[1] not in self._constants:
+                raise LostError.at(node, "its second factor is neither constant nor computed from the stream")
+            weight = self._constants.shape(node.input[1]) or ()
+            if any(weight[axis] != 1 for axis in token_axes(left) if -len(weight) <= axis < -2):
+                raise LostError.at(node, f"'{node.input[1]}' has a matrix for each token")
+        elif mixes and -2 in token_axes(right) and node.input[0] in self._patterns:
+            return  # in an attention pattern the weights of the bias tokens' rows are 0 for every token
+        else:
+            mixes = mixes or -2 in token_axes(right)
+        if mixes:
+            raise LostError.at(node, "it mixes tokens outside a softmax")
+
+    def _check_inputs(self, conversions: Sequence[Conversion]) -> None:
+        for name in (operator.data for each in conversions for operator in each.block.first):
+            if name not in self.sizes:
+                raise LostError(f"a block reads '{name}', to which the stream does not lead", name)
+        for name in (name for each in conversions for name in each.inputs):
+            if self.sizes[name][-1] != self.width:
+                other = f"which has other channels than the stream's {self.width}"
+                raise LostError(f"a block reads '{name}', {other}", name)
+        if self.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+            raise LostError(
+                "its residual stream is not in float32 or float64, whose numbers can hold omega", self.entry
+            )
+
+    # -- the stream ------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Find the residual additions and the biases; raise LostError where rows of zeros do not stay zeros."""
+        current, streams = self.entry, {self.entry}
+        for index in self.nodes:
+            node = self._view.nodes[index]
+            if node.op_type == "Shape":
+                continue
+            carried = [name for name in node.input if name in self.sizes]
+            for name in node.output:
+                self.stream[name] = current
+                if node.op_type in _TRANSPARENT and self.sizes[name][-1] == self.sizes[carried[0]][-1]:
+                    self._roots[name] = self._roots.get(carried[0], carried[0])
+            if index in self._blocks:
+                self._zero.update(self._results.intersection(node.output))
+            elif index not in self.moved:
+                self._step(index, node, carried)
+            if index in self.sums:
+                root, out = self.sums[index][0], str(node.output[0])
+                if root not in streams:
+                    # What is skipped to is not the stream, but a normalisation of it.
+                    self.renewed[root] = self.stream[root]
+                self.stream[out] = current = out
+                streams |= {root, out}
+
+    def _step(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
+        if node.op_type == "Softmax" and node.output[0] in self._patterns:
+            return
+        if node.op_type in _NO_HEADS:
+            raise LostError.at(node, "it would stay in a network of attention only")
+        pair = self._residual(node, carried)
+        if pair is not None:
+            self.sums[index] = pair
+            lost = next((name for name in carried if name not in self._zero), None)
+            if lost is not None:
+                raise LostError.at(node, f"'{lost}' is not 0 in the rows of bias tokens")
+            self._zero.update(node.output)
+            return
+        self._bias(index, node, carried)
+        if node.op_type in BROADCAST:
+            self.pads[index] = [pad for name in node.input if (pad := self._pad(node, name, carried))[1]]
+        if self._keeps_zeros(index, node):
+            self._zero.update(node.output)
+
+    def _pad(self, node: onnx.NodeProto, name: str, carried: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+        """An operand, and the axes along which it gets R rows; none where it is carried, or broadcasts."""
+        if name in carried:
+            return name, ()
+        sizes = self.shapes.of(name)
+        axes = sorted({axis for each in carried for axis in token_axes(self.sizes[each])})
+        if sizes is None or any(sizes[axis] is None for axis in axes if -axis <= len(sizes)):
+            raise LostError.at(node, f"the shape of '{name}' is unknown")
+        return name, tuple(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != 1)
+
+    def _residual(self, node: onnx.NodeProto, carried: Sequence[str]) -> tuple[str, str] | None:
+        """(the stream, what a sublayer writes) for an Add of something and what is computed from it."""
+        if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
+            return None
+        for skip, written in (carried, carried[::-1]):
+            root = self._roots.get(skip, skip)
+            above = ancestors(self._view, frozenset((root,)), [written])
+            if any(root in self._view.nodes[each].input for each in above):
+                return root, written
+        return None
+
+    def _bias(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
+        """Note a bias; raise LostError where it cannot ride on the stream's column of ones."""
+        place = _bias_operand(node, carried)
+        if place is None:
+            return
+        name = node.input[place]
+        shape = self._constants.shape(name) if name in self._constants else None
+        if shape is None:
+            raise LostError.at(node, f"it adds '{name}', which is not part of the stream, to rows of it")
+        if all(size == 1 for size in shape):
+            return
+        width, rank = self._row_width(str(node.output[0])), len(self.sizes[carried[0]])
+        if width != shape[-1] or any(size != 1 for size in shape[:-1]) or len(shape) > rank:
+            raise LostError.at(node, "its bias is not one number for each column of the stream")
+        self.biases[index] = place
+
+    def _keeps_zeros(self, index: int, node: onnx.NodeProto) -> bool:
+        zero = [name in self._zero for name in node.input]
+        if node.op_type in _ADDED:
+            return all(zero) or (any(zero) and index in self.biases)
+        if node.op_type in ("Mul", "Concat"):
+            return any(zero) if node.op_type == "Mul" else all(zero)
+        if node.op_type == "MatMul" and node.input[1] in self.sizes:
+            return zero[1]  # a bias token attends to bias tokens only, so it mixes rows of zeros
+        if index not in self.biases and _bias_operand(node, ()) is not None:
+            return False  # one number for all columns
+        return node.op_type in _KEEP_ZEROS and zero[0]
+
+    def _row_width(self, tensor: str) -> int | None:
+        """The width of a tensor [batch, tokens, width] or [batch tokens, width]; None for other tensors."""
+        sizes = self.sizes[tensor]
+        by_token = len(sizes) == 3 and sizes[1] == TOKENS
+        return sizes[-1] if by_token or (len(sizes) == 2 and sizes[0] == BATCH * TOKENS) else None
 
 
-def _walk(
-    view: GraphView, constants: Constants, entry: str, width: int, needed: frozenset[int], read: Sequence[str]
-) -> Route | Miss:
-    shape = view.type_of(entry).shape or ()
-    known = Carried(view, constants, ShapeReader(view, constants, symbols_of(view, entry)))
-    known.static_tokens = shape[1] if isinstance(shape[1], int) else None
-    known.shapes.carried[entry] = (BATCH, TOKENS, Size(width))
-    steps: dict[int, Step] = {}
-    for index, node in enumerate(view.nodes):
-        carried = [name for name in node.input if name in known.shapes.carried]
-        if any(name in known.shapes.carried for name in captured_names(node)):
-            return Miss(f"{label(node)}: a subgraph of control flow reads the residual stream", label(node))
-        # The route consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A Shape
-        # needs no cut, since m can be subtracted from it; the shape of the entry itself is right as it is.
-        through = index in needed or (node.op_type == "Shape" and carried != [entry])
-        if not through or not carried:
-            continue
-        step = apply_rule(known, node)
-        if isinstance(step, Miss):
-            return step
-        steps[index] = step
-        for name, sizes in zip(node.output, step.outputs, strict=False):
-            known.shapes.carried[name] = sizes
-            if step.pattern:
-                known.patterns.add(name)
-    lost = next((name for name in read if name not in known.shapes.carried), None)
-    if lost is not None:
-        return Miss(f"a block reads '{lost}', to which the stream does not lead", lost)
-    return Route(entry, width, view.type_of(entry).elem_type, steps, known.shapes.carried)
+def _behind(sizes: Sizes) -> int:
+    """The number of entries for one place on the first axis that holds tokens."""
+    return prod(size or 1 for size in sizes[len(sizes) + min(token_axes(sizes), default=0) + 1 :])
 
 
-def symbols_of(view: GraphView, entry: str) -> dict[str, Size]:
+def _bias_operand(node: onnx.NodeProto, carried: Sequence[str]) -> int | None:
+    """The operand that is added to rows, if it is not carried itself."""
+    if node.op_type in ("Gemm", "LayerNormalization"):
+        return 2 if len(node.input) > 2 and node.input[2] else None
+    if node.op_type in _ADDED:
+        return next((place for place, name in enumerate(node.input) if name not in carried), None)
+    return None
+
+
+def _fitting(conversion: Conversion) -> int:
+    """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
+    one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
+    return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
+
+
+# -- where the stream starts ----------------------------------------------------------------------------------------
+
+
+def _symbols(view: GraphView, entry: str) -> dict[str, int]:
     """The sizes that symbolic dimensions stand for, by the entry and by integer inputs [batch, tokens]."""
     # Masks and position ids may name the dimensions otherwise than the embeddings. The entry comes last, so it wins.
-    shape = view.type_of(entry).shape or ()
     integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-    shapes = [view.type_of(name).shape for name in view.inputs if view.type_of(name).elem_type in integers]
-    pairs = [*(given for given in shapes if given is not None and len(given) == len((BATCH, TOKENS))), shape[:2]]
+    shapes = [view.type_of(name).shape or () for name in view.inputs if view.type_of(name).elem_type in integers]
+    pairs = [*(shape for shape in shapes if len(shape) == 2), (view.type_of(entry).shape or ())[:2]]
     return {
         dim: size for pair in pairs for dim, size in zip(pair, (BATCH, TOKENS), strict=True) if isinstance(dim, str)
     }
@@ -592,19 +430,24 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
     return start
 
 
-def _entry(
-    view: GraphView,
-    constants: Constants,
-    needed: frozenset[int],
-    blocks: Sequence[Block],
-    width: int | None,
-) -> str | None:
-    """The last candidate that no other stream bypasses on its way to a sublayer."""
+def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tuple[str, int, frozenset[int]]:
+    """Where the stream starts, its width, and the nodes down to where it ends.
+
+    It starts at the last candidate that no other stream bypasses on its way to a sublayer.
+
+    Raises:
+        LostError: there is none.
+    """
+    opset, width = view.opsets.get("", 1), blocks[0].first[0].in_features or 0
+    if opset < SMALLEST_OPSET:
+        raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
+    if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
+        raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
+    ends = [_behind_residual(view, constants, block) for block in blocks]
+    needed = frozenset(ancestors(view, frozenset(), ends))
     # The bias token must be there before the first sublayer: the first softmax or the first block.
     starts = [operator.node for block in blocks for operator in block.first]
-    first = min(starts)
-    softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index in needed]
-    stop = min([first, *softmaxes])
+    stop = min([*starts, *(index for index in needed if view.nodes[index].op_type == "Softmax")])
     candidates = [name for name in view.inputs if _is_stream(view, name, width)]
     # Constants are position embeddings of shape [1, N, d_model], for example, and not a stream.
     candidates += [
@@ -616,36 +459,18 @@ def _entry(
     ]
     # The last one, so that as few operators as possible need a rule: embeddings and their norm stay before it.
     for name in reversed(candidates):
-        below = _descendants(view, name) & needed
-        if below.issuperset(starts) and not _passed(view, constants, below, name, width):
-            return name
-    return None
-
-
-def _passed(view: GraphView, constants: Constants, below: frozenset[int], entry: str, width: int | None) -> bool:
-    """Whether a stream that does not come from `entry` reaches one of its descendants."""
-    # Another stream that joins after the entry would have N rows where the carried one has N + m.
-    made = {name for index in below for name in view.nodes[index].output} | {entry}
-    return any(
-        name not in made and name not in constants and _is_stream(view, name, width)
-        for index in below
-        for name in view.nodes[index].input
+        part = cut(view, [name], ends)
+        # Another stream that joins after the entry would have N rows where the carried one has N + R.
+        if set(part.nodes).issuperset(starts) and not any(_is_stream(view, each, width) for each in part.inputs[1:]):
+            return name, width, needed
+    raise LostError(
+        "no tensor [batch, tokens, d_model] was found through which the token embeddings reach every attention and "
+        "every block",
+        blocks[0].output,
     )
 
 
-def _is_stream(view: GraphView, name: str, width: int | None) -> bool:
+def _is_stream(view: GraphView, name: str, width: int) -> bool:
     known = view.type_of(name)
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
-    return known.rank == _RANK and known.elem_type in floats and known.shape is not None and known.shape[-1] == width
-
-
-def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
-    """The nodes that read `tensor`, directly or indirectly."""
-    found: set[int] = set()
-    pending = [tensor]
-    while pending:
-        for index in view.consumers.get(pending.pop(), ()):
-            if index not in found:
-                found.add(index)
-                pending.extend(view.nodes[index].output)
-    return frozenset(found)
+    return known.rank == 3 and known.elem_type in floats and known.shape is not None and known.shape[-1] == width

@@ -26,7 +26,7 @@ from rewriter.files.load import LoadedModel, Source, like, load_model, read_tens
 from rewriter.files.save import check_output, staged_output
 from rewriter.ort.providers import require_float64
 from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
-from rewriter.proof.claims import Claim, Variants
+from rewriter.proof.claims import Claim
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, largest_magnitudes
 from rewriter.proof.validate import validate as prove
@@ -109,12 +109,10 @@ def rewrite(
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)
-    variants = Variants(
-        lowered=replace(source, proto=plan.model, path=None),
-        alone=None if alone is None else replace(source, proto=alone, path=None),
-    )
+    lowered = replace(source, proto=plan.model, path=None)
+    apart = None if alone is None else replace(source, proto=alone, path=None)
     wanted = settings if validate else None
-    report = _finished(run, report, (source, rewritten, variants), claims, wanted, out, force=force)
+    report = _finished(run, report, (source, rewritten, lowered, apart), claims, wanted, out, force=force)
     if report.rewritten is not None:
         report = replace(report, rewritten=like(model, made(unit)))
     return run.finish(report)
@@ -180,7 +178,7 @@ def _calibrated(
 def _finished(
     run: Run,
     report: Report,
-    models: tuple[LoadedModel, onnx.ModelProto, Variants],
+    models: tuple[LoadedModel, onnx.ModelProto, LoadedModel, LoadedModel | None],
     claims: tuple[Claim, ...],
     settings: Settings | None,
     out: Path | None,
@@ -188,7 +186,7 @@ def _finished(
     force: bool,
 ) -> Report:
     """Prove the rewritten model; with `out` the file that is saved beside it, and only then renamed to it."""
-    source, rewritten, variants = models
+    source, rewritten, lowered, alone = models
     with ExitStack() as stack:
         staged = None
         if out is not None:
@@ -199,7 +197,7 @@ def _finished(
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                validation = prove(source, result, claims, settings, run.progress, variants)
+                validation = prove(source, result, claims, settings, run.progress, lowered=lowered, alone=alone)
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, validation=validation, exit_status=status)
         if report.exit_status is not ExitStatus.CONVERTED:

@@ -13,7 +13,7 @@ from math import isfinite
 import onnx
 
 from passes.conversion import Conversion
-from passes.match.blocks import Left, kinds
+from passes.match.blocks import Block, Left, kinds
 from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
@@ -68,28 +68,32 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     )
 
 
-def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
-    """What the conversion claims about its block, in the terms of the proof.
-
-    Args:
-        conversion: the block and its program.
-        accuracy: the error that the user asked for.
-    """
-    block, program = conversion.block, conversion.program
+def place_of(block: Block) -> Claim:
+    """Where a block is, in the terms of the proof: a claim that it is what it was."""
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
+        block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
+        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
+        max_error=0.0,
+        elem_type=block.coarsest,
+        gated=block.gate != block.value,
+        path=block.path,
+        width=next((operator.in_features for operator in block.first), None),
+        axis=next((operator.axis for operator in block.first), -1),
+    )
+
+
+def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
+    """What the conversion claims about its block; `accuracy` is the error that the user asked for."""
+    return replace(
+        place_of(conversion.block),
         block_inputs=conversion.inputs,
         block_outputs=conversion.outputs,
         max_error=conversion.max_error,
-        elem_type=block.coarsest,
-        gated=block.gate != block.value,
-        unstable=program.double,
-        path=block.path,
-        width=next((operator.in_features for operator in block.first), None),
-        domain=program.domain,
-        axis=next((operator.axis for operator in block.first), -1),
+        unstable=conversion.program.double,
+        domain=conversion.program.domain,
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
         entrywise=conversion.form == "local" or _compact_rows(conversion),

@@ -17,10 +17,10 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import view_model
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
-from rewriter.proof.inputs.tables import find_tables
+from rewriter.proof.inputs.facts import Kind, Role
+from rewriter.proof.inputs.roles import InputSpec, input_specs, is_float
+from rewriter.proof.rule import Judgement
 from rewriter.proof.run import open_model
 from rewriter.text import one_line, quoted
 
@@ -33,27 +33,6 @@ Feeds = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A step at which B would choose another token.
-
-    Attributes:
-        step: number of the step, from 0.
-        row: the sequence in the batch.
-        chosen: the token of A.
-        other: the token of B.
-        margin: by how much A prefers its token to that of B, in units of the output.
-        share: the same, as a share of the norm of A's row.
-    """
-
-    step: int
-    row: int
-    chosen: int
-    other: int
-    margin: float
-    share: float
-
-
-@dataclass(frozen=True)
 class Generation:
     """Tokens that two models generate.
 
@@ -63,8 +42,8 @@ class Generation:
         tokens: what A generated, by sequence.
         steps: number of steps.
         agreement: share of choices in which B agrees.
-        differences: choices in which it does not.
-        kl: mean Kullback-Leibler divergence of the next token's distributions of A and B, in nats, step by step.
+        differences: choices in which it does not, with how much larger A's value of its own token is.
+        failures: those that the error allowed for this output does not explain: A's preference is more than twice that.
         stopped: why it ended early; empty if it did not.
     """
 
@@ -73,24 +52,19 @@ class Generation:
     tokens: tuple[tuple[int, ...], ...]
     steps: int
     agreement: float
-    differences: tuple[Difference, ...]
-    kl: tuple[float, ...]
+    differences: tuple[str, ...]
+    failures: tuple[str, ...]
     stopped: str = ""
 
-    def failures(self, allowed: float, *, absolute: bool) -> tuple[str, ...]:
-        """The differences that no error within `allowed` explains: A's preference is more than twice that.
 
-        `allowed` is a share of the output's norm, or in its units if `absolute`.
-        """
-        found = [each for each in self.differences if (each.margin if absolute else each.share) > 2 * allowed]
-        return tuple(
-            f"generation, step {each.step}: token {each.other} instead of {each.chosen}, which is larger by "
-            f"{each.margin:.3g}"
-            for each in found[:_MOST_SHOWN]
-        )
-
-
-def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], provider: str, steps: int) -> Generation:
+def generate(
+    models: tuple[LoadedModel, LoadedModel],
+    cases: Sequence[Case],
+    provider: str,
+    steps: int,
+    judged: Mapping[str, Judgement],
+    tolerated: Sequence[str] = (),
+) -> Generation:
     """Generate with both models.
 
     Args:
@@ -98,13 +72,15 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
         cases: inputs that A accepts; the prompt is taken from the one with the most tokens.
         provider: execution provider.
         steps: number of tokens.
+        judged: the error that is allowed by output: a share of the norm, or in the units of those of `tolerated`.
+        tolerated: outputs that were judged by a given tolerance.
 
     Raises:
         UsageError: the models do not generate text, or their caches cannot be followed.
         ValidationError: a model does not run.
     """
     proto = models[0].proto
-    specs = {each.name: each for each in input_specs(proto, view_model(proto))}
+    specs = {each.name: each for each in input_specs(proto)}
     ids = next((each for each in specs.values() if each.role is Role.IDS and len(each.shape) == 2), None)
     if ids is None:
         raise UsageError("--generate needs a model that reads token ids [batch, tokens]; this one has no such input")
@@ -114,15 +90,15 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
     given = max(cases, key=lambda each: each.feeds[ids.name].shape[1]).feeds
     outputs = {value.name: value for value in proto.graph.output}
     cache = matched([each.name for each in specs.values() if each.role is Role.PAST], list(outputs))
-    output = _ranked({name: value for name, value in outputs.items() if name not in cache.values()}, proto, ids.name)
+    output = _ranked({name: value for name, value in outputs.items() if name not in cache.values()}, ids.rows)
     tokens = fresh = given[ids.name][:, :_PROMPT]
     batch, prompt = tokens.shape
     empty = {name: np.zeros(_past_shape(specs[name], given[name].shape, batch), specs[name].dtype) for name in cache}
     sessions = [open_model(each, provider, optimise=True) for each in models]
     pasts: list[Mapping[str, Array]] = [empty, empty]
-    differences: list[Difference] = []
-    divergences: list[float] = []
-    stopped = ""
+    differences: list[str] = []
+    failures: list[str] = []
+    made, stopped = 0, ""
     for step in range(steps):
         new = fresh if cache else tokens
         feeds = {**given, **_step(specs, given, batch, tokens.shape[1], new.shape[1]), ids.name: new}
@@ -138,19 +114,24 @@ def generate(models: tuple[LoadedModel, LoadedModel], cases: Sequence[Case], pro
                 raise
             stopped = one_line(f"step {step}: {error}", 160)
             break
-        chosen, others = (row.argmax(-1) for row in rows)
-        differences += _differing(step, rows[0], chosen, others)
-        divergences.append(_divergence(*rows))
-        fresh = chosen[:, None].astype(tokens.dtype)
+        made += 1
+        for row, ours, theirs in zip(rows[0], *(each.argmax(-1) for each in rows), strict=True):
+            if ours != theirs:
+                lead = float(row[ours] - row[theirs])
+                text = f"step {step}: token {theirs} instead of {ours}, which is larger by {lead:.3g}"
+                unit = 1.0 if output in tolerated else float(np.linalg.norm(row))
+                differences.append(text)
+                failures += [f"generation, {text}"] if lead > 2 * judged[output].allowed * unit else []
+        fresh = rows[0].argmax(-1)[:, None].astype(tokens.dtype)
         tokens = np.concatenate([tokens, fresh], axis=1)
     return Generation(
         output=output,
         cache=tuple(cache.items()),
         tokens=tuple(tuple(map(int, row[prompt:])) for row in tokens),
-        steps=len(divergences),
-        agreement=1 - len(differences) / (len(divergences) * batch),
+        steps=made,
+        agreement=1 - len(differences) / (made * batch),
         differences=tuple(differences),
-        kl=tuple(divergences),
+        failures=tuple(failures[:_MOST_SHOWN]),
         stopped=stopped,
     )
 
@@ -177,27 +158,27 @@ def _step(specs: Mapping[str, InputSpec], given: Feeds, batch: int, total: int, 
 
 def _past_shape(spec: InputSpec, given: tuple[int, ...], batch: int) -> list[int]:
     sizes = {Kind.BATCH: batch, Kind.PAST: 0}
-    return [sizes.get(kind_of(spec, axis), size) for axis, size in enumerate(given)]
+    return [sizes.get(kind, size) for kind, size in zip(spec.kinds, given, strict=True)]
 
 
 def _check_grown(past: Feeds, specs: Mapping[str, InputSpec], cache: Mapping[str, str], total: int) -> None:
     """A cache that loses tokens makes another model."""
     for name, value in past.items():
-        for axis, size in enumerate(value.shape[: len(specs[name].shape)]):
-            if kind_of(specs[name], axis) is Kind.PAST and size != total:
+        for kind, size in zip(specs[name].kinds, value.shape, strict=False):
+            if kind is Kind.PAST and size != total:
                 raise ValidationError(
                     f"output {quoted(cache[name])}, which continues {quoted(name)}, has {size} tokens after {total}; "
                     "caches of fixed size cannot be followed"
                 )
 
 
-def _ranked(outputs: Mapping[str, onnx.ValueInfoProto], proto: onnx.ModelProto, ids: str) -> str:
+def _ranked(outputs: Mapping[str, onnx.ValueInfoProto], rows: int | None) -> str:
     """The output of logits: by its name, or one as wide as the vocabulary."""
     dims = {name: value.type.tensor_type.shape.dim for name, value in outputs.items()}
     wide = [name for name in outputs if len(dims[name]) == 3]
     named = [name for name in wide if "logits" in name.lower()]
     # An encoder's hidden states have the same rank, but their entries are no tokens.
-    if named or (wide and dims[wide[0]][2].dim_value == (find_tables(proto).rows.get(ids) or -1)):
+    if named or (wide and dims[wide[0]][2].dim_value == (rows or -1)):
         return (named or wide)[0]
     raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
 
@@ -231,18 +212,3 @@ def _last(logits: Array) -> Array:
     if logits.ndim != 3 or not is_float(logits.dtype) or not logits.shape[1]:
         raise UsageError("--generate: the output to rank is not [batch, tokens, vocabulary] of floats")
     return np.asarray(logits[:, -1].astype(np.float64))
-
-
-def _differing(step: int, row: Array, chosen: Array, others: Array) -> list[Difference]:
-    found = []
-    for number, (a, b) in enumerate(zip(chosen, others, strict=True)):
-        if a != b:
-            margin, size = float(row[number, a] - row[number, b]), float(np.linalg.norm(row[number]))
-            found.append(Difference(step, number, int(a), int(b), margin, margin / size if size else 0.0))
-    return found
-
-
-def _divergence(a: Array, b: Array) -> float:
-    logs = [row - row.max(-1, keepdims=True) for row in (a, b)]
-    logs = [row - np.log(np.exp(row).sum(-1, keepdims=True)) for row in logs]
-    return float(max((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).mean(), 0.0))

@@ -82,24 +82,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Variants:
-    """Other forms of the two models that claims may refer to.
-
-    Attributes:
-        lowered: the form of the original whose tensors the claims name, if that is not the original itself. The proof
-            also shows that it computes what the original does.
-        alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are proved in
-            this form, and the rewritten model itself end to end.
-    """
-
-    lowered: LoadedModel | None = None
-    alone: LoadedModel | None = None
-
-
-NO_VARIANTS = Variants()
-
-
-@dataclass(frozen=True)
 class Side:
     """One model with the indices of its graphs."""
 

@@ -9,10 +9,12 @@ its rounding show.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import onnx
 
@@ -20,6 +22,7 @@ from rewriter.arrays import Array, magnitude
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
+from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.exposed import exposed_failures, wanted
 from rewriter.proof.inputs.cases import Case
@@ -82,75 +85,59 @@ def tested_block(
         ways: providers, with and without optimisation.
         seed: of the inputs that are made.
     """
-    seen = list(seen) or _made(original, claim, seed)
+    try:
+        return _tested(original, rewritten, claim, list(seen) or _made(original, claim, seed), ways)
+    except ValidationError as error:
+        return BlockTest(claim.name, (), None, None, (f"{claim.name} could not be tested: {error}",))
+
+
+def _tested(original: Side, rewritten: Side, claim: Claim, seen: Sequence[Feeds], ways: Sequence[Way]) -> BlockTest:
     if not seen:
-        return _untested(claim, "it reads shapes that are made elsewhere, so no inputs can be made for it")
-    names = tuple(seen[0])
-    ours, theirs = (cut(s.views[claim.path], names, claim.block_outputs).inputs for s in (original, rewritten))
+        raise ValidationError("it reads shapes that are made elsewhere, so no inputs can be made for it")
+    names, outputs = tuple(seen[0]), claim.block_outputs
+    ours, theirs = (cut(side.views[claim.path], names, outputs).inputs for side in (original, rewritten))
     foreign = next((name for name in theirs if name not in ours), None)
     if foreign is not None:
         # It cannot be fed the original's values; and a leak is a fault however close its numbers come.
-        return _untested(claim, f"its heads read {quoted(foreign)}, which the original's block does not")
-    before, after = (side.part(claim, names, claim.block_outputs) for side in (original, rewritten))
+        raise ValidationError(f"its heads read {quoted(foreign)}, which the original's block does not")
+    before, after = (side.part(claim, names, outputs) for side in (original, rewritten))
     if claim.output not in {name for node in before.proto.graph.node for name in node.output}:
-        return _untested(claim, "its activation is not part of it")
-    try:
-        return _tested(original, rewritten, claim, _Parts(before, after), list(seen), ways)
-    except ValidationError as error:
-        return _untested(claim, str(error))
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    before: LoadedModel
-    after: LoadedModel
-
-
-def _tested(
-    original: Side, rewritten: Side, claim: Claim, parts: _Parts, seen: Sequence[Feeds], ways: Sequence[Way]
-) -> BlockTest:
-    gated = original.part(claim, tuple(seen[0]), [*claim.block_outputs, claim.gate])
-    cases, plain = _accepted(claim, gated, seen)
-    sizes = tuple(dict.fromkeys("x".join(map(str, sizes_of(claim, case))) for case in cases))
+        raise ValidationError("its activation is not part of it")
+    cases, plain = _accepted(claim, original.part(claim, names, [*outputs, claim.gate]), seen)
+    point = Point(claim.output, (), claim.elem_type, claim.max_error, claim.gate, claim.value if claim.gated else "")
+    advice = "; keep its product in the graph with --gate product, or leave it with --skip" if claim.gated else ""
     failures: list[str] = []
-    noisy = _noisy(parts.before, claim, claim.max_error)
-    moved = [_run(noisy[0], ways[0], cases, claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS]
-    optimised = _run(parts.before, Way(ways[0].provider, optimise=True), cases, claim)
-    exact, truth = _in_float64(claim, parts, cases)
-    own: list[Results] = [optimised, *moved, *truth]
-    for way in ways:
-        failures += _failures(claim, plain, own, _run(parts.after, way, cases, claim), f"on {way}")
+
+    def judge(plain: Results, cases: Sequence[Case], ways: Sequence[Way], where: str) -> None:
+        fed = [Case(case.name, wanted(case.feeds, before)) for case in cases]
+        own = rounded(before, fed, plain, ways[0].provider, [point])
+        for way in ways:
+            found = _run(after, way, cases)
+            judged = (compared(name, plain, own, found) for name in outputs)
+            failures.extend(
+                f"{claim.name}: its output {each.reason} {where or f'on {way}'}{advice}"
+                for each in judged
+                if not each.holds
+            )
+
+    judge(plain, cases, ways, "")
     for case in longest(claim, cases):
-        with suppress(ValidationError):
-            ours = _run(parts.before, ways[0], [case], claim)
-            others = [
-                _run(noisy[0], ways[0], [case], claim, {**feeds(noisy[0].proto, noisy[1], draw)}) for draw in DRAWS
-            ]
-            found = _run(parts.after, ways[0], [case], claim)
-            failures += _failures(claim, ours, others, found, f"on {claim.longest} tokens")
+        try:
+            own = _run(before, ways[0], [case])
+        except ValidationError:
+            continue  # a static shape fixes the sizes
+        judge(own, [case], ways[:1], f"on {claim.longest} tokens")
+    exact = _in_float64(claim, before, after, point, cases)
     failures += [f"{claim.name}: in float64 its output {each.reason}" for each in exact if not each.holds]
     if claim.exposed:
         failures += exposed_failures(original, rewritten, claim, seen, spread(claim, seen))
     return BlockTest(
         claim.name,
-        sizes,
+        tuple(dict.fromkeys("x".join(map(str, sizes_of(claim, case))) for case in cases)),
         max((each.error for each in exact), default=None),
         max((each.allowed for each in exact), default=None),
         tuple(dict.fromkeys(failures)),
     )
-
-
-def _untested(claim: Claim, why: str) -> BlockTest:
-    return BlockTest(claim.name, (), None, None, (f"{claim.name} could not be tested: {why}",))
-
-
-def _failures(claim: Claim, plain: Results, variants_: Sequence[Results], found: Results, where: str) -> list[str]:
-    judged = (compared(name, plain, variants_, found) for name in claim.block_outputs)
-    return [f"{claim.name}: its output {each.reason} {where}{_advice(claim)}" for each in judged if not each.holds]
-
-
-def _advice(claim: Claim) -> str:
-    return "; keep its product in the graph with --gate product, or leave it with --skip" if claim.gated else ""
 
 
 def _accepted(claim: Claim, before: LoadedModel, seen: Sequence[Feeds]) -> tuple[list[Case], Results]:
@@ -184,41 +171,81 @@ def _scaled(case: Case, claim: Claim, scale: float) -> Case:
     return Case(f"{case.name}, times {scale:g}", values)
 
 
-def _noisy(before: LoadedModel, claim: Claim, error: float) -> tuple[LoadedModel, str]:
-    made = {name for node in before.proto.graph.node for name in node.output}
-    gate = claim.gate if claim.gate in made else ""
-    point = Point(claim.output, (), claim.elem_type, error, gate, claim.value if claim.gated else "")
-    proto, prefix = nudged(before.proto, [point])
-    return LoadedModel(proto, None, before.base_dir, (), 0), prefix
-
-
-def _run(
-    part: LoadedModel, way: Way, cases: Sequence[Case], claim: Claim, further: Mapping[str, Array] | None = None
-) -> Results:
+def _run(part: LoadedModel, way: Way, cases: Sequence[Case]) -> Results:
     session = open_part(part, way.provider, optimise=way.optimise, prepack=True)
-    return [session.run({**wanted(case.feeds, part), **(further or {})}, list(claim.block_outputs)) for case in cases]
+    return [session.run(wanted(case.feeds, part)) for case in cases]
 
 
-def _in_float64(claim: Claim, parts: _Parts, cases: Sequence[Case]) -> tuple[list[Judgement], list[Results]]:
-    """The rule on float64 evaluations, where what is claimed counts as noise; and the original's evaluation.
+def rounded(
+    model: LoadedModel, cases: Sequence[Case], plain: Results, provider: str, points: Sequence[Point]
+) -> list[Results]:
+    """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
 
-    Its own run differs from that by rounding. Both are empty if there are none.
+    With graph optimisation; with noise, draw by draw; and in float64, but for outputs where an operator decides
+    something by rounding, which makes another function of it there. What does not run in some way says nothing.
+
+    Args:
+        model: the model; a part of one may begin behind the argument of an activation, or behind the value of a gate.
+        cases: exactly what it reads.
+        plain: its results without optimisation.
+        provider: execution provider.
+        points: where noise is added.
     """
-    rounding = _UNSTABLE if claim.unstable else _STEADY
-    noisy, prefix = _noisy(parts.before, claim, claim.max_error + rounding)
+
+    def runs(proto: onnx.ModelProto, further: Feeds, *, optimise: bool) -> list[Results]:
+        with suppress(ValidationError):
+            session = open_session(proto, provider, optimise=optimise, base_dir=model.base_dir)
+            return [[session.run({**case.feeds, **further}, list(plain[0])) for case in cases]]
+        return []
+
+    found = runs(model.proto, {}, optimise=True)
+    noisy, prefix = _nudged(model, points)
+    for draw in DRAWS if prefix else ():
+        found += runs(noisy, feeds(noisy, prefix, draw), optimise=False)
+    with suppress(NoReference):
+        reference = open_reference(model.proto, model.base_dir)
+        exact = [reference.run(case.feeds) for case in cases]
+        near = {name for name in plain[0] if _only_rounds(name, plain, exact)}
+        found.append([{**own, **{name: each[name] for name in near}} for own, each in zip(plain, exact, strict=True)])
+    return found
+
+
+def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
+    dtype = plain[0][name].dtype
+    if not is_float(dtype):
+        return False
+    moved = compared(name, plain, [], [{name: each[name].astype(dtype)} for each in exact])
+    return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
+
+
+def _nudged(model: LoadedModel, points: Sequence[Point]) -> tuple[onnx.ModelProto, str]:
+    graph = model.proto.graph
+    there = {each.name for each in graph.input} | {name for node in graph.node for name in node.output}
+    nearer = [
+        replace(point, argument=point.argument if point.argument in there else "")
+        for point in points
+        if not point.value or point.value in there
+    ]
+    return nudged(model.proto, nearer)
+
+
+def _in_float64(
+    claim: Claim, before: LoadedModel, after: LoadedModel, point: Point, cases: Sequence[Case]
+) -> list[Judgement]:
+    """The rule on float64 evaluations, where what is claimed counts as noise; nothing if there are none."""
+    error = claim.max_error + (_UNSTABLE if claim.unstable else _STEADY)
+    noisy, prefix = _nudged(before, [replace(point, error=error)])
     try:
-        before, after, moved = (
-            open_reference(part.proto, part.base_dir) for part in (parts.before, parts.after, noisy)
-        )
-        truth = [before.run(wanted(case.feeds, parts.before)) for case in cases]
-        rebuilt = [after.run(wanted(case.feeds, parts.after)) for case in cases]
-        others = [
-            [moved.run({**wanted(case.feeds, noisy), **feeds(noisy.proto, prefix, draw)}) for case in cases]
-            for draw in DRAWS
-        ]
+        reference, moved = (open_reference(proto, before.base_dir) for proto in (before.proto, noisy))
+        heads = open_reference(after.proto, after.base_dir)
+        fed = [wanted(case.feeds, before) for case in cases]
+        truth = [reference.run(each) for each in fed]
+        rebuilt = [heads.run(wanted(case.feeds, after)) for case in cases]
+        draws = [feeds(noisy, prefix, draw) for draw in DRAWS if prefix]
+        others = [[moved.run({**each, **draw}) for each in fed] for draw in draws]
     except NoReference:
-        return [], []
-    return [compared(name, truth, others, rebuilt) for name in claim.block_outputs], [truth]
+        return []
+    return [compared(name, truth, others, rebuilt) for name in claim.block_outputs]
 
 
 def _made(original: Side, claim: Claim, seed: int) -> list[Feeds]:
@@ -231,12 +258,8 @@ def _made(original: Side, claim: Claim, seed: int) -> list[Feeds]:
         kind = original.views[claim.path].type_of(name)
         lead = (2, *(1,) * ((kind.rank or 2) - 3)) if (kind.rank or 2) > 2 else ()
         values = rng.normal(0.0, 1.0, (*lead, 19, claim.width))
-        made[name] = values.astype(_dtype(kind.elem_type or claim.elem_type))
+        made[name] = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or claim.elem_type))
     return [made]
-
-
-def _dtype(elem_type: int) -> np.dtype[np.generic]:
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
 
 
 # -- inputs of other sizes -----------------------------------------------------------------------------------------
@@ -257,7 +280,7 @@ def spread(claim: Claim, inputs: Sequence[Feeds]) -> list[Case]:
         return []
     limit = claim.longest or _LONG
     sizes = [(_BATCH, min(_TOKENS, limit)), (_MANY, min(_SMALL, limit)), (1, min(_LONG, limit))]
-    return [_case(claim, inputs, *size) for size in dict.fromkeys(sizes)]
+    return [_drawn(claim, inputs, *size) for size in dict.fromkeys(sizes)]
 
 
 def longest(claim: Claim, cases: Sequence[Case]) -> list[Case]:
@@ -266,24 +289,20 @@ def longest(claim: Claim, cases: Sequence[Case]) -> list[Case]:
         return []
     if claim.longest is None or claim.longest > _MOST_SLOTS:
         return []
-    return [_case(claim, [case.feeds for case in cases], 1, claim.longest)]
+    return [_drawn(claim, [case.feeds for case in cases], 1, claim.longest)]
 
 
-def _case(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
-    return Case(f"batch {batch}, {tokens} tokens", _drawn(claim, inputs, batch, tokens))
-
-
-def _drawn(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Feeds:
+def _drawn(claim: Claim, inputs: Sequence[Feeds], batch: int, tokens: int) -> Case:
     rng = np.random.default_rng(batch * tokens)
     drawn = {}
-    for name, like in next(iter(inputs)).items():
+    for name, like in inputs[0].items():
         width = like.shape[claim.axis]
         rows = np.concatenate([np.moveaxis(feeds[name], claim.axis, -1).reshape(-1, width) for feeds in inputs])
         lead = (batch, *(1,) * (like.ndim - 3), tokens) if like.ndim > 2 else (tokens,)
         chosen = rows[rng.integers(0, len(rows), int(np.prod(lead)))].astype(np.float64)
         scaled = chosen * rng.uniform(0.5, 1.5, (len(chosen), 1))
         drawn[name] = np.moveaxis(scaled.astype(rows.dtype).reshape(*lead, width), -1, claim.axis)
-    return drawn
+    return Case(f"batch {batch}, {tokens} tokens", drawn)
 
 
 def sizes_of(claim: Claim, case: Case) -> tuple[int, ...]:

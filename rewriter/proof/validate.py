@@ -11,6 +11,7 @@ to be the original's, and each block is tested by itself (`rewriter.proof.tested
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import ml_dtypes
@@ -22,16 +23,17 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
-from rewriter.proof.claims import NO_VARIANTS, Claim, Side, Variants
+from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import ModelRuns, Progress, Ran, Wanted, Way, open_model, run_model
+from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
+from rewriter.proof.unwritten import Gaps, gaps, told, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
@@ -120,7 +122,9 @@ def validate(
     claims: Sequence[Claim],
     settings: Settings,
     progress: Progress = lambda _what, _done, _total: None,
-    variants: Variants = NO_VARIANTS,
+    *,
+    lowered: LoadedModel | None = None,
+    alone: LoadedModel | None = None,
     rule: Rule = compared,
     noise: Sequence[Point] = (),
 ) -> Validation:
@@ -132,7 +136,10 @@ def validate(
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
         settings: inputs and providers.
         progress: called with (activity, steps done, total steps).
-        variants: other forms of the two to which the claims refer.
+        lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
+            computes what the original does is shown too.
+        alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
+            this form, and the rewritten model itself end to end.
         rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
         noise: further tensors of the original that get noise of one unit in the last place.
 
@@ -142,24 +149,9 @@ def validate(
         UsageError: the inputs do not fit the model.
     """
     progress("certifying", 0, 4)
-    held = {
-        each.output: Claimed(
-            min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
-            each.domain if np.isfinite(each.domain) else None,
-            each.inputs,
-        )
-        for each in claims
-    }
-    # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
-    judged = variants.alone or rewritten
-    certificate = certify(original, judged, claims=held, blocks=replaced(claims))
-    lowered = variants.lowered
-    if not certificate.certified and claims and lowered is not None and lowered.proto is not original.proto:
-        # The names of the blocks are those of the lowered form, which must then be the same as the original.
-        first, second = certify(original, lowered), certify(lowered, judged, claims=held, blocks=replaced(claims))
-        certificate = second if first.certified else certificate
-    if variants.alone is not None:
-        certificate = replace(certificate, certified=False, left=tuple(each.name for each in claims))
+    named = original if lowered is None or lowered.proto is original.proto else lowered
+    judge = _Judge(original, rewritten, named, alone, claims, settings, progress, rule, noise)
+    certificate = judge.certificate()
     # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
     names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
     of_blocks = {each.name for each in claims}
@@ -169,7 +161,7 @@ def validate(
         for each in ([each for each in told if each.refuted] or told)  # the others may follow from what is refuted
     ]
     try:
-        return _judged(original, rewritten, claims, settings, progress, variants, certificate, known, rule, noise)
+        return judge.judged(certificate, known)
     except (ValidationError, LookupError, ValueError):
         # The file may be so wrong that it does not run; what is known already says more than that.
         if not known:
@@ -193,99 +185,158 @@ def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
     )
 
 
-def _judged(
-    original: LoadedModel,
-    rewritten: LoadedModel,
-    claims: Sequence[Claim],
-    settings: Settings,
-    progress: Progress,
-    variants: Variants,
-    certificate: Certificate,
-    known: Sequence[str],
-    rule: Rule,
-    noise: Sequence[Point],
-) -> Validation:
-    by_blocks = settings.by_blocks(max(original.size, rewritten.size))
-    old, new = Side.of(original), Side.of(rewritten)
-    named = old if variants.lowered is None or variants.lowered.proto is original.proto else Side.of(variants.lowered)
-    # The certificate is about the original's outputs; what else a block shows is tested.
-    tested = tuple(claim for claim in claims if claim.exposed or claim.name in certificate.left)
-    ways = tuple(Way(name, optimise) for name in settings.providers for optimise in (False, True))
-    both = (
-        tuple(dict.fromkeys((*ways, CPU))) if any(parse_provider(n).name != "cpu" for n in settings.providers) else ways
-    )
-    wide = original.size <= CHEAP
-    longest = 0 if variants.alone is None else max((claim.longest or 0 for claim in claims), default=0)
-    taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
-    watched = dict(_domains(claims, certificate))
-    read = tuple(dict.fromkeys(name for names in taps.values() for name in names))
-    inside = (read, tuple(watched))
-    # What is certified needs few inputs; blocks to be tested, and pre-activations that must stay in a domain, need all.
-    cases = cases_of(original, settings, longest, few=certificate.certified and not watched)
-    try:
-        own = inside if named is old else ((), ())
-        wanted = Wanted(both, *own, wide=wide, may_refuse=True, what="the original")
-        before = run_accepted(old, cases, wanted, settings, progress, by_blocks=by_blocks)
-        if named is not old:
-            # Only the lowered form, which computes the same, has the tensors under these names.
-            wanted = Wanted(both[:1], *inside, what="the original")
-            found = run_model(named, before.cases, wanted, progress, by_blocks=by_blocks)
-            before = replace(before, taps=found.taps, reached=found.reached)
-    except NoCases:
-        raise
-    except ValidationError as error:
-        raise ValidationError(_refused(original, error)) from error
-    try:
-        wanted = Wanted(ways, wide=wide, what="the rewritten model")
-        after = run_model(new, before.cases, wanted, progress, by_blocks=by_blocks)
-    except ValidationError as error:
-        raise ValidationError(f"the rewritten model does not run: {error}") from error
-    points = noise_points(certificate, tested, noise)
-    noisy = _with_noise(original, before.cases, points, settings.providers, progress, by_blocks=by_blocks)
-    rounding: dict[str, list[Results]] = {}
-    coarsest = max(points, key=lambda point: point.error).tensor if points else ""
-    names = {claim.output: claim.name for claim in claims}
-    judged = {name: _judgements(name, before, after, noisy.get(name, []), rule) for name in settings.providers}
-    vague = any(each.proves_nothing for found in judged.values() for each in found.values())
-    if vague and any(point.error for point in points):
-        # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-        exact = [replace(point, error=0.0) for point in points]
-        rounding = _with_noise(original, before.cases, exact, settings.providers, progress, by_blocks=by_blocks)
-    apart = new if variants.alone is None else Side.of(variants.alone)
-    blocks = []
-    for number, claim in enumerate(tested):
-        progress(f"testing {claim.name}", number, len(tested))
-        seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
-        blocks.append(tested_block(named, apart, claim, seen, ways, settings.seed))
-    runs = {
-        name: _provider(
-            name,
-            before,
-            after,
-            found,
-            _judgements(name, before, after, rounding[name], rule) if name in rounding else {},
-            names.get(coarsest, coarsest),
+@dataclass(frozen=True)
+class _Judge:
+    """The arguments of `validate`; `named` is the form of the original whose tensors the claims name."""
+
+    original: LoadedModel
+    rewritten: LoadedModel
+    named: LoadedModel
+    alone: LoadedModel | None
+    claims: Sequence[Claim]
+    settings: Settings
+    progress: Progress
+    rule: Rule
+    noise: Sequence[Point]
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether neither model is ever loaded as a whole."""
+        return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
+
+    def certificate(self) -> Certificate:
+        """What is proved for every input."""
+        held = {
+            each.output: Claimed(
+                min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
+                each.domain if np.isfinite(each.domain) else None,
+                each.inputs,
+            )
+            for each in self.claims
+        }
+        # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
+        judged, blocks = self.alone or self.rewritten, replaced(self.claims)
+        found = certify(self.original, judged, claims=held, blocks=blocks)
+        if not found.certified and self.claims and self.named is not self.original:
+            # The names of the blocks are those of the lowered form, which must then be the same as the original.
+            second = certify(self.named, judged, claims=held, blocks=blocks)
+            found = second if certify(self.original, self.named).certified else found
+        if self.alone is not None:
+            found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
+        return found
+
+    def judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
+        """The verdict; `known` are the failures so far."""
+        providers, claims = self.settings.providers, self.claims
+        old, named = Side.of(self.original), Side.of(self.named)
+        # The certificate is about the original's outputs; what else a block shows is tested.
+        tested = tuple(claim for claim in claims if claim.exposed or claim.name in certificate.left)
+        ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
+        further = (CPU,) if any(parse_provider(name).name != "cpu" for name in providers) else ()
+        longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
+        taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
+        watched = dict(_domains(claims, certificate))
+        # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
+        cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
+        again = tuple(Way(name, optimise=False, again=True) for name in providers)
+        inside = Wanted(
+            tuple(dict.fromkeys((*ways, *further, *again))),
+            tuple(dict.fromkeys(name for names in taps.values() for name in names)),
+            tuple(watched),
+            wide=self.original.size <= CHEAP,
+            what="the original",
         )
-        for name, found in judged.items()
-    }
-    failures = [
-        *known,
-        *(failure for block in blocks for failure in block.failures),
-        *_beyond(watched, before),
-        *(failure for each in runs.values() for failure in each.failures),
-    ]
-    return Validation(
-        passed=not failures,
-        certificate=certificate,
-        providers=runs,
-        blocks=tuple(blocks),
-        cases=tuple(case.name for case in before.cases),
-        skipped=before.skipped,
-        failures=tuple(dict.fromkeys(failures)),
-        by_blocks=by_blocks,
-        segments=(before.segments, after.segments),
-        notes=tuple(_notes(runs, certified=certificate.certified)),
-    )
+        first = replace(inside, may_refuse=True)
+        if self.named is self.original:
+            before = self._accepted(old, cases, first)
+        else:
+            # Only the lowered form, which computes the same, has the tensors under these names.
+            before = self._accepted(old, cases, replace(first, taps=(), watched=()))
+            there = self._run(named, before.cases, replace(inside, ways=inside.ways[:1], wide=False))
+            before = replace(before, taps=there.taps, reached=there.reached)
+        try:
+            wanted = Wanted(ways, wide=inside.wide, what="the rewritten model")
+            after = self._run(Side.of(self.rewritten), before.cases, wanted)
+        except ValidationError as error:
+            raise ValidationError(f"the rewritten model does not run: {error}") from error
+        points = noise_points(certificate, tested, self.noise)
+        left_out = gaps(before)
+        before, after = without(before, left_out), without(after, left_out)
+        judged = self._judgements(before, after, points, left_out)
+        strict = judged
+        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
+            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points], left_out)
+        coarsest = max(points, key=lambda point: point.error).tensor if points else ""
+        coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
+        blocks = []
+        for number, claim in enumerate(tested):
+            self.progress(f"testing {claim.name}", number, len(tested))
+            seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
+            apart = Side.of(self.alone or self.rewritten)
+            blocks.append(tested_block(named, apart, claim, seen, ways, self.settings.seed))
+        runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
+        failures = [
+            *known,
+            *(failure for block in blocks for failure in block.failures),
+            *_beyond(watched, before),
+            *(failure for each in runs.values() for failure in each.failures),
+        ]
+        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
+        rest = "the certificate" if certificate.certified else "the tests of the blocks"
+        notes = [*told(before, left_out)]
+        nothing = (
+            f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
+            f"verdict rests on {rest}"
+        )
+        return Validation(
+            passed=not failures,
+            certificate=certificate,
+            providers=runs,
+            blocks=tuple(blocks),
+            cases=tuple(case.name for case in before.cases),
+            skipped=before.skipped,
+            failures=tuple(dict.fromkeys(failures)),
+            by_blocks=self.by_blocks,
+            segments=(before.segments, after.segments),
+            notes=(*notes, nothing) if empty else tuple(notes),
+        )
+
+    def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
+        return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
+
+    def _accepted(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
+        return run_accepted(side, cases, wanted, self.settings, self.progress, by_blocks=self.by_blocks)
+
+    def _judgements(
+        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
+    ) -> dict[tuple[Way, str], Judgement]:
+        """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
+        proto, prefix = nudged(self.original.proto, points)
+        noisy: dict[str, list[Results]] = {}
+        drawn = [
+            Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)})
+            for draw in DRAWS
+            for case in (before.cases if prefix else ())
+        ]
+        if drawn:
+            side = Side.of(replace(self.original, proto=proto, path=None))
+            plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
+            starts = range(0, len(drawn), len(before.cases))
+            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            with suppress(ValidationError):
+                ran = self._run(side, drawn, Wanted(plain, what="the original with noise"))
+                ran = without(ran, [*left_out] * len(DRAWS))
+                for way in plain:
+                    found = ran.ways[way].results
+                    noisy[way.provider] = [found[start : start + len(before.cases)] for start in starts]
+        judged = {}
+        for way in after.ways:
+            own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
+            variants = [optimised, *noisy.get(way.provider, ())]
+            for output in own[0]:
+                judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
+        return judged
 
 
 def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:
@@ -317,22 +368,7 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
     """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    cases = make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
-    if not few:
-        return cases
-    # The first, and the two smallest of the others, are all that a certified model needs.
-    others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
-    return (*cases[:1], *others[:2])
-
-
-_COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
-    "--accuracy, or keep the products of gates in the graph with --gate product"
-)
-
-
-class NoCases(ValidationError):  # noqa: N818 - says what is missing
-    """The original accepts none of the inputs."""
+    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
 
 
 def run_accepted(
@@ -343,15 +379,18 @@ def run_accepted(
     Raises:
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
-    runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
-    if runs.cases:
-        return runs
-    others = other_cases(side.model, settings)
-    if others:
-        return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
+    try:
+        runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
+        if runs.cases:
+            return runs
+        others = other_cases(side.model, settings)
+        if others:
+            return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
+    except ValidationError as error:
+        raise ValidationError(_refused(side.model, error)) from error
     tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
     more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
-    raise NoCases(
+    raise ValidationError(
         f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
         f"with --dim ({runs.skipped[0]})"
     )
@@ -410,41 +449,10 @@ def noise_points(
     return tuple(unique.values())
 
 
-def _with_noise(
-    original: LoadedModel,
-    cases: Sequence[Case],
-    points: Sequence[Point],
-    providers: Sequence[str],
-    progress: Progress,
-    *,
-    by_blocks: bool,
-) -> dict[str, list[Results]]:
-    """By provider, the original's results with noise at the outputs of the blocks, draw by draw."""
-    proto, prefix = nudged(original.proto, points)
-    if not prefix:
-        return {}
-    side = Side.of(replace(original, proto=proto, path=None))
-    drawn = [Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)}) for draw in DRAWS for case in cases]
-    ways = tuple(Way(name, optimise=False) for name in providers)
-    try:
-        runs = run_model(side, drawn, Wanted(ways, what="the original with noise"), progress, by_blocks=by_blocks)
-    except ValidationError:
-        return {}  # then what optimisation changes in the original is all that is known of its rounding
-    starts = range(0, len(drawn), len(cases))
-    return {way.provider: [runs.ways[way].results[k : k + len(cases)] for k in starts] for way in ways}
-
-
-def _judgements(
-    name: str, before: ModelRuns, after: ModelRuns, noisy: Sequence[Results], rule: Rule
-) -> dict[tuple[Way, str], Judgement]:
-    """The rule on every output, without and with optimisation."""
-    plain, optimised = (before.ways[Way(name, optimise)].results for optimise in (False, True))
-    ways = Way(name, optimise=False), Way(name, optimise=True)
-    return {
-        (way, output): rule(output, plain, [optimised, *noisy], after.ways[way].results)
-        for way in ways
-        for output in plain[0]
-    }
+_COARSE = (
+    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "--accuracy, or keep the products of gates in the graph with --gate product"
+)
 
 
 def _provider(
@@ -452,39 +460,41 @@ def _provider(
     before: ModelRuns,
     after: ModelRuns,
     judged: Mapping[tuple[Way, str], Judgement],
-    by_rounding: Mapping[tuple[Way, str], Judgement],
+    strict: Mapping[tuple[Way, str], Judgement],
     coarsest: str,
 ) -> ProviderRun:
     """What the runs on one provider show.
 
-    `by_rounding` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest`
-    is the largest: they decide about numbers of which `judged` proves nothing.
+    `strict` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest` is the
+    largest: they decide about numbers of which `judged` proves nothing.
     """
-    optimised = before.ways[Way(name, optimise=True)]
+    old, new = (runs.ways[Way(name, optimise=True)] for runs in (before, after))
     failures: list[str] = []
     found: dict[str, Judgement] = {}
     for (way, output), each in judged.items():
-        strict = by_rounding.get((way, output), each)
-        if each.proves_nothing and not strict.holds and is_float(optimised.results[0][output].dtype):
-            failures.append(f"output {output} {strict.reason} on {way}; {_COARSE.format(coarsest)}")
+        if way.provider != name:
+            continue
+        exact = strict[way, output]
+        if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
+            failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
         elif not each.holds:
             failures.append(f"output {output} {each.reason} on {way}")
         if output not in found or each.error > found[output].error:
             found[output] = each
-    rewritten = after.ways[Way(name, optimise=True)]
-    fallen, there = _fallen(optimised, rewritten)
-    outputs = _statistics(optimised.results, rewritten.results)
+    outputs = _statistics(old.results, new.results)
     for output, stats in outputs.items():
         nothing = uncompared(stats)
         failures += [] if nothing is None else [f"nothing could be compared: output {output} {nothing}"]
+    told = old.cpu_nodes is not None and new.cpu_nodes is not None
+    fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
     return ProviderRun(
         outputs=outputs,
         compared=found,
         error_ratio=_error_ratio(before, after, name),
-        load_seconds=(optimised.load_seconds, rewritten.load_seconds),
-        cpu_nodes=fallen,
-        cpu_nodes_of_original=there,
-        control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, optimised.results),
+        load_seconds=(old.load_seconds, new.load_seconds),
+        cpu_nodes=tuple(node for node in fallen if told and node not in there),
+        cpu_nodes_of_original=len(there) if told else None,
+        control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, old.results),
         failures=tuple(dict.fromkeys(failures)),
     )
 
@@ -513,22 +523,6 @@ def _gap(results: Results, truth: Results, output: str) -> float:
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
     return {name: compare(name, *([case[name] for case in side] for side in (old, new))) for name in old[0]}
-
-
-def _fallen(before: Ran, after: Ran) -> tuple[tuple[str, ...], int | None]:
-    """CPU nodes of the rewritten model that are not CPU nodes of the original, and the number of the latter."""
-    if before.cpu_nodes is None or after.cpu_nodes is None:
-        return (), None
-    there = set(before.cpu_nodes)
-    return tuple(node for node in after.cpu_nodes if node not in there), len(before.cpu_nodes)
-
-
-def _notes(runs: Mapping[str, ProviderRun], *, certified: bool) -> Iterator[str]:
-    """Outputs on which the run proves nothing, since rounding moves the original's own as far as they are large."""
-    names = dict.fromkeys(name for each in runs.values() for name, c in each.compared.items() if c.proves_nothing)
-    if names:
-        rest = "the verdict rests on the certificate" if certified else "the verdict rests on the tests of the blocks"
-        yield f"the run proves nothing about {', '.join(names)}: rounding alone moves it as far as it is large; {rest}"
 
 
 def _refused(original: LoadedModel, error: ValidationError) -> str:

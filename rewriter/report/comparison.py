@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.compare.depth import Fault, Measured
@@ -16,7 +15,7 @@ from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
-from rewriter.report.report import Result, plain_data, write_json
+from rewriter.report.report import Result, plain_data
 
 SCHEMA_VERSION = 1
 """Incremented if a field changes its meaning or is removed; new fields may be added without that."""
@@ -31,8 +30,6 @@ class Comparison(Result):
     Attributes:
         a: path of A, the original.
         b: path of B.
-        verdict: `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B
-            agrees with A on the inputs that were run; `different`.
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         graph: the differences between the files; None if they were not asked for.
         validation: the certificate, the runs and the tests of blocks; None if nothing was run.
@@ -45,12 +42,10 @@ class Comparison(Result):
         failures: the checks that failed, in words.
         notes: remarks.
         seconds: time by step.
-        exit_status: 0 if B is the same or agrees, 1 if it differs.
     """
 
     a: str
     b: str
-    verdict: Verdict = "agrees"
     signature: tuple[str, ...] = ()
     graph: GraphDifference | None = None
     validation: Validation | None = None
@@ -63,7 +58,22 @@ class Comparison(Result):
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    exit_status: ExitStatus = ExitStatus.CONVERTED
+
+    @property
+    def verdict(self) -> Verdict:
+        """What was found.
+
+        `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B agrees
+        with A on the inputs that were run; `different`.
+        """
+        if self.failures:
+            return "different"
+        return "same" if self.validation is None or self.validation.certified else "agrees"
+
+    @property
+    def exit_status(self) -> ExitStatus:  # type: ignore[override]
+        """0 if B is the same or agrees, 1 if it differs."""
+        return ExitStatus.VALIDATION_FAILED if self.failures else ExitStatus.CONVERTED
 
     @property
     def same(self) -> bool:
@@ -98,34 +108,19 @@ class Comparison(Result):
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
         first = self.first_exceeding
-        graph = None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)}
-        taps = None if self.taps is None else [_measured(each) for each in self.taps]
-        isolated = None if self.isolated is None else [_measured(each) for each in self.isolated]
+        taps, isolated = (
+            None if found is None else [{**plain_data(each), "exceeds": each.exceeds} for each in found]
+            for found in (self.taps, self.isolated)
+        )
         return {
             "version": SCHEMA_VERSION,
             **plain_data(replace(self, graph=None, taps=None, isolated=None)),
+            "verdict": self.verdict,
             "exit_status": int(self.exit_status),
             "error_ratio": plain_data(self.error_ratio),
-            "graph": graph,
+            "graph": None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)},
             "taps": taps,
             "isolated": isolated,
-            "first_exceeding": None if first is None else first.boundary.label,
+            "first_exceeding": None if first is None else first.label,
             "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
         }
-
-    def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
-        write_json(path, self.to_json())
-
-
-def _measured(each: Measured) -> dict[str, Any]:
-    boundary, found = each.boundary, each.found
-    return {
-        "label": boundary.label,
-        "tensor": boundary.tensor,
-        "kind": boundary.kind,
-        "magnitude": plain_data(each.magnitude),
-        "found": plain_data(found),
-        "obstacle": each.obstacle,
-        "exceeds": each.exceeds,
-    }

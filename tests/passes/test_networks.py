@@ -48,7 +48,7 @@ def largest_difference(model: onnx.ModelProto, architecture: str, form: str) -> 
     plan = planned(model, form)
     whole = planned(model, "whole")
     assert whole.whole is not None
-    entry, last = whole.whole.route.entry, str(whole.views[0].nodes[max(whole.whole.sums)].output[0])
+    entry, last = whole.whole.entry, str(whole.views[0].nodes[max(whole.whole.sums)].output[0])
     fed = feeds(model, 0, 2, 9)
     made, embedded = tensors(apply(plan), fed), tensors(model, fed)[entry]
     batch, count, width = embedded.shape

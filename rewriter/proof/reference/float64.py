@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,9 @@ _EXACT = {
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 }  # fmt: skip
 
-Values = dict[str, Array]
+Operands = Sequence[Array | None]
+Outputs = Sequence[Array | None]
+Compute = Callable[[Operands], Outputs]
 Read = Callable[[TensorProto], Array]
 """The values of a tensor, widened. Raises NoReference."""
 
@@ -82,13 +84,13 @@ class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does wi
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A model in float64: steps in order, each with the names that nothing behind it reads."""
+    """A model in float64: nodes in order, each with what computes it and the names that nothing behind it reads."""
 
     constants: Mapping[str, Array]
-    steps: Sequence[tuple[Step, Sequence[str]]]
+    steps: Sequence[tuple[onnx.NodeProto, Compute, Sequence[str]]]
     outputs: Sequence[str]
 
-    def run(self, feeds: Mapping[str, Array]) -> Values:
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model on the original's inputs, whose floats are widened.
 
         Returns:
@@ -98,14 +100,20 @@ class Reference:
             NoReference: an operator cannot be computed on these feeds.
         """
         # An input may override the initializer of its name.
-        values: Values = {**self.constants, **{name: _widened(array) for name, array in feeds.items()}}
-        for step, dead in self.steps:
-            made = step.run(values)
-            for name, value in made.items():
+        values = {**self.constants, **{name: _widened(array) for name, array in feeds.items()}}
+        for node, compute, dead in self.steps:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = compute([values[name] if name else None for name in node.input])
+            for name, value in zip(node.output, made, strict=False):
+                if not name or value is None:
+                    continue
+                values[name] = found = np.asarray(value)
                 # A kernel that silently computes in float32 would make the truth as inexact as the model.
-                if is_float(value.dtype) and value.dtype != np.float64:
-                    raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
-            values.update(made)
+                if is_float(found.dtype) and found.dtype != np.float64:
+                    raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {found.dtype} only")
+            if not all(name in values for name in node.output if name):
+                raise NoReference(f"{one_line(label(node), 120)} gives not all of its outputs")
             for name in dead:
                 values.pop(name, None)
         return {name: values[name] for name in self.outputs}
@@ -130,27 +138,22 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     constants = {tensor.name: read(tensor) for tensor in model.graph.initializer}
     outputs = [value.name for value in model.graph.output]
-    nodes: list[onnx.NodeProto] = []
-    # A dead operator without a float64 form does not matter.
-    wanted, needed = set(outputs), list[onnx.NodeProto]()
+    last = dict.fromkeys(outputs, -1)
+    needed: list[onnx.NodeProto] = []
     for node in reversed(model.graph.node):
-        if wanted.intersection(node.output):
+        if last.keys() & {*node.output}:  # a dead operator without a float64 form does not matter
             needed.append(node)
-            wanted.update(reads(node))
+            for name in reads(node):
+                last.setdefault(name, id(node))
+    steps = []
     for node in reversed(needed):
         if key_of(node) == ("", "Constant"):
             constants[node.output[0]] = _constant(node, read)
         else:
-            nodes.append(_widened_node(node, read))
-    steps = _steps(nodes, outputs, model.opset_import)
-    last = {
-        name: place for place, step in enumerate(steps) for node in step.nodes for name in (*reads(node), *node.output)
-    }
-    dead: list[list[str]] = [[] for _ in steps]
-    for name, place in last.items():
-        if name not in outputs:
-            dead[place].append(name)
-    return Reference(constants, list(zip(steps, dead, strict=True)), outputs)
+            dead = [name for name in (*reads(node), *node.output) if last.get(name, id(node)) == id(node)]
+            wide = _widened_node(node, read)
+            steps.append((wide, _computing(wide, model.opset_import), dead))
+    return Reference(constants, steps, outputs)
 
 
 # -- widening --------------------------------------------------------------------------------------------------------
@@ -203,138 +206,84 @@ def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
     return wide
 
 
-# -- steps -----------------------------------------------------------------------------------------------------------
-
-_Opsets = Sequence[onnx.OperatorSetIdProto]
+# -- operators --------------------------------------------------------------------------------------------------------
 
 
-def _steps(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], opsets: _Opsets) -> list[Step]:
-    """Consecutive operators with double kernels form one step, every other operator a step of its own."""
-    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
-    last |= dict.fromkeys(outputs, len(nodes))
-    steps: list[Step] = []
-    group: list[onnx.NodeProto] = []
+def _computing(node: onnx.NodeProto, opsets: Sequence[onnx.OperatorSetIdProto]) -> Compute:
+    """What computes an operator: the first that can for the types that flow in. Raises NoReference."""
+    (domain, name), what = key_of(node), one_line(label(node), 120)
+    ways: list[tuple[str, Compute]] = []
+    # onnxruntime gives the mean and the deviation of a LayerNormalization in float32.
+    if (
+        not domain
+        and name in KERNELS
+        and (name != "LayerNormalization" or len([each for each in node.output if each]) == 1)
+    ):
+        ways.append(("onnxruntime", _by_kernel(node, opsets)))
+    if (form := NUMPY_OPERATORS.get((domain, name))) is not None:
+        ways.append(("numpy", partial(_in_numpy, node, form)))
+    elif not domain and name in EVALUATED:
+        ways.append(("onnx's reference evaluator", partial(_by_onnx, node, opsets)))
+    if not ways:
+        raise NoReference(f"{what} has no known float64 form")
 
-    def close(end: int) -> None:
-        if group:
-            gives = [name for node in group for name in node.output if name and last.get(name, -1) >= end]
-            steps.append(_Kernels(list(group), gives, opsets))
-            group.clear()
-
-    for place, node in enumerate(nodes):
-        if _has_kernel(node):
-            group.append(node)
-        else:
-            close(place)
-            steps.append(_single(node, opsets))
-    close(len(nodes))
-    return steps
-
-
-def _has_kernel(node: onnx.NodeProto) -> bool:
-    if key_of(node)[0] or node.op_type not in KERNELS:
-        return False
-    # onnxruntime gives the mean and the deviation in float32.
-    return node.op_type != "LayerNormalization" or len([each for each in node.output if each]) == 1
-
-
-@dataclass(eq=False)
-class _Kernels:
-    """Operators that onnxruntime runs together, in a session per combination of the types that flow in.
-
-    Whether a kernel exists depends on these types, so only the first run tells: if the operators do not load, each of
-    them is tried alone, and computed in another way where that fails too.
-    """
-
-    nodes: Sequence[onnx.NodeProto]
-    gives: Sequence[str]
-    opsets: _Opsets
-    _sessions: dict[tuple[tuple[str, int], ...], Session] = field(default_factory=dict)
-    _alone: Sequence[Step] = ()
-
-    def run(self, values: Values) -> Values:
-        """Raises NoReference."""
-        if not self._alone:
-            made = {name for node in self.nodes for name in node.output}
-            read = dict.fromkeys(name for node in self.nodes for name in reads(node) if name not in made)
-            fed = {name: values[name] for name in read}
-            kinds = tuple((name, elem_type_of(value)) for name, value in fed.items())
+    def compute(values: Operands) -> Outputs:
+        for way, each in ways:
             try:
-                if kinds not in self._sessions:
-                    threads = 1 if sum(value.size for value in fed.values()) <= _SMALL else 0
-                    self._sessions[kinds] = open_session(self._model(kinds), optimise=False, threads=threads)
-            except ValidationError:
-                several = len(self.nodes) > 1
-                self._alone = [
-                    _Kernels([node], [name for name in node.output if name], self.opsets)
-                    if several
-                    else _single(node, self.opsets)
-                    for node in self.nodes
-                ]
-            else:
-                try:
-                    return self._sessions[kinds].run(fed)
-                except ValidationError as error:
-                    raise NoReference(f"onnxruntime cannot run it in float64: {one_line(error, 160)}") from error
-        known = dict(values)
-        for step in self._alone:
-            known.update(step.run(known))
-        return {name: known[name] for name in self.gives}
+                return each(values)
+            except _NoKernelError:
+                continue
+            except MemoryError:
+                raise  # not the operator's fault: reporting that it has no float64 form would be wrong
+            except Exception as error:
+                raise NoReference(f"{way} cannot run {what}: {one_line(error, 160)}") from error
+        raise NoReference(f"{what} has no known float64 form")
 
-    def _model(self, kinds: Sequence[tuple[str, int]]) -> onnx.ModelProto:
-        # Constants are fed too, so that steps share them.
-        inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
-        outputs = [onnx.ValueInfoProto(name=name) for name in self.gives]
-        graph = helper.make_graph(self.nodes, "part", inputs, outputs)
-        return helper.make_model(graph, opset_imports=self.opsets, ir_version=10)
+    return compute
 
 
-@dataclass(frozen=True, eq=False)
-class _Single:
-    """An operator by itself."""
-
-    nodes: Sequence[onnx.NodeProto]
-    way: str
-    compute: Callable[[Values], Sequence[Array | None]]
-
-    def run(self, values: Values) -> Values:
-        """Raises NoReference."""
-        (node,) = self.nodes
-        failed = f"{self.way} cannot run {one_line(label(node), 120)}"
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                outputs = self.compute(values)
-        except MemoryError:
-            raise  # not the operator's fault: reporting that it has no float64 form would be wrong
-        except Exception as error:
-            raise NoReference(f"{failed}: {one_line(error, 160)}") from error
-        made = zip(node.output, outputs, strict=False)
-        found = {name: np.asarray(value) for name, value in made if name and value is not None}
-        if not all(name in found for name in node.output if name):
-            raise NoReference(f"{failed}: not all of its outputs")
-        return found
+class _NoKernelError(Exception):
+    """onnxruntime has no kernel of an operator for these types."""
 
 
-Step = _Kernels | _Single
+def _by_kernel(node: onnx.NodeProto, opsets: Sequence[onnx.OperatorSetIdProto]) -> Compute:
+    """By onnxruntime; whether a kernel exists depends on the types that flow in."""
+    plain = onnx.NodeProto(op_type=node.op_type, attribute=node.attribute)
+    plain.input.extend(f"i{place}" if name else "" for place, name in enumerate(node.input))
+    plain.output.extend(f"o{place}" if name else "" for place, name in enumerate(node.output))
+    content = plain.SerializeToString(deterministic=True)
+    version = next(each.version for each in opsets if not each.domain or each.domain == "ai.onnx")
+
+    def compute(values: Operands) -> Outputs:
+        fed = {name: value for name, value in zip(plain.input, values, strict=True) if value is not None}
+        small = sum(value.size for value in fed.values()) <= _SMALL
+        session = _kernel(content, tuple(map(elem_type_of, fed.values())), version, threads=1 if small else 0)
+        made = session.run(fed)
+        return [made.get(name) for name in plain.output]
+
+    return compute
 
 
-def _single(node: onnx.NodeProto, opsets: _Opsets) -> _Single:
-    """An operator in numpy or by onnx's evaluator. Raises NoReference."""
-    if (form := NUMPY_OPERATORS.get(key_of(node))) is not None:
-        return _Single([node], "numpy", partial(_in_numpy, node, form))
-    if key_of(node)[0] == "" and node.op_type in EVALUATED:
-        return _Single([node], "onnx's reference evaluator", partial(_by_onnx, node, opsets))
-    raise NoReference(f"{one_line(label(node), 120)} has no known float64 form")
+@lru_cache(maxsize=1024)
+def _kernel(content: bytes, kinds: Sequence[int], version: int, *, threads: int) -> Session:
+    node = onnx.NodeProto.FromString(content)
+    names = [name for name in node.input if name]
+    given = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, kinds, strict=True)]
+    graph = helper.make_graph([node], "node", given, [onnx.ValueInfoProto(name=name) for name in node.output if name])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
+    try:
+        return open_session(model, optimise=False, threads=threads)
+    except ValidationError as error:
+        raise _NoKernelError from error
 
 
-def _in_numpy(node: onnx.NodeProto, form: Operator, values: Values) -> Sequence[Array | None]:
-    made = form(attributes(node), *(values[name] if name else None for name in node.input))
+def _in_numpy(node: onnx.NodeProto, form: Operator, values: Operands) -> Outputs:
+    made = form(attributes(node), *values)
     return made if isinstance(made, tuple) else (made,)
 
 
-def _by_onnx(node: onnx.NodeProto, opsets: _Opsets, values: Values) -> Sequence[Array | None]:
-    feeds = {name: values[name] for name in node.input if name}
+def _by_onnx(node: onnx.NodeProto, opsets: Sequence[onnx.OperatorSetIdProto], values: Operands) -> Outputs:
+    feeds = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
     versions = {each.domain: each.version for each in opsets}
     found = iter(computed([node], feeds, [name for name in node.output if name], versions))
     return [next(found) if name else None for name in node.output]

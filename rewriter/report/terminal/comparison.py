@@ -150,8 +150,8 @@ def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Tab
 def _through_depth(taps: Sequence[Measured], names: tuple[str, str], *, verbose: bool) -> Table:
     """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
     first = next((each for each in taps if each.exceeds), None)
-    chosen = [each for each in taps if verbose or each is first or each.boundary.kind != "stream"]
-    if all(each.boundary.kind == "output" for each in chosen):
+    chosen = [each for each in taps if verbose or each is first or each.kind != "stream"]
+    if all(each.kind == "output" for each in chosen):
         chosen = list(taps)
     errors = columns("error", "largest value", f"rounding of {names[0]}", f"{names[1]} is off by", "allowed")
     heads = (Column("where", "name"), *errors, *([Column("")] if any(map(_remark, chosen)) else ()))
@@ -160,7 +160,7 @@ def _through_depth(taps: Sequence[Measured], names: tuple[str, str], *, verbose:
         style = "bold red" if each is first else "red" if each.exceeds else ""
         found = each.found
         known = (found.rounding, found.error, found.allowed) if isfinite(found.error) else (None,) * 3
-        values = (each.boundary.label, each.magnitude, *known, _remark(each))
+        values = (each.label, each.magnitude, *known, _remark(each))
         rows.append(tuple(Cell(value, style=style) for value in values[: len(heads)]))
     return Table("Errors through depth, as shares of the norm there", heads, tuple(rows))
 
@@ -176,23 +176,18 @@ def _tap_line(taps: Sequence[Measured]) -> Text:
     first = next((each for each in taps if each.exceeds), None)
     if first is None:
         return plain("every boundary is within its allowance")
-    return plain(f"first to exceed its allowance: {first.boundary.label}", "red")
+    return plain(f"first to exceed its allowance: {first.label}", "red")
 
 
 def _generation_lines(found: Generation, names: tuple[str, str]) -> Iterator[Text]:
     """How well the generated tokens agree."""
     how = f"through a cache of {counted(len(found.cache), 'tensor')}" if found.cache else "without a cache"
-    kl = f", KL at most {max(found.kl):.1e}" if found.kl else ""
     yield plain(
         f"generated {counted(found.steps, 'token')} of {counted(len(found.tokens), 'sequence')} {how}: "
-        f"{names[1]} agrees in {100 * found.agreement:.2f} % of choices{kl}"
+        f"{names[1]} agrees in {100 * found.agreement:.2f} % of choices"
     )
     if found.differences:
-        first = found.differences[0]
-        yield plain(
-            f"first difference: step {first.step}, token {first.other} instead of {first.chosen}, which leads by "
-            f"{first.margin:.1e}"
-        )
+        yield plain(f"first difference: {found.differences[0]}")
     if found.stopped:
         yield plain(f"generation stopped at {found.stopped}", "yellow")
 
@@ -244,7 +239,7 @@ def _blame(found: Comparison) -> str:
         more = f" and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
         return f"; guilty: {first.block}{part}{program}{more}"
     if found.first_exceeding is not None:
-        return f"; first to exceed its allowance: {found.first_exceeding.boundary.label}"
+        return f"; first to exceed its allowance: {found.first_exceeding.label}"
     return "" if found.isolated is not None else "; 'rewrite validate --bisect' names the guilty block"
 
 
@@ -347,15 +342,14 @@ def _times(found: Benchmark) -> Table:
     words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
     heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)))
+    return Table(title, heads, tuple(map(_time, found.times)))
 
 
 def _time(row: TimeRow) -> Row:
     over = row.over_original
     ratios = (f"{over.paired:.3f}", f"{over.low:.3f} to {over.high:.3f}", f"{over.of_fastest:.3f}") if over else ()
-    rate = None if row.tokens_per_second is None else round(row.tokens_per_second)
     times = (f"{row.milliseconds:.3f}", f"{row.low:.3f} to {row.high:.3f}")
-    return (row.inputs, row.provider, row.model, *times, *(ratios or (None, None, None)), rate)
+    return (row.inputs, row.provider, row.model, *times, *(ratios or (None, None, None)))
 
 
 def _models(found: Benchmark) -> Table:

@@ -36,7 +36,7 @@ def planned(model: onnx.ModelProto) -> Plan:
 def test_where_the_bias_tokens_enter(name: str) -> None:
     plan = planned(onnx.load(MODELS / f"{name}.onnx"))
     assert plan.whole is not None
-    assert plan.whole.route.entry == ENTRIES[name]
+    assert plan.whole.entry == ENTRIES[name]
     assert any(f"appended to '{ENTRIES[name]}'" in note for note in plan.notes)
 
 

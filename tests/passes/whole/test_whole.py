@@ -70,7 +70,7 @@ def check_against_the_theorems(model: onnx.ModelProto, architecture: str) -> Non
         for name, value in feeds(model, 0, 2, 11).items()
     }
     assert plan.whole is not None
-    made, embedded = tensors(result, fed), tensors(model, fed)[plan.whole.route.entry]
+    made, embedded = tensors(result, fed), tensors(model, fed)[plan.whole.entry]
     wide = made[f"{PREFIX}/{last_stream(plan)}/wide"]
     count, width = embedded.shape[1:]
     for batch, tokens in enumerate(embedded):
@@ -108,7 +108,7 @@ def nodes_of_network(model: onnx.ModelProto, plan: Plan) -> list[onnx.NodeProto]
     assert plan.whole is not None
     inferred = shape_inference.infer_shapes(model)
     view = view_model(inferred)
-    above = ancestors(view, frozenset([plan.whole.route.entry]), [f"{PREFIX}/{last_stream(plan)}/wide"])
+    above = ancestors(view, frozenset([plan.whole.entry]), [f"{PREFIX}/{last_stream(plan)}/wide"])
     return [
         view.nodes[index] for index in sorted(above) if view.type_of(view.nodes[index].output[0]).elem_type in FLOATS
     ]

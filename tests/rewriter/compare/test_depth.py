@@ -11,10 +11,10 @@ import pytest
 from onnx import numpy_helper
 
 from rewriter.compare import depth
-from rewriter.compare.depth import Bench, Boundary, Landmark, boundaries, groups, isolate, narrow, tap
+from rewriter.compare.depth import Bench, Boundary, boundaries, explained, groups, isolate, tap
 from rewriter.files.load import load_model
 from rewriter.graph.extract import upstream
-from rewriter.proof.claims import Side
+from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.nudge import Point
 from rewriter.proof.run import open_tapped
@@ -36,11 +36,17 @@ def labels(marks: Sequence[Boundary]) -> list[tuple[str, str]]:
 
 def test_blocks_are_named_and_what_lies_inside_is_left_out() -> None:
     a, b = sides(text_model(RESIDUAL), text_model(RESIDUAL))
-    block = Landmark("mlp", ("r",), ("e",), ("c",), "d")
+    block = Claim("mlp", ("c",), "d", ("r",), ("e",), 0.0, 1)
     assert labels(boundaries(a.main, b.main, [block])) == [
         ("input of mlp", "stream"),
         ("mlp", "block"),
         ("output out", "output"),
+    ]
+    inside = boundaries(a.main, b.main, [block], {"mlp": "relu"})
+    assert [(mark.tensor, mark.part, mark.program) for mark in inside[1:4]] == [
+        ("c", "the first linear operator", None),
+        ("d", "the heads", "relu"),
+        ("e", "the second linear operator", None),
     ]
 
 
@@ -61,7 +67,7 @@ def test_what_quantisers_read_is_a_boundary() -> None:
     model, other = (text_model(text) for text in (body, body.replace("a = Relu(x)", "a = Abs(x)")))
     a, b = sides(model, other)
     assert labels(boundaries(a.main, b.main, ())) == [("a", "stream"), ("output out", "output")]
-    named = boundaries(a.main, b.main, [Landmark("mlp", ("x",), ("out",), ("x",), "a")])
+    named = boundaries(a.main, b.main, [Claim("mlp", ("x",), "a", ("x",), ("out",), 0.0, 1)])
     assert labels(named)[0] == ("mlp, activation", "stream")
 
 
@@ -138,19 +144,19 @@ def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
     marks = STREAM
     bench = Bench(a, b, make_cases(a.model.proto), "cpu")
     found = isolate(bench, marks)
-    assert [each.boundary.tensor for each in found if each.exceeds] == ["s"]
+    assert [each.tensor for each in found if each.exceeds] == ["s"]
     innocent = [each for each in found if not each.exceeds]
     assert {each.found.error for each in innocent} == {0.0}
-    fault = narrow(bench, marks, next(each for each in found if each.exceeds))
-    assert (fault.tensor, fault.part) == ("c", None)
-    assert [cause.partition(" differs")[0] for cause in fault.causes] == ["weight V1"]
+    fault = explained(bench, marks, next(each for each in found if each.exceeds))
+    assert (fault.tensor, fault.part) == ("s", None)
+    assert fault.causes == ("weight V1 differs in 1 element, by up to 0.01 at [0, 0]",)
 
 
 def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
     other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": _two()})
     a, b = sides(text_model(RESIDUAL), other)
     marks = STREAM
-    found = {each.boundary.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu"), marks)}
+    found = {each.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu"), marks)}
     assert not found["r"].exceeds
     assert found["s"].exceeds
     assert "MatMul" in found["s"].obstacle

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.compare.depth import Boundary, Measured
+from rewriter.compare.depth import Measured
 from rewriter.compare.graphs import GraphDifference
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.certification import Certification
@@ -58,11 +58,10 @@ class Written(NamedTuple):
 
 WRITTEN: dict[type, Written] = {
     Report: Written(left=("before", "after", "rewritten"), entries=("version", "operators", "nodes", "bytes")),
-    Comparison: Written(properties=("error_ratio",), entries=("version", "first_exceeding")),
+    Comparison: Written(properties=("error_ratio", "verdict", "exit_status"), entries=("version", "first_exceeding")),
     Certification: Written(entries=("version",)),
     GraphDifference: Written(properties=("same",)),
-    Measured: Written(flat=("boundary",), properties=("exceeds",)),
-    Boundary: Written(left=("block",)),
+    Measured: Written(properties=("exceeds",)),
 }
 
 

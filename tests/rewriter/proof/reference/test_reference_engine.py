@@ -84,8 +84,8 @@ def _broken(_: Any, x: Array) -> Array:
     ("form", "reason"),
     [
         (_broken, r"^numpy cannot run own::Thing 'y': out of bounds$"),
-        (lambda _, x: (x,), r"^numpy cannot run own::Thing 'y': not all of its outputs$"),
-        (lambda _, x: (x, None), r"^numpy cannot run own::Thing 'y': not all of its outputs$"),
+        (lambda _, x: (x,), r"^own::Thing 'y' gives not all of its outputs$"),
+        (lambda _, x: (x, None), r"^own::Thing 'y' gives not all of its outputs$"),
     ],
 )
 def test_an_operator_that_fails(form: Any, reason: str, own: Callable[..., None]) -> None:
@@ -96,7 +96,7 @@ def test_an_operator_that_fails(form: Any, reason: str, own: Callable[..., None]
 
 def test_feeds_that_onnxruntime_refuses() -> None:
     model = parse("y = Gather(x, i)", signature="(float[2, 2] x, int64[1] i) => (float y)")
-    with pytest.raises(NoReference, match=r"^onnxruntime cannot run it in float64: .*Gather"):
+    with pytest.raises(NoReference, match=r"^onnxruntime cannot run Gather 'y': "):
         open_reference(model).run({"x": X, "i": np.array([5])})
 
 
