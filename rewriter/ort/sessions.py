@@ -193,7 +193,7 @@ def _run_bound(
     """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
     binding = session.io_binding()
     # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
-    held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+    held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # numbers stay so
     places = {name: _filled(over[name]) for name in wanted if name in over and over[name].dtype.kind not in "OUS"}
     for name, array in held.items():
         binding.bind_ortvalue_input(name, _value_of(array))
